@@ -1,0 +1,140 @@
+"""Files written aside, synced and renamed: what stands under a name is always whole, the old or the new.
+
+A kill at any moment leaves at worst a hidden leftover `.NAME.*.aside`, which `remove_leftovers` clears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transduce.errors import RunFolderError
+
+_SUFFIX = ".aside"
+_OLD = ".old.aside"  # a folder that is being replaced
+
+
+@contextlib.contextmanager
+def write_aside(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; what the body writes there replaces `path` in one rename.
+
+    The body writes a file, or makes a folder; it is synced to the disk before the rename, and the rename after it.
+    When the body or the disk fails, the temporary is removed and `path` is as before. A failure to write
+    (a full disk, a missing right) becomes a one-line `RunFolderError`; any other error of the body passes through.
+    """
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}")
+    try:
+        yield aside
+        _sync_all(aside)
+        _rename(aside, path)
+        _sync(path.parent)
+    except OSError as error:
+        _remove(aside)
+        if error.filename is not None and not _within(error.filename, path.parent):
+            raise  # the body stumbled over another file: not ours to explain
+        raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        _remove(aside)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` aside and rename; line ends stay as they are."""
+    _write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON with a final line end. Paths become strings; nan or infinity is a ValueError."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath)
+    # A file name that is not UTF-8 holds lone surrogates; as \udcXX they are JSON escapes and read back unchanged.
+    _write_bytes(path, (text + "\n").encode("utf-8", errors="backslashreplace"))
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; a missing or damaged file is a `RunFolderError` that names it."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing") from None
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise RunFolderError(f"{path} is damaged: {error}") from None
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Clear what killed writers left aside in `folder`; the number cleared. Only for who holds the folder's lock.
+
+    A folder whose replacement was cut short between its two renames gets its name back.
+    """
+    leftovers = sorted(Path(folder).glob(f".*{_SUFFIX}"))
+    for leftover in leftovers:
+        path = leftover.with_name(leftover.name[1:].removesuffix(_OLD))
+        if leftover.name.endswith(_OLD) and not path.exists():
+            os.rename(leftover, path)
+        else:
+            _remove(leftover)
+    return len(leftovers)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with write_aside(path) as aside:
+        aside.write_bytes(content)
+
+
+def _rename(aside: Path, path: Path) -> None:
+    """Put `aside` in the place of `path`. A folder with content takes two renames: the old one steps aside."""
+    if not (aside.is_dir() and path.is_dir()):
+        os.replace(aside, path)
+        return
+    old = path.with_name(f".{path.name}{_OLD}")
+    _remove(old)
+    os.rename(path, old)
+    try:
+        os.rename(aside, path)
+    except BaseException:
+        os.rename(old, path)
+        raise
+    _remove(old)
+
+
+def _sync_all(path: Path) -> None:
+    """Sync a file, or a folder with everything in it."""
+    assert path.exists(), f"nothing was written to {path}"
+    if path.is_dir():
+        for child in path.iterdir():
+            _sync_all(child)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Have the system put a file, or the names in a folder, on the disk."""
+    if os.name != "posix" and path.is_dir():
+        return  # only POSIX systems open folders
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _within(name: str | bytes | int, folder: Path) -> bool:
+    """Whether the file that an error names lies in `folder`."""
+    return not isinstance(name, int) and Path(os.fsdecode(name)).absolute().is_relative_to(folder.absolute())
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder that may not be there; a failure to do so never hides the error that led here."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
