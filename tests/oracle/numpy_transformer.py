@@ -1,0 +1,302 @@
+"""The Transformer of the paper in NumPy, float64, written from the equations and from nothing else.
+
+Slow and plain on purpose: one sentence at a time, one head at a time, no masks but a table of who may see whom, no
+dropout. It imports nothing of the project; `adapter.py` turns a model's weights into the names used here.
+
+Weights are a flat mapping. `encoder.0.self.query.weight` is `[out, in]` as in `y = W x + b`; a missing bias is zero.
+
+    src_embedding tgt_embedding output          [V, D]   (the same array where they are tied)
+    src_positions tgt_positions                 [P, D]   learned positions only
+    {encoder,decoder}.N.{self,cross}.{query,key,value,output}.{weight,bias}
+    {encoder,decoder}.N.feed_forward.{inner,gate,outer}.{weight,bias}     a convolution's weight: [out, in, kernel]
+    {encoder,decoder}.N.{self_norm,cross_norm,feed_forward_norm}.{weight,bias}
+    {encoder,decoder}.norm.{weight,bias}        pre-norm only
+
+Numbers in brackets are sections of Vaswani et al. 2017, *Attention Is All You Need*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Allowed = NDArray[np.bool_]
+Weights = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the oracle must know besides the weights."""
+
+    n_heads: int
+    n_kv_heads: int
+    n_encoder_layers: int
+    n_decoder_layers: int
+    residual: str = "post"
+    norm: str = "layer"
+    norm_epsilon: float = 1e-5
+    positions: str = "sinusoidal"
+    feed_forward: str = "plain"
+    activation: str = "relu"
+    projection: str = "full"
+
+
+# --- the functions of the equations ----------------------------------------------------------------------------------
+
+
+def softmax(scores: Array) -> Array:
+    """exp(x_i) / sum_j exp(x_j) over the last axis."""
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def log_softmax(scores: Array) -> Array:
+    """log(exp(x_i) / sum_j exp(x_j)) over the last axis."""
+    shifted = scores - scores.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def relu(x: Array) -> Array:
+    """max(0, x) (3.3)."""
+    return np.where(x > 0, x, 0.0)
+
+
+def gelu(x: Array) -> Array:
+    """x Phi(x), Phi the distribution function of the standard normal (Hendrycks and Gimpel 2016), exactly."""
+    return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
+
+
+def silu(x: Array) -> Array:
+    """x / (1 + exp(-x)) (Elfwing et al. 2017), written so that no power overflows."""
+    return x * 0.5 * (1.0 + np.tanh(x / 2.0))
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "silu": silu}
+
+
+def layer_norm(x: Array, weight: Array, bias: Array | float, epsilon: float) -> Array:
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016); the variance is the biased one."""
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * weight + bias
+
+
+def rms_norm(x: Array, weight: Array, bias: Array | float, epsilon: float) -> Array:
+    """x / sqrt(mean of squares + epsilon) * weight (Zhang and Sennrich 2019)."""
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight + bias
+
+
+NORMS = {"layer": layer_norm, "rms": rms_norm}
+
+
+def attention(query: Array, key: Array, value: Array, allowed: Allowed) -> tuple[Array, Array]:
+    """softmax(Q K^T / sqrt(d_k)) V of one head (3.2.1), and the weights; `allowed[t, s]`: query t may see key s.
+
+    A query that may see nothing gets zeros.
+    """
+    n_queries, d_k = query.shape
+    weights = np.zeros((n_queries, len(key)))
+    for t in range(n_queries):
+        seen = np.flatnonzero(allowed[t])
+        if len(seen):
+            weights[t, seen] = softmax(key[seen] @ query[t] / math.sqrt(d_k))
+    return weights @ value, weights
+
+
+def sinusoid(n_positions: int, d_model: int) -> Array:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same) (3.5)."""
+    table = np.zeros((n_positions, d_model))
+    for position in range(n_positions):
+        for column in range(d_model):
+            angle = position / 10000 ** ((column - column % 2) / d_model)
+            table[position, column] = math.cos(angle) if column % 2 else math.sin(angle)
+    return table
+
+
+def rotate(x: Array) -> Array:
+    """Rotary positions (Su et al. 2021, equation 15) on `x [T, K]`: pair i of position m turns by m / 10000^(2i / K).
+
+    A pair is (x_2i, x_2i+1), a complex number.
+    """
+    n_positions, width = x.shape
+    frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
+    turns = np.exp(1j * np.arange(n_positions)[:, None] * frequencies[None, :])
+    turned = (x[:, 0::2] + 1j * x[:, 1::2]) * turns
+    result = np.empty_like(x)
+    result[:, 0::2], result[:, 1::2] = turned.real, turned.imag
+    return result
+
+
+# --- the parts of the model -------------------------------------------------------------------------------------------
+
+
+def linear(x: Array, weights: Weights, name: str) -> Array:
+    """W x + b."""
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", np.float64(0))
+
+
+def heads_of(x: Array, weights: Weights, name: str, n_heads: int, projection: str) -> list[Array]:
+    """The projections of `x [T, D]`, one `[T, K]` a head (3.2.2).
+
+    full: head h has its own rows of the weight, and sees all of x.
+    shared: every head sees its own slice of x, all through the same [K, K] weight.
+    """
+    if projection == "shared":
+        return [linear(part, weights, name) for part in np.split(x, n_heads, axis=-1)]
+    return np.split(linear(x, weights, name), n_heads, axis=-1)
+
+
+def multi_head(
+    x: Array, memory: Array, weights: Weights, name: str, allowed: Allowed, options: Options, *, turn: bool
+) -> tuple[Array, Array]:
+    """Concat(head_1, ..., head_h) W^O (3.2.2) for `x [T, D]`, and the weights of all heads `[H, T, S]`.
+
+    With fewer heads of keys and values than of queries, neighbouring query heads share one (Ainslie et al. 2023).
+    `turn`: rotary positions on queries and keys.
+    """
+    n_heads, n_kv_heads = options.n_heads, options.n_kv_heads
+    d_head = x.shape[-1] // n_heads
+    queries = heads_of(x, weights, f"{name}.query", n_heads, options.projection)
+    if options.projection == "shared":
+        memory_of_heads = memory[:, : n_kv_heads * d_head]  # key head g sees the g-th slice
+        keys = heads_of(memory_of_heads, weights, f"{name}.key", n_kv_heads, "shared")
+        values = heads_of(memory_of_heads, weights, f"{name}.value", n_kv_heads, "shared")
+    else:
+        keys = heads_of(memory, weights, f"{name}.key", n_kv_heads, "full")
+        values = heads_of(memory, weights, f"{name}.value", n_kv_heads, "full")
+    outputs, maps = [], []
+    for head in range(n_heads):
+        group = head // (n_heads // n_kv_heads)
+        query, key = queries[head], keys[group]
+        if turn:
+            query, key = rotate(query), rotate(key)
+        output, weights_of_head = attention(query, key, values[group], allowed)
+        outputs.append(output)
+        maps.append(weights_of_head)
+    if options.projection == "shared":
+        outputs = [linear(part, weights, f"{name}.output") for part in outputs]
+        return np.concatenate(outputs, axis=-1), np.stack(maps)
+    return linear(np.concatenate(outputs, axis=-1), weights, f"{name}.output"), np.stack(maps)
+
+
+def convolve(x: Array, weights: Weights, name: str, *, causal: bool) -> Array:
+    """y_t = sum_j W_j x_(t + j - left) + b with zeros beyond the ends; `causal`: no j may point after t."""
+    weight = weights[f"{name}.weight"]
+    kernel = weight.shape[-1]
+    left = kernel - 1 if causal else (kernel - 1) // 2
+    result = np.zeros((len(x), weight.shape[0])) + weights.get(f"{name}.bias", np.float64(0))
+    for t in range(len(x)):
+        for j in range(kernel):
+            if 0 <= t + j - left < len(x):
+                result[t] += weight[:, :, j] @ x[t + j - left]
+    return result
+
+
+def feed_forward(x: Array, weights: Weights, name: str, options: Options, *, causal: bool) -> Array:
+    """plain: W2 f(W1 x + b1) + b2 (3.3); gated: W2 (f(Wg x) * (W1 x)) (Shazeer 2020); conv: both convolve (3.3)."""
+    f = ACTIVATIONS[options.activation]
+    if options.feed_forward == "conv":
+        inner = f(convolve(x, weights, f"{name}.inner", causal=causal))
+        return convolve(inner, weights, f"{name}.outer", causal=causal)
+    inner = linear(x, weights, f"{name}.inner")
+    inner = f(linear(x, weights, f"{name}.gate")) * inner if options.feed_forward == "gated" else f(inner)
+    return linear(inner, weights, f"{name}.outer")
+
+
+def normalise(x: Array, weights: Weights, name: str, options: Options) -> Array:
+    """The chosen norm with the weights under `name`."""
+    return NORMS[options.norm](
+        x, weights[f"{name}.weight"], weights.get(f"{name}.bias", np.float64(0)), options.norm_epsilon
+    )
+
+
+def embed(ids: NDArray[np.int64], weights: Weights, side: str, options: Options) -> Array:
+    """Embedding times sqrt(d_model) (3.4), plus the position's vector where positions are added (3.5)."""
+    table = weights[f"{side}_embedding"]
+    x = table[ids] * math.sqrt(table.shape[1])
+    if options.positions == "sinusoidal":
+        x = x + sinusoid(len(ids), table.shape[1])
+    if options.positions == "learned":
+        x = x + weights[f"{side}_positions"][: len(ids)]
+    return x
+
+
+def sublayer(x: Array, weights: Weights, name: str, options: Options, function: Callable[[Array], Array]) -> Array:
+    """post: LayerNorm(x + Sublayer(x)) (3.1); pre: x + Sublayer(LayerNorm(x))."""
+    if options.residual == "pre":
+        return x + function(normalise(x, weights, f"{name}_norm", options))
+    return normalise(x + function(x), weights, f"{name}_norm", options)
+
+
+def block(
+    x: Array, weights: Weights, at: str, options: Options, allowed: Allowed, memory: Array | None = None
+) -> Array:
+    """One block (3.1): self-attention, attention to `memory` where there is one (a decoder's block), feed-forward."""
+    turn = options.positions == "rotary"
+
+    def attend(y: Array) -> Array:
+        return multi_head(y, y, weights, f"{at}.self", allowed, options, turn=turn)[0]
+
+    def attend_to_memory(y: Array) -> Array:
+        everything = np.ones((len(y), len(memory)), dtype=bool)
+        return multi_head(y, memory, weights, f"{at}.cross", everything, options, turn=False)[0]
+
+    def transform(y: Array) -> Array:
+        return feed_forward(y, weights, f"{at}.feed_forward", options, causal=memory is not None)
+
+    x = sublayer(x, weights, f"{at}.self", options, attend)
+    if memory is not None:
+        x = sublayer(x, weights, f"{at}.cross", options, attend_to_memory)
+    return sublayer(x, weights, f"{at}.feed_forward", options, transform)
+
+
+def encode(src: NDArray[np.int64], weights: Weights, options: Options) -> Array:
+    """The encoder (3.1) on one sentence without padding: `src [S]` to `memory [S, D]`."""
+    x = embed(src, weights, "src", options)
+    everything = np.ones((len(src), len(src)), dtype=bool)
+    for n in range(options.n_encoder_layers):
+        x = block(x, weights, f"encoder.{n}", options, everything)
+    return normalise(x, weights, "encoder.norm", options) if options.residual == "pre" else x
+
+
+def decode(tgt: NDArray[np.int64], memory: Array, weights: Weights, options: Options) -> Array:
+    """The decoder (3.1) on one sentence without padding: `tgt [T]` and `memory [S, D]` to `hidden [T, D]`."""
+    x = embed(tgt, weights, "tgt", options)
+    past = np.tril(np.ones((len(tgt), len(tgt)), dtype=bool))
+    for n in range(options.n_decoder_layers):
+        x = block(x, weights, f"decoder.{n}", options, past, memory)
+    return normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x
+
+
+def transformer(src: NDArray[np.int64], tgt: NDArray[np.int64], weights: Weights, options: Options) -> Array:
+    """Logits `[T, V]` of one pair without padding: `src [S]`, `tgt [T]` (the decoder's input)."""
+    return decode(tgt, encode(src, weights, options), weights, options) @ weights["output"].T
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def label_smoothed(logits: Array, gold: NDArray[np.int64], smoothing: float) -> tuple[float, float]:
+    """Sums over positions of the cross-entropy with smoothed targets (5.4; Szegedy et al. 2015), and of -log p(gold).
+
+    The target distribution of a position is (1 - smoothing) on the gold token plus smoothing / V on every token, the
+    gold one included.
+    """
+    log_p = log_softmax(logits)
+    n_tokens, vocab_size = log_p.shape
+    target = np.full((n_tokens, vocab_size), smoothing / vocab_size)
+    target[np.arange(n_tokens), gold] += 1.0 - smoothing
+    return float(-(target * log_p).sum()), float(-log_p[np.arange(n_tokens), gold].sum())
+
+
+def label_smoothed_gradient(logits: Array, gold: NDArray[np.int64], smoothing: float) -> Array:
+    """The derivative of the first of `label_smoothed` with respect to the logits: softmax - target."""
+    n_tokens, vocab_size = logits.shape
+    target = np.full((n_tokens, vocab_size), smoothing / vocab_size)
+    target[np.arange(n_tokens), gold] += 1.0 - smoothing
+    return softmax(logits) - target
