@@ -1,0 +1,42 @@
+# Two commands do everything, set-up included: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TESTS  ?= tests
+# For a machine without a GPU, where the index would send the large CUDA build of torch:
+#   make demo PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+PIP_FLAGS ?=
+
+.PHONY: help install demo test lint format clean
+
+help:                ## this list
+	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
+
+# Made again whenever the declared or the pinned dependencies change.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "transduce needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing into $(VENV), once (a few minutes on a slow line) ...'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+install: $(READY)    ## the virtual environment .venv, with pinned versions
+
+demo: $(READY)       ## train on the built-in corpus for about two minutes, translate, show
+	$(BIN)/transduce demo
+
+test: $(READY)       ## the whole test suite
+	$(BIN)/python -m pytest -n auto $(TESTS)
+
+lint: $(READY)       ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)     ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:               ## remove what was built (run folders stay)
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,16 @@
+"""transduce: from raw parallel text to a translator. See `transduce --help` and docs/."""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+_LAZY = {"Translator": "transduce.decoding.pipeline", "train": "transduce.run", "Settings": "transduce.config"}
+__all__ = ["Settings", "Translator", "__version__", "train"]
+
+
+def __getattr__(name: str) -> object:
+    """Hand names on only when they are asked for: `import transduce` must pull no torch."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'transduce' has no attribute {name!r}")

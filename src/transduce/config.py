@@ -1,0 +1,218 @@
+"""Settings: frozen, checked, each default written once and explained in one sentence.
+
+TOML in (a recipe), JSON out (`config.json` of the run folder). An unknown key is refused with the nearest known one.
+`None` stands for "choose from the data and the machine"; `transduce.choose` fills it in and says why.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from transduce.errors import SettingsError, nearest
+
+Tie = Literal["three_way", "two_way", "none"]
+Average = Literal["none", "last", "best", "ema"]
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Corpus(Section):
+    """One source of sentence pairs: `src` and `tgt` text files, or one `path` that holds both sides."""
+
+    src: Path | None = Field(None, description="Text file of source sentences, one a line (.gz, .xz, .zst too).")
+    tgt: Path | None = Field(None, description="Text file of target sentences, line for line with `src`.")
+    path: Path | None = Field(None, description="One file with both sides: .tsv, .jsonl or .tmx (.gz, .xz, .zst too).")
+    weight: float = Field(1.0, gt=0, description="Passes over this corpus in an epoch: 2 twice, 0.5 half of it.")
+
+
+class DataSettings(Section):
+    """Which text, and how it is cleaned."""
+
+    root: Path | None = Field(None, description="Folder that relative paths start from; default: the recipe's own.")
+    src_lang: str = Field("src", description="Language code of the source; picks the side of a TMX file.")
+    tgt_lang: str = Field("tgt", description="Language code of the target.")
+    train: tuple[Corpus, ...] = Field((), description="Training corpora.")
+    valid: tuple[Corpus, ...] = Field((), description="Held-out pairs to choose weights by; empty: split from train.")
+    test: tuple[Corpus, ...] = Field((), description="Test pairs: only evaluated, and looked for in train.")
+    demo: int = Field(0, ge=0, description="Pairs of the built-in corpus to train on, instead of files.")
+    max_length: int = Field(256, ge=1, description="Longest sentence in tokens; pairs with a longer one are dropped.")
+    max_ratio: float = Field(9.0, gt=1, description="Largest ratio of the two lengths in tokens, above 10 tokens.")
+    deduplicate: bool = Field(False, description="Keep only the first of identical pairs.")
+    drop_copies: bool = Field(False, description="Drop pairs whose two sides are the same.")
+
+
+class TokenizerSettings(Section):
+    """SentencePiece, trained in the same command and stored in the run folder."""
+
+    kind: Literal["unigram", "bpe", "char"] = Field("unigram", description="SentencePiece model type.")
+    vocab_size: int | None = Field(None, ge=8, description="Pieces, special ones included; default: from the data.")
+    joint: bool = Field(True, description="One vocabulary for both sides (needed to tie all embeddings) or one each.")
+    sampling: float = Field(0.0, ge=0, le=1, description="Subword regularisation: share of sentences or merges.")
+    character_coverage: float = Field(1.0, gt=0.9, le=1, description="Characters covered; below 1 for large scripts.")
+    normalization: str = Field("nmt_nfkc", description="nmt_nfkc, nfkc, nmt_nfkc_cf (folds case) or identity.")
+
+
+class ModelSettings(Section):
+    """The architecture; the defaults are the paper's choices, the sizes those of `tiny`."""
+
+    preset: str | None = Field(None, description="Sizes of tiny, small, base or big; keys given beside it win.")
+    kind: str = Field("transformer", description="Name in the MODELS table.")
+    d_model: int = Field(128, ge=1, description="Width of the residual stream (paper 3.1).")
+    d_ff: int = Field(256, ge=1, description="Inner width of the position-wise feed-forward (paper 3.3).")
+    n_heads: int = Field(4, ge=1, description="Attention heads (paper 3.2.2).")
+    n_kv_heads: int | None = Field(None, ge=1, description="Heads of keys and values; default: n_heads.")
+    n_encoder_layers: int = Field(4, ge=0, description="Blocks of the encoder.")
+    n_decoder_layers: int = Field(4, ge=1, description="Blocks of the decoder.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of embeddings and sub-layers (paper 5.4).")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of attention weights.")
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout inside the feed-forward.")
+    residual: str = Field("post", description="Norm after the residual (post, paper) or before the sub-layer (pre).")
+    norm: str = Field("layer", description="layer or rms: NORMS.")
+    positions: str = Field("sinusoidal", description="sinusoidal, learned, rotary or none: POSITIONS.")
+    feed_forward: str = Field("plain", description="plain, gated or conv: FEED_FORWARDS.")
+    activation: str = Field("relu", description="relu, gelu or silu: ACTIVATIONS.")
+    kernel_size: int = Field(1, ge=1, description="Kernel of the conv feed-forward; 1 equals the plain one.")
+    projection: str = Field("full", description="full, or shared: one d_head x d_head weight for all heads.")
+    tie: Tie = Field("three_way", description="Embeddings that are one: source, target and output; the last two; none.")
+    bias: bool = Field(True, description="Biases in linear layers and norms.")
+    max_positions: int = Field(1024, ge=1, description="Longest sequence that the learned positions hold.")
+
+
+class TrainingSettings(Section):
+    """How the weights are found."""
+
+    seed: int = Field(1, description="Seed of everything random.")
+    batch_tokens: int | None = Field(None, ge=1, description="Padded tokens of the longer side in an update.")
+    micro_batch_tokens: int | None = Field(None, ge=1, description="Those that fit in memory at once.")
+    optimizer: str | None = Field(None, description="adam, adamw or muon; default: what measured best.")
+    lr: float | None = Field(None, gt=0, description="Peak learning rate; default: the optimizer's.")
+    matrix_lr: float | None = Field(None, gt=0, description="Peak learning rate of matrices under muon.")
+    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's decay rates (paper 5.3).")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (adamw, muon).")
+    schedule: str | None = Field(None, description="After warm-up: inverse_sqrt (paper 5.3), linear, cosine, constant.")
+    warmup_updates: int | None = Field(None, ge=0, description="Linear warm-up; default: from the length of training.")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Uniform share of the targets (paper 5.4).")
+    clip_norm: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0: no clipping.")
+    max_updates: int | None = Field(None, ge=1, description="Updates at most; default: from the data.")
+    max_epochs: float | None = Field(None, gt=0, description="Passes over the data at most.")
+    max_minutes: float | None = Field(None, gt=0, description="Minutes at most; the schedule ends with them.")
+    precision: Precision = Field("auto", description="Arithmetic of matrix products; auto: bfloat16 where faster.")
+    device: str = Field("auto", description="auto, cpu or cuda.")
+    compile: bool = Field(False, description="torch.compile the model; pays on a GPU.")
+    average: Average = Field("ema", description="Weights kept: the last, mean of last or best n, moving average (ema).")
+    average_n: int = Field(10, ge=1, description="Checkpoints in the mean of last or best.")
+    ema_decay: float = Field(0.999, gt=0, lt=1, description="Moving average's decay per update, warmed up.")
+    valid_updates: int | None = Field(None, ge=1, description="Updates between validations; default: about an epoch.")
+    valid_bleu_sentences: int = Field(200, ge=0, description="Sentences translated at each validation; 0: loss only.")
+    patience: int = Field(0, ge=0, description="Validations without a better score before stopping; 0: never.")
+    stop_by: Literal["loss", "bleu"] = Field("bleu", description="What early stopping and `best` go by.")
+    keep_checkpoints: int = Field(2, ge=1, description="Training states kept.")
+
+
+class DecodingSettings(Section):
+    """The search that the run folder's translator uses unless told otherwise."""
+
+    beam: int = Field(5, ge=1, description="Hypotheses kept a sentence; 1 is greedy.")
+    length_penalty: float = Field(1.0, ge=0, description="Exponent of the length that divides a hypothesis' score.")
+    max_length: int = Field(256, ge=1, description="Longest output in tokens.")
+    batch_tokens: int = Field(4096, ge=1, description="Padded source tokens translated at once.")
+
+
+class Settings(Section):
+    """All settings of a run."""
+
+    name: str = Field("", description="What the report calls the run.")
+    data: DataSettings = DataSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    decoding: DecodingSettings = DecodingSettings()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, origin: str = "settings") -> Settings:
+        """Check a nested mapping; a `SettingsError` names the key, what is allowed, and the nearest known one."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise SettingsError(f"{origin}: {_explain(error)}") from None
+
+    @classmethod
+    def from_toml(cls, path: Path, overrides: Sequence[str] = ()) -> Settings:
+        """Read a recipe and apply `--set a.b=value` overrides; relative data paths start from `data.root` or the recipe's folder."""
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"cannot read recipe {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsError(f"recipe {path} is not valid TOML: {error}") from None
+        for override in overrides:
+            apply_override(values, override)
+        return cls.from_mapping(values, origin=str(path)).resolve_paths(path.parent)
+
+    def resolve_paths(self, folder: Path) -> Settings:
+        """The same settings with relative data paths made absolute, from `data.root`, itself relative to `folder`."""
+        start = folder / (self.data.root or "")
+
+        def absolute(corpus: Corpus) -> Corpus:
+            given = {key: getattr(corpus, key) for key in ("src", "tgt", "path")}
+            paths = {key: (start / path).resolve() for key, path in given.items() if path is not None}
+            return corpus.model_copy(update=paths)
+
+        sides = {key: tuple(map(absolute, getattr(self.data, key))) for key in ("train", "valid", "test")}
+        return self.model_copy(update={"data": self.data.model_copy(update=sides)})
+
+    def with_values(self, section: str, **values: Any) -> Settings:
+        """The same settings with checked values of one section replaced; what was not given stays "not given"."""
+        merged = self.model_dump(exclude_unset=True)
+        merged[section] = merged.get(section, {}) | values
+        return Settings.from_mapping(merged)
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Write `a.b=value` into nested `values`; the value is read as TOML, or as a plain word where that fails."""
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise SettingsError(f"--set {override}: expected key=value, as in --set training.lr=0.001")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *path, last = key.strip().split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"--set {override}: '{part}' is not a section")
+    values[last] = value
+
+
+def _known_keys(location: Sequence[str | int]) -> list[str]:
+    """The keys that the section at `location` knows."""
+    section: Any = Settings
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        section = next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), section)
+    return list(section.model_fields)
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem of a validation, in one line."""
+    first = error.errors()[0]
+    name = ".".join(str(p) for p in first["loc"])
+    if first["type"] == "extra_forbidden":
+        *parents, key = first["loc"]
+        known = _known_keys(parents)
+        return f"unknown key '{name}'{nearest(str(key), known) or '; known: ' + ', '.join(known)}"
+    return f"{name} = {first['input']!r}: {first['msg'].lower()}"

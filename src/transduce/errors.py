@@ -1,0 +1,53 @@
+"""The errors that a user can meet, each with the exit code that the command line answers with.
+
+A user's mistake is told in one line: what was given, what is allowed, what to do. `assert` is for our own bugs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TransduceError(Exception):
+    """Something failed that is not the user's mistake; the command exits with code 1."""
+
+    exit_code = 1
+
+
+class TrainingError(TransduceError):
+    """A training run cannot go on (a loss that is not finite, say)."""
+
+
+class UserError(TransduceError):
+    """The user can fix it; one line, no traceback, exit code 2."""
+
+    exit_code = 2
+
+
+class SettingsError(UserError):
+    """A setting that is unknown, misspelt, out of range, or contradicts another."""
+
+
+class DataError(UserError):
+    """Text that cannot be read or used; the message names the file and the line."""
+
+
+class RunFolderError(UserError):
+    """A run folder that is missing, damaged, of another run, or that cannot be written."""
+
+
+class Interrupted(TransduceError):
+    """Ctrl-C or SIGTERM: what was done is saved; the message says how to go on."""
+
+    exit_code = 130
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """A hint to the allowed name nearest to a misspelt one: `; did you mean 'x'?`, or nothing.
+
+    >>> nearest("droput", ["dropout", "d_model"])
+    "; did you mean 'dropout'?"
+    """
+    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
