@@ -1,4 +1,4 @@
-"""Checks shapes and types of every call into `transduce` while tests run, and keeps the workers off each other's cores."""
+"""Shapes and types of every call into `transduce` are checked while tests run; workers keep off each other's cores."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 
 from jaxtyping import install_import_hook
 
-install_import_hook("transduce", "beartype.beartype")  # before any import of the package
+# Before any import of the package; an int is good where a float is asked for (PEP 484).
+install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
-import pytest
-import torch
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

@@ -148,7 +148,7 @@ class Settings(Section):
 
     @classmethod
     def from_toml(cls, path: Path, overrides: Sequence[str] = ()) -> Settings:
-        """Read a recipe and apply `--set a.b=value` overrides; relative data paths start from `data.root` or the recipe's folder."""
+        """Read a recipe with `--set` overrides; relative data paths start from `data.root`, or the recipe's folder."""
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
