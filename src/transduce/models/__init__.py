@@ -1,0 +1,1 @@
+"""Models: each file says only what is its own; the parts stand in `transduce.nn`."""

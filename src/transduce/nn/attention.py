@@ -1,0 +1,192 @@
+"""Scaled dot-product attention and multi-head attention (paper 3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.nn.cache import LayerCache
+from transduce.nn.dropout import Dropout
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+def attention_weights(
+    query: Float[Tensor, "B H T K"], key: Float[Tensor, "B H S K"], bias: Tensor | None
+) -> Float[Tensor, "B H T S"]:
+    """softmax(Q K^T / sqrt(d_k) + bias), in float32 (paper 3.2.1, equation 1).
+
+    `bias` is broadcast to [B, H, T, S]: 0 where a query may attend, very negative elsewhere (`masks.attention_bias`).
+    """
+    scores = query @ key.transpose(-1, -2)  # [B, H, T, S]
+    scale = 1 / math.sqrt(query.shape[-1])
+    scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)
+    return scores.softmax(-1)
+
+
+def scaled_dot_product_attention(
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B H S K"],
+    value: Float[Tensor, "B H S K"],
+    *,
+    bias: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> Float[Tensor, "B H T K"]:
+    """softmax(Q K^T / sqrt(d_k) + bias) V (paper 3.2.1, equation 1), dropout on the weights where asked for.
+
+    On a GPU the fused kernel; on a CPU plain products, which at the lengths of sentences are several times faster.
+    """
+    if query.is_cuda:
+        p = dropout.p if dropout is not None and dropout.training else 0.0
+        mask = None if bias is None else bias.to(query.dtype)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=p)
+    weights = attention_weights(query, key, bias).to(value.dtype)
+    return (weights if dropout is None else dropout(weights)) @ value
+
+
+def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
+    """Concat(head_1, ..., head_h) (paper 3.2.2)."""
+    return x.transpose(1, 2).flatten(2)  # [B, T, H*K]
+
+
+class FullProjection(nn.Linear):
+    """Several projections of one input in one product; each head has its own columns (paper 3.2.2)."""
+
+    def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int, bias: bool) -> None:
+        super().__init__(d_model, sum(heads) * d_head, bias=bias)
+        self.heads, self.d_head = heads, d_head
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
+        """One [B, H_i, T, K] for each of `heads`."""
+        y = super().forward(x).unflatten(-1, (-1, self.d_head))  # [B, T, sum H, K]
+        if len(set(self.heads)) == 1:
+            parts = y.unflatten(2, (len(self.heads), -1)).permute(2, 0, 3, 1, 4).contiguous()  # [n, B, H, T, K]
+            return parts.unbind(0)
+        return tuple(part.transpose(1, 2).contiguous() for part in y.split(self.heads, dim=2))
+
+
+class SharedProjection(nn.Module):
+    """One d_head x d_head weight for all heads of a projection: each head projects its own slice of the input.
+
+    Some texts teach this form; it has H times fewer weights than the paper's.
+    """
+
+    def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int, bias: bool) -> None:
+        super().__init__()
+        if any(n * d_head != d_model for n in heads):
+            raise ValueError("a shared projection needs as many key and value heads as query heads")
+        self.d_head = d_head
+        self.parts = nn.ModuleList(nn.Linear(d_head, d_head, bias=bias) for _ in heads)
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
+        """One [B, H, T, K] for each of `heads`."""
+        slices = x.unflatten(-1, (-1, self.d_head)).transpose(1, 2).contiguous()  # [B, H, T, K]
+        return tuple(part(slices) for part in self.parts)
+
+
+PROJECTIONS: dict[str, type[FullProjection] | type[SharedProjection]] = {"full": FullProjection, "shared": SharedProjection}
+
+
+class MultiHeadAttention(nn.Module):
+    """What self- and cross-attention share: heads, grouping, and the output projection W^O (paper 3.2.2).
+
+    With n_kv_heads < n_heads, groups of query heads share keys and values (Ainslie et al. 2023).
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
+        if d_model % n_heads:
+            raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}")
+        if n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {n_heads} is not divisible by n_kv_heads {self.n_kv_heads}")
+        self.d_head = d_model // n_heads
+        self.dropout = Dropout(dropout)
+        self.output = nn.Linear(d_model, d_model, bias=bias)
+
+    def attend(
+        self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Tensor | None
+    ) -> Float[Tensor, "B T D"]:
+        """Attention of all heads, merged and projected; key, value [B, H_kv, S, K]; bias [B or 1, 1, T or 1, S]."""
+        groups = self.n_heads // self.n_kv_heads
+        if groups > 1:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))  # [B, H, S, K]
+        dropout = self.dropout if self.dropout.p else None
+        return self.output(merge_heads(scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout)))
+
+
+class SelfAttention(MultiHeadAttention):
+    """A sequence attends to itself (paper 3.2.3)."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        projection: str = "full",
+    ) -> None:
+        super().__init__(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, dropout=dropout, bias=bias)
+        heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
+        self.query_key_value = PROJECTIONS[projection](d_model, heads, d_head=self.d_head, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        *,
+        bias: Tensor | None,
+        rotate: Rotate,
+        cache: LayerCache | None = None,
+        length: int = 0,
+    ) -> Float[Tensor, "B T D"]:
+        """x attends to itself and, with a cache of `length` positions, to what came before; the cache grows in place."""
+        query, key, value = self.query_key_value(x)
+        query, key = rotate(query), rotate(key)
+        if cache is not None:
+            key, value = cache.append(key, value, length)
+        return self.attend(query, key, value, bias=bias)
+
+
+class CrossAttention(MultiHeadAttention):
+    """The decoder attends to the encoder's output, the memory (paper 3.2.3)."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        projection: str = "full",
+    ) -> None:
+        super().__init__(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, dropout=dropout, bias=bias)
+        table = PROJECTIONS[projection]
+        self.query = table(d_model, (self.n_heads,), d_head=self.d_head, bias=bias)
+        self.key_value = table(d_model, (self.n_kv_heads, self.n_kv_heads), d_head=self.d_head, bias=bias)
+
+    def forward(
+        self, x: Float[Tensor, "N T D"], key: Float[Tensor, "B H S K"], value: Float[Tensor, "B H S K"], *, bias: Tensor
+    ) -> Float[Tensor, "N T D"]:
+        """x attends to keys and values of the memory. N = B x beams: a sentence's beams share its memory as T x beams queries."""
+        (query,) = self.query(x)  # [N, H, T, K]
+        n_rows, n_sentences, n_steps = x.shape[0], key.shape[0], x.shape[1]
+        if n_rows == n_sentences:
+            return self.attend(query, key, value, bias=bias)
+        query = query.unflatten(0, (n_sentences, -1)).transpose(1, 2).flatten(2, 3)  # [B, H, beams*T, K]
+        return self.attend(query, key, value, bias=bias).unflatten(1, (-1, n_steps)).flatten(0, 1)  # [N, T, D]

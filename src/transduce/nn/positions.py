@@ -1,0 +1,102 @@
+"""How a Transformer knows of order. Each is an object with two hooks: `add` on embeddings, `rotate` on queries and keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same), [n_positions, d_model], float32 (paper 3.5)."""
+    position = torch.arange(offset, offset + n_positions, dtype=torch.float64, device=device)
+    even = torch.arange(0, d_model, 2, dtype=torch.float64, device=device)
+    angle = position[:, None] * torch.exp(even * (-math.log(10000.0) / d_model))
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model].float()
+
+
+def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
+    """Rotate the two halves of the last axis of x [..., T, K] as K/2 planes by angle [T, K/2] (Su et al. 2021, 3.4)."""
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class Positions(Protocol):
+    """What a kind of positions offers."""
+
+    def add(self, x: Float[Tensor, "B T D"], offset: int) -> Float[Tensor, "B T D"]:
+        """Embeddings with position information, for positions offset .. offset + T."""
+        ...
+
+    def rotate(self, x: Float[Tensor, "B H T K"], offset: int) -> Float[Tensor, "B H T K"]:
+        """Queries or keys of self-attention with position information."""
+        ...
+
+
+class NoPositions(nn.Module):
+    """No positions at all: an encoder that sees a bag of words."""
+
+    def __init__(self, *, d_model: int, d_head: int, max_positions: int) -> None:
+        super().__init__()
+        self.d_model, self.d_head, self.max_positions = d_model, d_head, max_positions
+
+    def add(self, x: Tensor, offset: int) -> Tensor:
+        """x as it is."""
+        return x
+
+    def rotate(self, x: Tensor, offset: int) -> Tensor:
+        """x as it is."""
+        return x
+
+
+class SinusoidalPositions(NoPositions):
+    """The paper's fixed sinusoids, added to the embeddings (3.5); any length."""
+
+    def __init__(self, *, d_model: int, d_head: int, max_positions: int) -> None:
+        super().__init__(d_model=d_model, d_head=d_head, max_positions=max_positions)
+        self.register_buffer("table", sinusoids(max_positions, d_model), persistent=False)
+        self.table: Tensor
+
+    def add(self, x: Tensor, offset: int) -> Tensor:
+        """x plus the sinusoids of its positions."""
+        end = offset + x.shape[1]
+        known = end <= self.max_positions
+        rows = self.table[offset:end] if known else sinusoids(x.shape[1], self.d_model, offset=offset, device=x.device)
+        return x + rows.to(x.dtype)
+
+
+class LearnedPositions(NoPositions):
+    """A learned vector a position (paper table 3, row E); at most `max_positions`."""
+
+    def __init__(self, *, d_model: int, d_head: int, max_positions: int) -> None:
+        super().__init__(d_model=d_model, d_head=d_head, max_positions=max_positions)
+        self.embedding = nn.Embedding(max_positions, d_model)
+
+    def add(self, x: Tensor, offset: int) -> Tensor:
+        """x plus the learned vectors of its positions; ValueError past `max_positions`."""
+        end = offset + x.shape[1]
+        if end > self.max_positions:
+            raise ValueError(f"a sequence of {end} tokens; learned positions hold {self.max_positions}")
+        return x + self.embedding.weight[offset:end].to(x.dtype)
+
+
+class RotaryPositions(NoPositions):
+    """Queries and keys rotated by their position, so that their product knows only the distance (Su et al. 2021)."""
+
+    def rotate(self, x: Tensor, offset: int) -> Tensor:
+        """x rotated: plane i of position p by p * 10000^(-2i/K)."""
+        plane = torch.arange(0, self.d_head, 2, dtype=torch.float32, device=x.device)
+        position = torch.arange(offset, offset + x.shape[-2], dtype=torch.float32, device=x.device)
+        return rotate_pairs(x, position[:, None] * torch.exp(plane * (-math.log(10000.0) / self.d_head)))
+
+
+POSITIONS: dict[str, type[NoPositions]] = {
+    "sinusoidal": SinusoidalPositions,
+    "learned": LearnedPositions,
+    "rotary": RotaryPositions,
+    "none": NoPositions,
+}
