@@ -1,0 +1,1 @@
+"""Training: loss, schedule, optimisers, one update, averaging, validation, and the loop around them."""

@@ -1,0 +1,237 @@
+"""Averages of weights over training: a moving one in memory, or means of snapshots kept as files.
+
+Which weights a run keeps is `training.average`, and each choice is one class of the AVERAGES table:
+
+- `none`: the weights at the best validation;
+- `ema`: the exponential moving average at the best validation;
+- `last`: the mean of the weights at the last `average_n` validations, whatever their scores (the paper's section 6.1
+  averages the last 5 to 20 checkpoints);
+- `best`: the mean of the weights at the `average_n` best validations.
+
+Validation looks at the weights that would be kept: the moving average under `ema`, the mean under `last`; under `best`
+it must score each set of weights alone. Snapshots are files in the run folder, so memory holds two copies at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.tensors import load_tensors, save_tensors
+
+Weights = Mapping[str, Tensor]
+
+
+def decay_at(n: int, decay: float) -> float:
+    """Decay of the moving average at its update `n` (from 0): `decay`, warmed up as (1 + n) / (10 + n).
+
+    Early on the average spans a fixed share of the updates so far instead of holding on to the random start.
+    """
+    return min(decay, (1 + n) / (10 + n))
+
+
+def mean_of(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """The mean of the float weights in several files, one in memory at a time; summed in float64 and rounded once."""
+    total: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    n_files = 0
+    for path in paths:
+        for name, tensor in load_tensors(path).items():
+            dtypes[name] = tensor.dtype
+            total[name] = total[name].add_(tensor) if name in total else tensor.double()
+        n_files += 1
+    if not n_files:
+        raise ValueError("no files to average")
+    return {name: (tensor / n_files).to(dtypes[name]) for name, tensor in total.items()}
+
+
+@contextlib.contextmanager
+def borrowed(live: Weights, weights: Weights | None) -> Iterator[None]:
+    """Inside, the `live` tensors hold the values of `weights`; after, their own again, to the bit. None: as they are.
+
+    Values are copied and not pointers swapped: compiled graphs and optimizers may hold on to the addresses.
+    """
+    if weights is None:
+        yield
+        return
+    own = {name: tensor.detach().clone() for name, tensor in live.items()}
+    try:
+        _copy(live, weights)
+        yield
+    finally:
+        _copy(live, own)
+
+
+@torch.no_grad()
+def _copy(into: Weights, values: Weights) -> None:
+    """Copy `values` into the tensors of the same names."""
+    for name, tensor in into.items():
+        tensor.copy_(values[name])
+
+
+class Average(ABC):
+    """Weights that a run keeps. `live` are the model's own parameters by name; `folder` is for snapshots."""
+
+    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
+        self.live, self.folder, self.n, self.decay = live, folder, n, decay
+
+    def after_update(self) -> None:
+        """Take note of the live weights; called after every update, so it must be cheap."""
+        return None
+
+    @abstractmethod
+    def candidate(self, update: int) -> Weights | None:
+        """The weights that validation `update` shall look at; None: the live ones."""
+
+    @abstractmethod
+    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
+        """The weights to write as the run's model after a validation, or None: what was written before stays."""
+
+    def saved(self) -> None:
+        """A checkpoint that refers to this state is on the disk: files that are of no more use can go."""
+        return None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors of the state, for a checkpoint."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """The rest of the state, JSON-able."""
+        return {}
+
+    def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
+        """Take up a saved state; notes for the user, if something is not as it was."""
+        return []
+
+
+class Single(Average):
+    """`none`: the live weights of the best validation."""
+
+    def candidate(self, update: int) -> Weights | None:
+        """The live weights."""
+        return None
+
+    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
+        """The live weights if they are the best so far."""
+        return self.live if better else None
+
+
+class MovingAverage(Average):
+    """`ema`: average <- decay * average + (1 - decay) * weights after every update; one kernel per device and dtype."""
+
+    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
+        super().__init__(live, folder=folder, n=n, decay=decay)
+        self.average = {name: tensor.detach().clone() for name, tensor in live.items()}
+        self.count = 0
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Move the average towards the live weights, in place."""
+        share = 1.0 - decay_at(self.count, self.decay)
+        torch._foreach_lerp_(list(self.average.values()), list(self.live.values()), share)
+        self.count += 1
+
+    def candidate(self, update: int) -> Weights | None:
+        """The average."""
+        return self.average
+
+    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
+        """The average if it is the best so far."""
+        return self.average if better else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The average."""
+        return dict(self.average)
+
+    def state(self) -> dict[str, Any]:
+        """The number of updates taken in."""
+        return {"count": self.count}
+
+    def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
+        """Take up a saved average."""
+        _copy(self.average, tensors)
+        self.count = int(state["count"])
+        return []
+
+
+class Snapshots(Average):
+    """Weights of several validations, kept as files: the common part of `last` and `best`."""
+
+    def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
+        super().__init__(live, folder=folder, n=n, decay=decay)
+        self.kept: list[tuple[int, float]] = []  # (update, score), in the order of the mean
+        self._before: list[tuple[int, float]] = []  # what the checkpoint before the latest refers to
+
+    def path(self, update: int) -> Path:
+        """The file of one snapshot."""
+        return self.folder / f"u{update:08d}.safetensors"
+
+    def write(self, update: int) -> None:
+        """Keep the live weights as a file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(self.path(update), {name: tensor.detach() for name, tensor in self.live.items()})
+
+    def mean(self) -> dict[str, Tensor]:
+        """The mean of what is kept."""
+        return mean_of(self.path(update) for update, _ in self.kept)
+
+    def saved(self) -> None:
+        """Remove files that neither the latest checkpoint nor the one before it refers to."""
+        useful = {self.path(update) for update, _ in self.kept + self._before}
+        for path in self.folder.glob("u*.safetensors"):
+            if path not in useful:
+                path.unlink(missing_ok=True)
+        self._before = list(self.kept)
+
+    def state(self) -> dict[str, Any]:
+        """Updates and scores of the snapshots."""
+        return {"kept": [list(entry) for entry in self.kept]}
+
+    def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
+        """Take up the saved list; snapshots whose files are gone are left out, and told."""
+        entries = [(int(update), float(score)) for update, score in state["kept"]]
+        self.kept = [entry for entry in entries if self.path(entry[0]).is_file()]
+        self._before = list(self.kept)
+        gone = [str(self.path(update)) for update, _ in entries if not self.path(update).is_file()]
+        return [f"left out of the averaged weights, because the file is gone: {path}" for path in gone]
+
+
+class MeanOfLast(Snapshots):
+    """`last`: the mean of the weights at the last `n` validations."""
+
+    def candidate(self, update: int) -> Weights | None:
+        """Keep the live weights as the newest snapshot, and average."""
+        self.write(update)
+        self.kept = [*(entry for entry in self.kept if entry[0] != update), (update, 0.0)][-self.n :]
+        return self.mean()
+
+    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
+        """The mean, whatever its score."""
+        return self.mean()
+
+
+class MeanOfBest(Snapshots):
+    """`best`: the mean of the weights at the `n` best validations."""
+
+    def candidate(self, update: int) -> Weights | None:
+        """The live weights: each snapshot is scored alone."""
+        return None
+
+    def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
+        """The mean of the best so far, if the live weights are among them; of equal scores the later is better."""
+        others = [entry for entry in self.kept if entry[0] != update]
+        best = sorted([*others, (update, score)], key=lambda entry: (-entry[1], -entry[0]))[: self.n]
+        if all(entry[0] != update for entry in best):
+            return None
+        self.write(update)
+        self.kept = best
+        return self.mean()
+
+
+AVERAGES: dict[str, type[Average]] = {"none": Single, "last": MeanOfLast, "best": MeanOfBest, "ema": MovingAverage}

@@ -1,0 +1,85 @@
+"""Running losses of the training log: kept as tensors and read every few updates, so that a GPU never waits for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Row(NamedTuple):
+    """Numbers of one update."""
+
+    update: int
+    lr: float
+    n_targets: int  # target tokens, EOS counted: what losses are divided by
+    n_tokens: int  # source and target tokens
+    n_slots: int  # the same with the padding
+    loss_sum: float = math.nan
+    nll_sum: float = math.nan
+    grad_norm: float = math.nan
+
+
+class NotFinite(Exception):
+    """A loss or gradient that is not finite, with the update and the sentences that gave it."""
+
+    def __init__(self, row: Row, indices: Sequence[int]) -> None:
+        self.row, self.indices = row, list(indices)
+        super().__init__(f"update {row.update}: loss {row.loss_sum / row.n_targets}, gradient norm {row.grad_norm}")
+
+
+@dataclass(slots=True)
+class Meter:
+    """Numbers of the updates since the last line of the log.
+
+    `rows` are read; `_pending` are still on the device. The rows are part of a checkpoint, so that the first line after
+    a resume covers the same updates as it would have without.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    _pending: list[tuple[Row, Tensor, np.ndarray]] = field(default_factory=list)
+
+    def add(self, row: Row, sums: Sequence[Tensor | float], indices: np.ndarray) -> None:
+        """Note one update: its row, its (loss_sum, nll_sum, grad_norm) as they come, and its sentences."""
+        values = torch.stack([torch.as_tensor(value).detach().double().reshape(()) for value in sums])
+        self._pending.append((row, values, indices))
+
+    def settle(self) -> None:
+        """Read what is pending: the one place of the loop that waits for the device. Raises `NotFinite`."""
+        if not self._pending:
+            return
+        values = torch.stack([tensor for _, tensor, _ in self._pending]).tolist()
+        pending, self._pending = self._pending, []
+        for (row, _, indices), (loss, nll, norm) in zip(pending, values, strict=True):
+            full = row._replace(loss_sum=loss, nll_sum=nll, grad_norm=norm)
+            if not all(map(math.isfinite, (loss, nll, norm))):
+                raise NotFinite(full, indices.tolist())
+            self.rows.append(full)
+
+    def line(self) -> dict[str, Any]:
+        """The settled updates as one event, and start anew: means over target tokens; the last learning rate."""
+        rows, self.rows = self.rows, []
+        n_targets = sum(row.n_targets for row in rows)
+        return {
+            "update": rows[-1].update,
+            "loss": sum(row.loss_sum for row in rows) / n_targets,
+            "nll": sum(row.nll_sum for row in rows) / n_targets,
+            "lr": rows[-1].lr,
+            "grad_norm": sum(row.grad_norm for row in rows) / len(rows),
+            "padding": 1.0 - sum(row.n_tokens for row in rows) / sum(row.n_slots for row in rows),
+            "n_targets": n_targets,
+        }
+
+    def state(self) -> list[list[float]]:
+        """The settled rows, JSON-able."""
+        assert not self._pending, "settle() before saving"
+        return [list(row) for row in self.rows]
+
+    def load(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Take up saved rows."""
+        self.rows, self._pending = [Row(*row) for row in rows], []

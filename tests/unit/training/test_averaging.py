@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from transduce.tensors import save_tensors
+from transduce.training.averaging import AVERAGES, Average, MovingAverage, borrowed, decay_at, mean_of
+
+
+def weights(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"a": torch.randn(5, 3, generator=generator), "b": torch.randn(7, generator=generator)}
+
+
+def set_to(live: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, tensor in live.items():
+        tensor.copy_(values[name])
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def make(kind: str, live: dict[str, Tensor], folder: Path, n: int = 3) -> Average:
+    return AVERAGES[kind](live, folder=folder, n=n, decay=0.99)
+
+
+def test_decay_is_warmed_up() -> None:
+    assert [decay_at(n, 0.9) for n in (0, 1, 90, 10_000)] == pytest.approx([0.1, 2 / 11, 0.9, 0.9])
+
+
+def test_the_moving_average_is_the_weighted_sum_it_should_be(tmp_path: Path) -> None:
+    """Against the closed form in float64: each set of weights times its share times all later decays."""
+    live = weights(0)
+    average = MovingAverage(live, folder=tmp_path, n=1, decay=0.8)
+    history, n_updates = [weights(0)], 30
+    for update in range(1, n_updates + 1):
+        set_to(live, weights(update))
+        average.after_update()
+        history.append(weights(update))
+    decays = [min(0.8, (1 + n) / (10 + n)) for n in range(n_updates)]
+    for name in live:
+        expected = history[0][name].double() * torch.tensor(decays, dtype=torch.float64).prod()
+        for i, decay in enumerate(decays):
+            later = torch.tensor(decays[i + 1 :], dtype=torch.float64).prod()
+            expected += (1 - decay) * later * history[i + 1][name].double()
+        torch.testing.assert_close(average.average[name].double(), expected, rtol=1e-5, atol=1e-6)
+    assert equal(live, weights(n_updates)), "the live weights must not move"
+
+
+def test_the_moving_average_resumes_to_the_bit(tmp_path: Path) -> None:
+    live = weights(0)
+    average = make("ema", live, tmp_path)
+    for update in range(5):
+        set_to(live, weights(update))
+        average.after_update()
+    saved, state = {name: tensor.clone() for name, tensor in average.tensors().items()}, average.state()
+    other = make("ema", weights(99), tmp_path)
+    assert other.load(saved, state) == []
+    set_to(other.live, weights(6))
+    set_to(live, weights(6))
+    average.after_update()
+    other.after_update()
+    assert equal(average.tensors(), other.tensors())
+
+
+def test_mean_of_files(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{seed}.safetensors" for seed in range(4)]
+    for seed, path in enumerate(paths):
+        save_tensors(path, weights(seed))
+    mean = mean_of(paths)
+    for name, tensor in mean.items():
+        expected = torch.stack([weights(seed)[name].double() for seed in range(4)]).mean(0).float()
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected)
+    with pytest.raises(ValueError, match="no files"):
+        mean_of([])
+
+
+def test_borrowed_weights_are_given_back_to_the_bit_even_after_an_error() -> None:
+    live = weights(0)
+    addresses = [tensor.data_ptr() for tensor in live.values()]
+    with pytest.raises(RuntimeError, match="inside"), borrowed(live, weights(1)):
+        assert equal(live, weights(1))
+        raise RuntimeError("inside")
+    assert equal(live, weights(0))
+    with borrowed(live, None):
+        assert equal(live, weights(0))
+    assert addresses == [tensor.data_ptr() for tensor in live.values()]
+
+
+def validate(average: Average, update: int, score: float, *, better: bool) -> tuple[object, object]:
+    """What the loop does at a validation: new live weights, the candidate, the kept ones, a checkpoint."""
+    set_to(dict(average.live), weights(update))
+    candidate = average.candidate(update)
+    kept = average.keep(update, score, better=better)
+    average.saved()
+    return candidate, kept
+
+
+def mean(*seeds: int) -> dict[str, Tensor]:
+    return {
+        name: torch.stack([weights(seed)[name].double() for seed in seeds]).mean(0).float() for name in weights(0)
+    }
+
+
+def close(one: object, other: dict[str, Tensor]) -> bool:
+    assert isinstance(one, dict)
+    return all(torch.allclose(one[name], other[name], atol=1e-6) for name in other)
+
+
+def test_none_keeps_the_best_alone(tmp_path: Path) -> None:
+    average = make("none", weights(0), tmp_path)
+    assert validate(average, 1, 5.0, better=True) == (None, average.live)
+    assert validate(average, 2, 4.0, better=False) == (None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_last_keeps_the_mean_of_the_last_n_and_looks_at_it(tmp_path: Path) -> None:
+    average = make("last", weights(0), tmp_path, n=3)
+    for update in (1, 2, 3, 4, 5):
+        candidate, kept = validate(average, update, -update, better=False)
+        assert close(candidate, mean(*range(max(1, update - 2), update + 1)))
+        assert kept is not None
+        assert close(kept, mean(*range(max(1, update - 2), update + 1)))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"u{n:08d}.safetensors" for n in (2, 3, 4, 5)], "one more than n: for the checkpoint before"
+
+
+def test_best_keeps_the_mean_of_the_best_n(tmp_path: Path) -> None:
+    average = make("best", weights(0), tmp_path, n=2)
+    scores = {1: 10.0, 2: 30.0, 3: 20.0, 4: 5.0, 5: 20.0}
+    kept = {update: validate(average, update, score, better=False)[1] for update, score in scores.items()}
+    assert close(kept[1], mean(1))
+    assert close(kept[2], mean(1, 2))
+    assert close(kept[3], mean(2, 3))
+    assert kept[4] is None
+    assert close(kept[5], mean(2, 5)), "of equal scores the later"
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+def test_snapshots_resume_and_miss_no_file_in_silence(kind: str, tmp_path: Path) -> None:
+    average = make(kind, weights(0), tmp_path, n=3)
+    for update in (1, 2, 3):
+        validate(average, update, float(update), better=True)
+    other = make(kind, weights(0), tmp_path, n=3)
+    assert other.load({}, average.state()) == []
+    one, two = validate(average, 4, 4.0, better=True)[1], validate(other, 4, 4.0, better=True)[1]
+    assert isinstance(one, dict)
+    assert isinstance(two, dict)
+    assert equal(one, two)
+    (tmp_path / "u00000003.safetensors").unlink()
+    notes = make(kind, weights(0), tmp_path, n=3).load({}, average.state())
+    assert len(notes) == 1
+    assert "u00000003" in notes[0]
+
+
+def test_a_validation_that_is_done_again_after_a_kill_counts_once(tmp_path: Path) -> None:
+    """Killed after the snapshot and before the checkpoint: the resumed run writes the same snapshot again."""
+    average = make("best", weights(0), tmp_path, n=2)
+    validate(average, 1, 1.0, better=True)
+    average.keep(2, 2.0, better=True)
+    again = make("best", weights(0), tmp_path, n=2)
+    again.load({}, {"kept": [[1, 1.0]]})
+    assert close(validate(again, 2, 2.0, better=True)[1], mean(1, 2))
+    assert [entry[0] for entry in again.state()["kept"]] == [2, 1]

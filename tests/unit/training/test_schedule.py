@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.config import TrainingSettings
+from transduce.errors import SettingsError
+from transduce.training.schedule import SCHEDULES, Clock, Limits, Moment, find_schedule
+
+
+def factors(name: str, *, warmup: int, updates: int) -> list[float]:
+    return [SCHEDULES[name](Moment(done, done / updates, warmup)) for done in range(updates)]
+
+
+def test_inverse_sqrt_is_the_papers_formula() -> None:
+    d_model, warmup, updates = 512, 40, 400
+    peak = (d_model * warmup) ** -0.5
+    for done, factor in enumerate(factors("inverse_sqrt", warmup=warmup, updates=updates)):
+        number = done + 1
+        paper = d_model**-0.5 * min(number**-0.5, number * warmup**-1.5)
+        assert factor * peak == pytest.approx(paper, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+def test_every_schedule_rises_evenly_to_the_peak_and_never_rises_again(name: str, warmup: int) -> None:
+    values = factors(name, warmup=warmup, updates=50)
+    assert values[: max(0, warmup - 1)] == pytest.approx([(n + 1) / warmup for n in range(max(0, warmup - 1))])
+    assert max(values) == values[max(0, warmup - 1)] == 1.0
+    after = values[max(0, warmup - 1) :]
+    assert all(a >= b for a, b in zip(after, after[1:], strict=False))
+    assert min(values) > 0
+
+
+@pytest.mark.parametrize(("name", "middle"), [("linear", 0.5), ("cosine", 0.5), ("constant", 1.0)])
+def test_shapes_half_way_and_at_the_end(name: str, middle: float) -> None:
+    warmup, updates = 100, 1100
+    schedule = SCHEDULES[name]
+    assert schedule(Moment(600, 600 / updates, warmup)) == pytest.approx(middle)
+    end = schedule(Moment(updates, 1.0, warmup))
+    assert end == pytest.approx(1.0 if name == "constant" else 0.0, abs=1e-12)
+
+
+def test_cosine_a_quarter_of_the_way() -> None:
+    assert SCHEDULES["cosine"](Moment(350, 350 / 1100, 100)) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_time_limit_ends_at_zero_whatever_the_speed(name: str) -> None:
+    """Updates that become slower and slower: the factor still starts at 1 after the warm-up and ends at 0."""
+    limit, warmup, seconds, done, values = 100.0, 10, 0.0, 0, []
+    limits = Limits(seconds=limit)
+    while seconds < limit:
+        values.append(SCHEDULES[name](Moment(done, limits.progress(updates=done, epochs=0.0, seconds=seconds), warmup)))
+        seconds += 0.1 + 0.005 * done
+        done += 1
+    assert values[warmup] == 1.0
+    assert values[-1] < 0.03
+    assert SCHEDULES[name](Moment(done, 1.0, warmup)) == pytest.approx(0.0, abs=1e-12)
+    assert all(a >= b - 1e-12 for a, b in zip(values[warmup:], values[warmup + 1 :], strict=False))
+
+
+@given(
+    done=st.integers(0, 10**6), warmup=st.integers(0, 10**6), progress=st.floats(0, 1), name=st.sampled_from(list(SCHEDULES))
+)
+def test_factors_stay_between_zero_and_one(done: int, warmup: int, progress: float, name: str) -> None:
+    assert 0.0 <= SCHEDULES[name](Moment(done, progress, warmup)) <= 1.0
+
+
+def test_the_nearest_limit_counts() -> None:
+    limits = Limits(updates=100, epochs=4.0, seconds=60.0)
+    assert limits.progress(updates=50, epochs=1.0, seconds=6.0) == 0.5
+    assert limits.progress(updates=10, epochs=3.0, seconds=6.0) == 0.75
+    assert limits.progress(updates=10, epochs=1.0, seconds=54.0) == 0.9
+    assert limits.progress(updates=101, epochs=1.0, seconds=0.0) == 1.0
+
+
+def test_a_reserve_moves_the_end_forward_but_not_beyond_half() -> None:
+    limits = Limits(seconds=60.0)
+    assert limits.progress(updates=0, epochs=0.0, seconds=45.0, reserve=15.0) == 1.0
+    assert limits.progress(updates=0, epochs=0.0, seconds=15.0, reserve=300.0) == 0.5
+
+
+def test_limits_come_from_the_settings_and_one_is_needed() -> None:
+    assert Limits.of(TrainingSettings(max_minutes=2, max_updates=5)) == Limits(updates=5, seconds=120.0)
+    with pytest.raises(SettingsError, match="max_updates, max_epochs or max_minutes"):
+        Limits.of(TrainingSettings())
+
+
+def test_a_misspelt_schedule_names_the_nearest() -> None:
+    assert find_schedule("cosine") is SCHEDULES["cosine"]
+    with pytest.raises(SettingsError, match="did you mean 'cosine'"):
+        find_schedule("cosin")
+
+
+def test_the_clock_goes_on_from_what_was_used() -> None:
+    times = iter([1000.0, 1007.5])
+    clock = Clock(42.0, now=lambda: next(times))
+    assert clock.seconds() == 49.5
