@@ -97,7 +97,7 @@ NORMS = {"layer": layer_norm, "rms": rms_norm}
 def attention(query: Array, key: Array, value: Array, allowed: Allowed) -> tuple[Array, Array]:
     """softmax(Q K^T / sqrt(d_k)) V of one head (3.2.1), and the weights; `allowed[t, s]`: query t may see key s.
 
-    A query that may see nothing gets zeros.
+    A query that may see nothing, which the paper does not know of, sees everything alike.
     """
     n_queries, d_k = query.shape
     weights = np.zeros((n_queries, len(key)))
@@ -105,6 +105,8 @@ def attention(query: Array, key: Array, value: Array, allowed: Allowed) -> tuple
         seen = np.flatnonzero(allowed[t])
         if len(seen):
             weights[t, seen] = softmax(key[seen] @ query[t] / math.sqrt(d_k))
+        else:
+            weights[t] = 1 / len(key)
     return weights @ value, weights
 
 
@@ -144,7 +146,7 @@ def heads_of(x: Array, weights: Weights, name: str, n_heads: int, projection: st
     """The projections of `x [T, D]`, one `[T, K]` a head (3.2.2).
 
     full: head h has its own rows of the weight, and sees all of x.
-    shared: every head sees its own slice of x, all through the same [K, K] weight.
+    shared: every head sees its own slice of x, all through the same [K, K] weight (W^O stays whole).
     """
     if projection == "shared":
         return [linear(part, weights, name) for part in np.split(x, n_heads, axis=-1)]
@@ -160,15 +162,9 @@ def multi_head(
     `turn`: rotary positions on queries and keys.
     """
     n_heads, n_kv_heads = options.n_heads, options.n_kv_heads
-    d_head = x.shape[-1] // n_heads
     queries = heads_of(x, weights, f"{name}.query", n_heads, options.projection)
-    if options.projection == "shared":
-        memory_of_heads = memory[:, : n_kv_heads * d_head]  # key head g sees the g-th slice
-        keys = heads_of(memory_of_heads, weights, f"{name}.key", n_kv_heads, "shared")
-        values = heads_of(memory_of_heads, weights, f"{name}.value", n_kv_heads, "shared")
-    else:
-        keys = heads_of(memory, weights, f"{name}.key", n_kv_heads, "full")
-        values = heads_of(memory, weights, f"{name}.value", n_kv_heads, "full")
+    keys = heads_of(memory, weights, f"{name}.key", n_kv_heads, options.projection)
+    values = heads_of(memory, weights, f"{name}.value", n_kv_heads, options.projection)
     outputs, maps = [], []
     for head in range(n_heads):
         group = head // (n_heads // n_kv_heads)
@@ -178,9 +174,6 @@ def multi_head(
         output, weights_of_head = attention(query, key, values[group], allowed)
         outputs.append(output)
         maps.append(weights_of_head)
-    if options.projection == "shared":
-        outputs = [linear(part, weights, f"{name}.output") for part in outputs]
-        return np.concatenate(outputs, axis=-1), np.stack(maps)
     return linear(np.concatenate(outputs, axis=-1), weights, f"{name}.output"), np.stack(maps)
 
 
@@ -215,14 +208,17 @@ def normalise(x: Array, weights: Weights, name: str, options: Options) -> Array:
     )
 
 
-def embed(ids: NDArray[np.int64], weights: Weights, side: str, options: Options) -> Array:
-    """Embedding times sqrt(d_model) (3.4), plus the position's vector where positions are added (3.5)."""
+def embed(ids: NDArray[np.int64], weights: Weights, side: str, options: Options, first: int = 0) -> Array:
+    """Embedding times sqrt(d_model) (3.4), plus the position's vector where positions are added (3.5).
+
+    `first` is the position of the first token: not 0 where padding stands before it.
+    """
     table = weights[f"{side}_embedding"]
     x = table[ids] * math.sqrt(table.shape[1])
     if options.positions == "sinusoidal":
-        x = x + sinusoid(len(ids), table.shape[1])
+        x = x + sinusoid(first + len(ids), table.shape[1])[first:]
     if options.positions == "learned":
-        x = x + weights[f"{side}_positions"][: len(ids)]
+        x = x + weights[f"{side}_positions"][first : first + len(ids)]
     return x
 
 
@@ -255,9 +251,9 @@ def block(
     return sublayer(x, weights, f"{at}.feed_forward", options, transform)
 
 
-def encode(src: NDArray[np.int64], weights: Weights, options: Options) -> Array:
+def encode(src: NDArray[np.int64], weights: Weights, options: Options, first: int = 0) -> Array:
     """The encoder (3.1) on one sentence without padding: `src [S]` to `memory [S, D]`."""
-    x = embed(src, weights, "src", options)
+    x = embed(src, weights, "src", options, first)
     everything = np.ones((len(src), len(src)), dtype=bool)
     for n in range(options.n_encoder_layers):
         x = block(x, weights, f"encoder.{n}", options, everything)
@@ -273,9 +269,11 @@ def decode(tgt: NDArray[np.int64], memory: Array, weights: Weights, options: Opt
     return normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x
 
 
-def transformer(src: NDArray[np.int64], tgt: NDArray[np.int64], weights: Weights, options: Options) -> Array:
+def transformer(
+    src: NDArray[np.int64], tgt: NDArray[np.int64], weights: Weights, options: Options, first: int = 0
+) -> Array:
     """Logits `[T, V]` of one pair without padding: `src [S]`, `tgt [T]` (the decoder's input)."""
-    return decode(tgt, encode(src, weights, options), weights, options) @ weights["output"].T
+    return decode(tgt, encode(src, weights, options, first), weights, options) @ weights["output"].T
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------

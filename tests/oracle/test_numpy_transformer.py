@@ -50,10 +50,12 @@ def test_attention() -> None:
     assert not weights[~allowed].any()
 
 
-def test_attention_of_a_row_that_sees_nothing_is_zero() -> None:
-    allowed = np.array([[True, True], [False, False]])
-    output, weights = oracle.attention(rand(2, 4), rand(2, 4, seed=1), rand(2, 4, seed=2), allowed)
-    assert not output[1].any() and not weights[1].any() and output[0].all()
+def test_attention_of_a_row_that_sees_nothing_is_even() -> None:
+    value = rand(2, 4, seed=2)
+    allowed = np.array([[False, True], [False, False]])
+    output, weights = oracle.attention(rand(2, 4), rand(2, 4, seed=1), value, allowed)
+    np.testing.assert_allclose(weights, [[0, 1], [0.5, 0.5]])
+    np.testing.assert_allclose(output, [value[1], value.mean(0)], **EXACT)
 
 
 def test_sinusoid_by_hand() -> None:

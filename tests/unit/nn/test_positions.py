@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import numpy_transformer as oracle
 
+from oracle import numpy_transformer as oracle
 from transduce.nn.positions import POSITIONS, rotate_pairs, sinusoids
 
 ANGLE_ROUNDING = 2e-6  # float32 sines of angles computed in float64; and of float32 angles below 16
@@ -82,7 +82,9 @@ def test_offset_continues_where_a_prefix_ended(kind: str) -> None:
     torch.testing.assert_close(positions.rotate(heads, 0)[:, :, 4:], positions.rotate(heads[:, :, 4:], 4))
 
 
-@pytest.mark.parametrize(("kind", "adds", "rotates"), [("sinusoidal", 1, 0), ("learned", 1, 0), ("rotary", 0, 1), ("none", 0, 0)])
+@pytest.mark.parametrize(
+    ("kind", "adds", "rotates"), [("sinusoidal", 1, 0), ("learned", 1, 0), ("rotary", 0, 1), ("none", 0, 0)]
+)
 def test_each_kind_uses_one_hook_or_none(kind: str, adds: int, rotates: int) -> None:
     positions = make(kind)
     x, heads = torch.randn(2, 7, 12), torch.randn(2, 3, 7, 6)

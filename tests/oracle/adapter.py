@@ -1,0 +1,111 @@
+"""From a model of the project to the oracle: its settings as `Options`, its weights under the oracle's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from oracle.numpy_transformer import Array, Options
+from transduce.config import ModelSettings
+
+EPSILON = {"layer": 1e-5, "rms": 1e-6}
+
+
+def options_of(s: ModelSettings) -> Options:
+    """What the oracle must know of the settings."""
+    return Options(
+        n_heads=s.n_heads,
+        n_kv_heads=s.n_kv_heads or s.n_heads,
+        n_encoder_layers=s.n_encoder_layers,
+        n_decoder_layers=s.n_decoder_layers,
+        residual=s.residual,
+        norm=s.norm,
+        norm_epsilon=EPSILON[s.norm],
+        positions=s.positions,
+        feed_forward=s.feed_forward,
+        activation=s.activation,
+        projection=s.projection,
+    )
+
+
+def randomize(model: nn.Module, *, seed: int = 0, scale: float = 0.3) -> None:
+    """Give every weight a value that matters: fresh biases are 0 and norms 1, which would hide a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+            if "norm" in name and name.endswith("weight"):
+                weight.add_(1)
+
+
+def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Array]:
+    """A model's state dict under the oracle's names."""
+    known = {name: tensor.detach().double().numpy() for name, tensor in state.items()}
+    weights = {
+        "src_embedding": known["src_embedding.table.weight"],
+        "tgt_embedding": known["tgt_embedding.table.weight"],
+    }
+    weights["output"] = known["output_embedding.weight"]
+    for side in ("src", "tgt"):
+        if s.positions == "learned":
+            weights[f"{side}_positions"] = known[f"{side}_embedding.positions.embedding.weight"]
+    for stack, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
+        _copy(known, f"{stack}_norm", weights, f"{stack}.norm")
+        for n in range(n_layers):
+            _block(known, f"{stack}.{n}", weights, s)
+    return weights
+
+
+def _block(known: Mapping[str, Array], at: str, weights: dict[str, Array], s: ModelSettings) -> None:
+    """All weights of one block."""
+    n_kv_heads = s.n_kv_heads or s.n_heads
+    groups = {"query": s.n_heads, "key": n_kv_heads, "value": n_kv_heads}
+    _projections(known, f"{at}.self_attention.query_key_value", weights, f"{at}.self", groups, s)
+    _copy(known, f"{at}.self_attention.output", weights, f"{at}.self.output")
+    if at.startswith("decoder"):
+        _projections(known, f"{at}.cross_attention.query", weights, f"{at}.cross", {"query": s.n_heads}, s)
+        pair = {"key": n_kv_heads, "value": n_kv_heads}
+        _projections(known, f"{at}.cross_attention.key_value", weights, f"{at}.cross", pair, s)
+        _copy(known, f"{at}.cross_attention.output", weights, f"{at}.cross.output")
+    for ours, theirs in (("self", "self_attention"), ("cross", "cross_attention"), ("feed_forward", "feed_forward")):
+        _copy(known, f"{at}.{theirs}_residual.norm", weights, f"{at}.{ours}_norm")
+    inner = {kind: known[f"{at}.feed_forward.expand.{kind}"] for kind in _kinds(known, f"{at}.feed_forward.expand")}
+    for kind, value in inner.items():
+        if s.feed_forward == "gated":  # the gate's rows first
+            weights[f"{at}.feed_forward.gate.{kind}"], value = np.split(value, 2)
+        weights[f"{at}.feed_forward.inner.{kind}"] = value
+    _copy(known, f"{at}.feed_forward.contract", weights, f"{at}.feed_forward.outer")
+
+
+def _projections(
+    known: Mapping[str, Array],
+    source: str,
+    weights: dict[str, Array],
+    target: str,
+    heads: Mapping[str, int],
+    s: ModelSettings,
+) -> None:
+    """Cut a packed projection into its parts, and put the columns that turn together side by side."""
+    d_head = s.d_model // s.n_heads
+    turned = np.arange(d_head).reshape(2, -1).T.ravel() if s.positions == "rotary" else np.arange(d_head)
+    for place, name in enumerate(heads):
+        at = f"{source}.parts.{place}" if s.projection == "shared" else source
+        for kind in _kinds(known, at):
+            value = known[f"{at}.{kind}"]
+            if s.projection == "full":
+                value = np.split(value, np.cumsum([n * d_head for n in heads.values()])[:-1])[place]
+            if name != "value" and target.endswith("self"):
+                value = value.reshape(-1, d_head, *value.shape[1:])[:, turned].reshape(value.shape)
+            weights[f"{target}.{name}.{kind}"] = value
+
+
+def _kinds(known: Mapping[str, Array], at: str) -> list[str]:
+    return [kind for kind in ("weight", "bias") if f"{at}.{kind}" in known]
+
+
+def _copy(known: Mapping[str, Array], source: str, weights: dict[str, Array], target: str) -> None:
+    for kind in _kinds(known, source):
+        weights[f"{target}.{kind}"] = known[f"{source}.{kind}"]

@@ -1,0 +1,113 @@
+"""Models small enough for the oracle, with every option of every table, and batches for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oracle.adapter import randomize
+from transduce.config import ModelSettings
+from transduce.models.build import build_model
+
+VOCAB = 13
+SMALL: dict[str, Any] = {
+    "d_model": 16,
+    "d_ff": 24,
+    "n_heads": 4,
+    "n_encoder_layers": 2,
+    "n_decoder_layers": 2,
+    "dropout": 0.0,
+    "max_positions": 12,
+}
+
+# One option away from the paper's model.
+SINGLE: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre": {"residual": "pre"},
+    "rms": {"norm": "rms"},
+    "learned": {"positions": "learned"},
+    "rotary": {"positions": "rotary"},
+    "no positions": {"positions": "none"},
+    "gelu": {"activation": "gelu"},
+    "silu": {"activation": "silu"},
+    "gated": {"feed_forward": "gated"},
+    "conv 1": {"feed_forward": "conv"},
+    "conv 2": {"feed_forward": "conv", "kernel_size": 2},
+    "conv 3": {"feed_forward": "conv", "kernel_size": 3},
+    "shared projection": {"projection": "shared"},
+    "two key heads": {"n_kv_heads": 2},
+    "one key head": {"n_kv_heads": 1},
+    "one head": {"n_heads": 1},
+    "tied two ways": {"tie": "two_way"},
+    "untied": {"tie": "none"},
+    "no bias": {"bias": False},
+    "deep encoder": {"n_encoder_layers": 3, "n_decoder_layers": 1},
+    "deep decoder": {"n_encoder_layers": 1, "n_decoder_layers": 3},
+    "no encoder blocks": {"n_encoder_layers": 0},
+    "modern": {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "activation": "silu"},
+}
+
+CHOICES: dict[str, Sequence[Any]] = {
+    "residual": ["post", "pre"],
+    "norm": ["layer", "rms"],
+    "positions": ["sinusoidal", "learned", "rotary", "none"],
+    "activation": ["relu", "gelu", "silu"],
+    "feed_forward": ["plain", "gated", "conv"],
+    "kernel_size": [1, 2, 3, 4],
+    "projection": ["full", "shared"],
+    "n_heads": [1, 2, 4],
+    "n_kv_heads": [None, 1, 2],
+    "tie": ["three_way", "two_way", "none"],
+    "bias": [True, False],
+    "n_encoder_layers": [0, 1, 3],
+    "n_decoder_layers": [1, 2],
+    "d_model": [8, 16],
+    "d_ff": [1, 24],
+}
+
+
+def combination(seed: int) -> dict[str, Any]:
+    """A random choice of every option, the same for the same seed, and one that the model allows."""
+    generator = random.Random(seed)
+    chosen = {key: generator.choice(values) for key, values in CHOICES.items()}
+    if chosen["feed_forward"] != "conv":
+        chosen["kernel_size"] = 1
+    if chosen["projection"] == "shared" or chosen["n_heads"] % (chosen["n_kv_heads"] or 1):
+        chosen["n_kv_heads"] = None
+    return chosen
+
+
+MIXED = {f"mix {seed}": combination(seed) for seed in range(24)}
+
+
+def settings(**options: Any) -> ModelSettings:
+    """Small settings with some options changed."""
+    return ModelSettings(**{**SMALL, **options})
+
+
+def make(*, dtype: torch.dtype = torch.float32, seed: int = 0, **options: Any) -> tuple[nn.Module, ModelSettings]:
+    """A small model in evaluation mode whose weights all matter, and its settings."""
+    chosen = settings(**options)
+    model = build_model(chosen, n_src=VOCAB, n_tgt=VOCAB).eval()
+    randomize(model, seed=seed)
+    return model.to(dtype), chosen
+
+
+def sentences(lengths: Sequence[int], *, seed: int = 0) -> list[Tensor]:
+    """Random token ids, none of them padding."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, VOCAB, (n,), generator=generator) for n in lengths]
+
+
+def pad(rows: Sequence[Tensor], *, left: bool = False, extra: int = 0) -> Tensor:
+    """One tensor of all rows, with zeros on the right or on the left, `extra` of them beyond the longest."""
+    width = max(len(row) for row in rows) + extra
+    padded = torch.zeros(len(rows), width, dtype=torch.long)
+    for n, row in enumerate(rows):
+        place = slice(width - len(row), None) if left else slice(len(row))
+        padded[n, place] = row
+    return padded

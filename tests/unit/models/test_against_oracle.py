@@ -1,0 +1,117 @@
+"""The whole model against the float64 NumPy oracle: every option alone, random combinations, forward and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from oracle import numpy_transformer as oracle
+from oracle.adapter import numpy_weights, options_of
+from oracle.cases import MIXED, SINGLE, make, pad, sentences
+from transduce.config import ModelSettings
+
+EVERY = SINGLE | MIXED
+SRC_LENGTHS, TGT_LENGTHS = (5, 1, 12, 3), (4, 12, 1, 6)  # one token and the longest, on both sides
+
+# In float64 only the angles of positions are rounded: a table kept in float32, rotations computed in it.
+FLOAT64 = {"sinusoidal": 2e-6, "rotary": 2e-6, "learned": 1e-11, "none": 1e-11}
+FLOAT32 = 2e-5  # of the largest logit; weights of 0.3 and five blocks amplify the rounding of 6e-8
+
+
+def oracle_logits(
+    model: nn.Module, settings: ModelSettings, srcs: list[Tensor], tgts: list[Tensor], firsts: list[int] | None = None
+) -> list[oracle.Array]:
+    weights, options = numpy_weights(model.state_dict(), settings), options_of(settings)
+    firsts = firsts or [0] * len(srcs)
+    rows = zip(srcs, tgts, firsts, strict=True)
+    return [oracle.transformer(src.numpy(), tgt.numpy(), weights, options, first) for src, tgt, first in rows]
+
+
+def assert_close(ours: Tensor, expected: list[oracle.Array], tolerance: float) -> None:
+    """Every real position within `tolerance` of the largest logit of the batch."""
+    largest = max(np.abs(logits).max() for logits in expected)
+    assert ours.isfinite().all()
+    for row, logits in zip(ours.detach().double().numpy(), expected, strict=True):
+        np.testing.assert_allclose(row[: len(logits)], logits, rtol=0, atol=tolerance * max(1.0, largest))
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_forward_equals_the_oracle_in_float64(options: dict[str, Any]) -> None:
+    model, settings = make(dtype=torch.float64, **options)
+    srcs, tgts = sentences(SRC_LENGTHS), sentences(TGT_LENGTHS, seed=1)
+    ours = model.logits(model(pad(srcs), pad(tgts)))
+    assert_close(ours, oracle_logits(model, settings, srcs, tgts), FLOAT64[settings.positions])
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_forward_equals_the_oracle_to_float32_rounding(options: dict[str, Any]) -> None:
+    model, settings = make(seed=1, **options)
+    srcs, tgts = sentences(SRC_LENGTHS, seed=2), sentences(TGT_LENGTHS, seed=3)
+    ours = model.logits(model(pad(srcs), pad(tgts)))
+    assert ours.dtype == torch.float32
+    assert_close(ours, oracle_logits(model, settings, srcs, tgts), FLOAT32)
+
+
+@pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
+def test_source_padded_on_the_left(options: dict[str, Any]) -> None:
+    """Tokens stand at later positions then, and see nothing of the padding."""
+    model, settings = make(dtype=torch.float64, **options)
+    lengths = (5, 1, 9, 3)
+    srcs, tgts = sentences(lengths), sentences(TGT_LENGTHS, seed=1)
+    ours = model.logits(model(pad(srcs, left=True, extra=1), pad(tgts)))
+    expected = oracle_logits(model, settings, srcs, tgts, [10 - n for n in lengths])
+    assert_close(ours, expected, FLOAT64[settings.positions])
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(
+    src_lengths=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    tgt_length=st.integers(1, 12),
+    extra=st.integers(0, 2),
+    name=st.sampled_from(list(EVERY)),
+    seed=st.integers(0, 2**31),
+)
+def test_any_shape(src_lengths: list[int], tgt_length: int, extra: int, name: str, seed: int) -> None:
+    model, settings = make(dtype=torch.float64, seed=seed % 97, max_positions=14, **EVERY[name])
+    srcs = sentences(src_lengths, seed=seed)
+    tgts = sentences([tgt_length] * len(srcs), seed=seed + 1)
+    ours = model.logits(model(pad(srcs, extra=extra), pad(tgts, extra=extra)))
+    assert_close(ours, oracle_logits(model, settings, srcs, tgts), FLOAT64[settings.positions])
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any]) -> None:
+    """Along a random direction of each parameter, the label-smoothed loss rises as its gradient says."""
+    options = {"n_encoder_layers": 1, "n_decoder_layers": 1} | options
+    model, settings = make(dtype=torch.float64, **options)
+    srcs, tgts, golds = sentences((3, 1)), sentences((2, 4), seed=1), sentences((2, 4), seed=2)
+    logits = model.logits(model(pad(srcs), pad(tgts)))
+    gold = pad(golds)
+    log_p = logits.log_softmax(-1)
+    real = gold != 0
+    nll = -log_p.gather(-1, gold[..., None])[..., 0][real]
+    (0.9 * nll.sum() - 0.1 * log_p.mean(-1)[real].sum()).backward()
+
+    state, oracle_options = dict(model.state_dict(keep_vars=True)), options_of(settings)
+
+    def loss(replaced: nn.Parameter, value: Tensor) -> float:
+        changed = {name: value if weight is replaced else weight for name, weight in state.items()}
+        weights = numpy_weights(changed, settings)
+        pairs = zip(srcs, tgts, golds, strict=True)
+        rows = ((oracle.transformer(s.numpy(), t.numpy(), weights, oracle_options), g.numpy()) for s, t, g in pairs)
+        return sum(oracle.label_smoothed(row, g, 0.1)[0] for row, g in rows)
+
+    generator, step = torch.Generator().manual_seed(3), 1e-6
+    for name, weight in model.named_parameters():
+        direction = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        value = weight.detach()
+        rise = loss(weight, value + step * direction) - loss(weight, value - step * direction)
+        ours = (weight.grad * direction).sum().item()
+        assert ours == pytest.approx(rise / (2 * step), rel=1e-4, abs=1e-5), name

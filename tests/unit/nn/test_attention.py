@@ -1,0 +1,209 @@
+"""Attention against the oracle: masks, groups of heads, shared projections, rotations, beams, rows that see nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from oracle import numpy_transformer as oracle
+from oracle.adapter import randomize
+from transduce.nn.attention import (
+    PROJECTIONS,
+    CrossAttention,
+    SelfAttention,
+    attention_weights,
+    scaled_dot_product_attention,
+)
+from transduce.nn.masks import attention_bias
+from transduce.nn.positions import RotaryPositions
+
+EXACT = {"rtol": 0, "atol": 1e-10}  # float64, values of order 10
+FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def oracle_names(module: nn.Module, groups: dict[str, int]) -> dict[str, oracle.Array]:
+    """Weights of a `SelfAttention` or `CrossAttention` as the oracle's `a.query.weight` and so on."""
+    known = {name: value.detach().double().numpy() for name, value in module.named_parameters()}
+    weights = {f"a.output.{kind}": known[f"output.{kind}"] for kind in ("weight", "bias") if f"output.{kind}" in known}
+    packs = {"query_key_value": ["query", "key", "value"], "query": ["query"], "key_value": ["key", "value"]}
+    for name, value in known.items():
+        pack, *middle, kind = name.split(".")
+        if pack == "output":
+            continue
+        if middle:  # one weight for all heads: parts.0, parts.1, ...
+            weights[f"a.{packs[pack][int(middle[1])]}.{kind}"] = value
+            continue
+        rows = np.cumsum([groups[part] * module.d_head for part in packs[pack]])[:-1]
+        for part, piece in zip(packs[pack], np.split(value, rows), strict=True):
+            weights[f"a.{part}.{kind}"] = piece
+    return weights
+
+
+def expected(
+    module: nn.Module, x: Tensor, memory: Tensor, mask: Tensor, *, projection: str = "full"
+) -> tuple[oracle.Array, oracle.Array]:
+    """The oracle's output and weights for a batch."""
+    groups = {"query": module.n_heads, "key": module.n_kv_heads, "value": module.n_kv_heads}
+    options = oracle.Options(module.n_heads, module.n_kv_heads, 0, 0, projection=projection)
+    weights = oracle_names(module, groups)
+    rows = [
+        oracle.multi_head(q.double().numpy(), m.double().numpy(), weights, "a", allowed.numpy(), options, turn=False)
+        for q, m, allowed in zip(x, memory, mask, strict=True)
+    ]
+    return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(
+    n_rows=st.integers(1, 3),
+    n_queries=st.integers(1, 6),
+    n_keys=st.integers(1, 6),
+    n_heads=st.integers(1, 3),
+    d_head=st.integers(1, 5),
+    share=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_scaled_dot_product_attention_obeys_any_mask(
+    n_rows: int, n_queries: int, n_keys: int, n_heads: int, d_head: int, share: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    query, key, value = (torch.randn(n_rows, n_heads, n, d_head).double() for n in (n_queries, n_keys, n_keys))
+    mask = torch.rand(n_rows, n_queries, n_keys) < share
+    bias = attention_bias(mask)
+    output, weights = scaled_dot_product_attention(query, key, value, bias=bias), attention_weights(query, key, bias)
+    for b in range(n_rows):
+        for h in range(n_heads):
+            inputs = (tensor[b, h].numpy() for tensor in (query, key, value))
+            theirs, their_weights = oracle.attention(*inputs, mask[b].numpy())
+            np.testing.assert_allclose(output[b, h].numpy(), theirs, **EXACT)
+            np.testing.assert_allclose(weights[b, h].numpy(), their_weights, **EXACT)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    query = torch.full((1, 1, 2, 4), 300.0)
+    key = torch.stack([torch.full((4,), 300.0), torch.full((4,), -300.0)])[None, None]
+    value = torch.randn(1, 1, 2, 4)
+    assert torch.equal(scaled_dot_product_attention(query, key, value), value[:, :, [0, 0]])
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads", "projection"),
+    [(4, None, "full"), (4, 2, "full"), (4, 1, "full"), (1, None, "full"), (4, None, "shared"), (1, None, "shared")],
+)
+def test_self_attention(n_heads: int, n_kv_heads: int | None, projection: str, bias: bool) -> None:
+    module = SelfAttention(
+        d_model=12, n_heads=n_heads, n_kv_heads=n_kv_heads, projection=projection, bias=bias
+    ).double()
+    randomize(module)
+    x, mask = torch.randn(3, 5, 12).double(), torch.rand(3, 5, 5) < 0.6
+    ours = module(x, bias=attention_bias(mask), rotate=same)
+    theirs, _ = expected(module, x, x, mask, projection=projection)
+    np.testing.assert_allclose(ours.detach().numpy(), theirs, **EXACT)
+
+
+@pytest.mark.parametrize("n_beams", [1, 4])
+@pytest.mark.parametrize(("n_kv_heads", "projection"), [(None, "full"), (2, "full"), (1, "full"), (None, "shared")])
+def test_cross_attention(n_kv_heads: int | None, projection: str, n_beams: int) -> None:
+    module = CrossAttention(d_model=12, n_heads=4, n_kv_heads=n_kv_heads, projection=projection).double()
+    randomize(module)
+    memory, x = torch.randn(2, 7, 12).double(), torch.randn(2 * n_beams, 3, 12).double()
+    seen = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)[:, None]
+    ours = module(x, *module.key_value(memory), bias=attention_bias(seen))
+    mask = seen.repeat_interleave(n_beams, 0).expand(-1, 3, -1)
+    theirs, _ = expected(module, x, memory.repeat_interleave(n_beams, 0), mask, projection=projection)
+    np.testing.assert_allclose(ours.detach().numpy(), theirs, **EXACT)
+
+
+def test_float32_rounding() -> None:
+    module = SelfAttention(d_model=32, n_heads=4)
+    randomize(module)
+    x, mask = torch.randn(3, 9, 32), torch.rand(3, 9, 9) < 0.6
+    theirs, _ = expected(module, x, x, mask)
+    ours = module(x, bias=attention_bias(mask), rotate=same)
+    np.testing.assert_allclose(ours.detach().numpy(), theirs, **FLOAT32)
+
+
+def test_rotary_self_attention_knows_only_distances() -> None:
+    rotary = RotaryPositions(d_model=12, d_head=6, max_positions=0)
+    module = SelfAttention(d_model=12, n_heads=2).double()
+    x, mask = torch.randn(1, 5, 12).double(), torch.ones(1, 5, 5, dtype=torch.bool)
+    near, far = (module(x, bias=attention_bias(mask), rotate=lambda y, at=at: rotary.rotate(y, at)) for at in (0, 50))
+    torch.testing.assert_close(near, far, rtol=0, atol=1e-5)  # angles are computed in float32
+    assert not torch.allclose(near, module(x, bias=attention_bias(mask), rotate=same), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_see_nothing_stay_finite_and_leave_the_others_alone(dtype: torch.dtype) -> None:
+    module = SelfAttention(d_model=12, n_heads=2).to(dtype)
+    x = torch.randn(2, 4, 12, dtype=dtype, requires_grad=True)
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[0, 1] = False
+    mask[1] = False
+    y = module(x, bias=attention_bias(mask), rotate=same)
+    y.square().sum().backward()
+    assert y.isfinite().all() and x.grad.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+    full = module(x, bias=attention_bias(torch.ones_like(mask)), rotate=same)
+    assert torch.equal(y[0, [0, 2, 3]], full[0, [0, 2, 3]])
+
+
+def test_what_may_not_be_seen_has_no_influence_and_no_gradient() -> None:
+    module = SelfAttention(d_model=12, n_heads=2)
+    x = torch.randn(1, 4, 12, requires_grad=True)
+    mask = torch.ones(1, 4, 4, dtype=torch.bool)
+    mask[:, :, 2] = False  # nobody sees position 2 ...
+    y = module(x, bias=attention_bias(mask), rotate=same)
+    changed = x.detach().clone()
+    changed[:, 2] = 1e4
+    again = module(changed, bias=attention_bias(mask), rotate=same)
+    others = [0, 1, 3]
+    torch.testing.assert_close(y[:, others], again[:, others], rtol=0, atol=1e-6)
+    y[:, others].sum().backward()  # ... but itself, whose output is left out here
+    assert (x.grad[:, 2] == 0).all() and (x.grad[:, others] != 0).any()
+
+
+def test_attention_dropout_drops_weights_in_training_only() -> None:
+    module = SelfAttention(d_model=12, n_heads=2, dropout=0.5)
+    x, bias = torch.randn(4, 6, 12), attention_bias(torch.ones(4, 6, 6, dtype=torch.bool))
+    quiet = module.eval()(x, bias=bias, rotate=same)
+    torch.testing.assert_close(module(x, bias=bias, rotate=same), quiet)
+    module.train()
+    mean = torch.stack([module(x, bias=bias, rotate=same) for _ in range(1500)]).mean(0)
+    assert not torch.allclose(module(x, bias=bias, rotate=same), quiet, atol=1e-3)
+    torch.testing.assert_close(mean, quiet, rtol=0, atol=0.08)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_heads": 5}, "12 is not divisible by n_heads 5"),
+        ({"n_heads": 4, "n_kv_heads": 3}, "not divisible by n_kv_heads 3"),
+    ],
+)
+def test_sizes_that_contradict_each_other(options: dict[str, int], message: str) -> None:
+    for kind in (SelfAttention, CrossAttention):
+        with pytest.raises(ValueError, match=message):
+            kind(d_model=12, **options)
+
+
+def test_shared_projection_refuses_groups() -> None:
+    with pytest.raises(ValueError, match="shared projection"):
+        SelfAttention(d_model=12, n_heads=4, n_kv_heads=2, projection="shared")
+
+
+def test_shared_projection_has_the_weights_of_one_head() -> None:
+    counts = {
+        name: sum(p.numel() for p in PROJECTIONS[name](12, (4, 4, 4), d_head=3, bias=False).parameters())
+        for name in PROJECTIONS
+    }
+    assert counts == {"full": 3 * 12 * 12, "shared": 3 * 3 * 3}

@@ -1,0 +1,74 @@
+"""Norms and residual connections against the oracle; where dropout stands; which norm each form needs at the end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from oracle import numpy_transformer as oracle
+from oracle.adapter import EPSILON, randomize
+from transduce.nn.block import NORMS, RESIDUALS
+
+D = 12
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms(name: str, bias: bool) -> None:
+    norm = NORMS[name](D, bias).double()
+    with torch.no_grad():
+        for weight in norm.parameters():
+            weight.normal_()
+    weights = [weight.detach().numpy() for weight in norm.parameters()]
+    # ordinary rows, a tiny one (where epsilon rules), a constant one, zeros, and one with a large mean
+    x = torch.randn(6, D).double()
+    x[1], x[2], x[3], x[4] = x[1] * 1e-4, 3.0, 0.0, x[4] + 1000
+    expected = oracle.NORMS[name](x.numpy(), weights[0], weights[1] if len(weights) == 2 else 0.0, EPSILON[name])
+    np.testing.assert_allclose(norm(x).detach().numpy(), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_in_float32_keep_rows_of_any_size(name: str) -> None:
+    norm = NORMS[name](D, True)
+    x = torch.randn(1, D)
+    for scale in (1e-2, 1.0, 1e4, 1e8):
+        result = norm(x * scale)
+        assert result.isfinite().all()
+        torch.testing.assert_close(result, norm(x), rtol=0, atol=0.2 if scale < 1 else 1e-4)
+
+
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_residuals(name: str) -> None:
+    residual = RESIDUALS[name](nn.LayerNorm(D)).double().eval()
+    randomize(residual)
+    x, matrix = torch.randn(2, 3, D).double(), torch.randn(D, D).double()
+    weights = {
+        "s_norm.weight": residual.norm.weight.detach().numpy(),
+        "s_norm.bias": residual.norm.bias.detach().numpy(),
+    }
+    options = oracle.Options(1, 1, 0, 0, residual=name)
+    expected = oracle.sublayer(x.numpy(), weights, "s", options, lambda y: y @ matrix.numpy())
+    np.testing.assert_allclose(residual(x, lambda y: y @ matrix).detach().numpy(), expected, rtol=0, atol=1e-10)
+
+
+def test_dropout_is_on_the_sublayers_output_before_it_is_added() -> None:
+    """Dropping nearly all of it leaves x alone, normed after (post) or not (pre): paper 5.4."""
+    x = torch.randn(2, 3, D)
+    for name, expected in (("post", nn.LayerNorm(D)(x)), ("pre", x)):
+        residual = RESIDUALS[name](nn.LayerNorm(D), dropout=0.99)
+        residual.train()
+        y = residual(x, lambda y: torch.full_like(y, 1e-6))
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-3)
+        y = residual(torch.zeros_like(x), lambda y: torch.ones_like(y))
+        assert not torch.equal(y, residual.eval()(torch.zeros_like(x), lambda y: torch.ones_like(y)))
+
+
+def test_only_pre_norm_needs_a_final_norm() -> None:
+    assert {name: kind.final_norm for name, kind in RESIDUALS.items()} == {"post": False, "pre": True}
+
+
+def test_every_option_is_tested() -> None:
+    assert set(NORMS) == set(EPSILON)
+    assert set(RESIDUALS) == {"post", "pre"}
