@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from transduce.errors import SettingsError, nearest
 
@@ -33,6 +33,13 @@ class Corpus(Section):
     tgt: Path | None = Field(None, description="Text file of target sentences, line for line with `src`.")
     path: Path | None = Field(None, description="One file with both sides: .tsv, .jsonl or .tmx (.gz, .xz, .zst too).")
     weight: float = Field(1.0, gt=0, description="Passes over this corpus in an epoch: 2 twice, 0.5 half of it.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Corpus:
+        given = [value is not None for value in (self.src, self.tgt, self.path)]
+        if given not in ([True, True, False], [False, False, True]):
+            raise ValueError("a corpus is either src and tgt, or path")
+        return self
 
 
 class DataSettings(Section):
@@ -149,12 +156,7 @@ class Settings(Section):
     @classmethod
     def from_toml(cls, path: Path, overrides: Sequence[str] = ()) -> Settings:
         """Read a recipe with `--set` overrides; relative data paths start from `data.root`, or the recipe's folder."""
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SettingsError(f"cannot read recipe {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SettingsError(f"recipe {path} is not valid TOML: {error}") from None
+        values = read_recipe(path)
         for override in overrides:
             apply_override(values, override)
         return cls.from_mapping(values, origin=str(path)).resolve_paths(path.parent)
@@ -176,6 +178,16 @@ class Settings(Section):
         merged = self.model_dump(exclude_unset=True)
         merged[section] = merged.get(section, {}) | values
         return Settings.from_mapping(merged)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The nested values of a TOML file, unchecked; one that cannot be read is a `SettingsError`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read recipe {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"recipe {path} is not valid TOML: {error}") from None
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
@@ -215,4 +227,6 @@ def _explain(error: ValidationError) -> str:
         *parents, key = first["loc"]
         known = _known_keys(parents)
         return f"unknown key '{name}'{nearest(str(key), known) or '; known: ' + ', '.join(known)}"
-    return f"{name} = {first['input']!r}: {first['msg'].lower()}"
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], dict) else f" = {first['input']!r}"
+    return f"{name}{given}: {message[:1].lower()}{message[1:]}"

@@ -1,0 +1,298 @@
+"""What settings become that the user left open: pure functions of the data and the machine, each with its reason.
+
+`SIZES` is the one table of sizes and lengths; the rest follows from it by the functions of `BEFORE_TEXT` (which need to
+know the number of pairs) and `BEFORE_TRAINING` (which need to know the tokens too). A setting that was given is never
+touched. The numbers are what measured best under benchmarks/; each can be overridden with `--set section.key=value`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transduce.config import ModelSettings, Settings
+from transduce.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What suits corpora of at most `pairs` sentence pairs; of a pair (cpu, gpu) the machine decides."""
+
+    pairs: float
+    vocab_size: int
+    preset: tuple[str, str]
+    dropout: float
+    batch_tokens: tuple[int, int]
+    epochs: float
+    minutes: tuple[float, float]
+
+
+SIZES = (
+    Size(2_000, 2_000, ("tiny", "tiny"), 0.3, (1024, 1024), 100, (10, 5)),
+    Size(20_000, 4_000, ("tiny", "tiny"), 0.3, (2048, 2048), 60, (20, 10)),
+    Size(50_000, 8_000, ("tiny", "small"), 0.3, (4096, 8192), 40, (30, 20)),
+    Size(150_000, 8_000, ("small", "small"), 0.2, (4096, 8192), 30, (90, 30)),
+    Size(1_000_000, 16_000, ("small", "base"), 0.1, (8192, 24_576), 20, (360, 240)),
+    Size(float("inf"), 32_000, ("small", "base"), 0.1, (8192, 32_768), 10, (1440, 1440)),
+)
+PEAK_LR = {"adam": 0.64, "adamw": 0.64, "muon": 0.64}  # times 1 / d_model: 0.005 at 128, 0.00125 at 512
+LONGEST_WARMUP = 2000
+SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
+TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What trains: `memory` in bytes that training may use, `fast_bfloat16` where products are faster with it."""
+
+    device: Literal["cpu", "cuda"]
+    name: str
+    n_cores: int
+    memory: int
+    fast_bfloat16: bool
+
+    @property
+    def flops(self) -> float:
+        """Arithmetic a second that training really reaches, roughly: for estimates of time only."""
+        return 1.0e14 if self.device == "cuda" else 6.0e10 * self.n_cores
+
+    def describe(self) -> str:
+        """One line for people."""
+        cores = f", {self.n_cores} cores" if self.device == "cpu" else ""
+        return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free)"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that a choice may depend on. `tokens` are those of the longer side of all pairs, None before encoding."""
+
+    asked: Settings
+    settings: Settings
+    machine: Machine
+    n_pairs: int
+    tokens: int | None = None
+
+    @property
+    def size(self) -> Size:
+        """The line of the table."""
+        return next(size for size in SIZES if self.n_pairs <= size.pairs)
+
+    @property
+    def on_gpu(self) -> int:
+        """0 or 1: which of a (cpu, gpu) pair."""
+        return int(self.machine.device == "cuda")
+
+    @property
+    def updates_an_epoch(self) -> float:
+        """Updates in a pass over the data."""
+        assert self.settings.training.batch_tokens is not None, "chosen first"
+        return max(1.0, (self.tokens or self.n_pairs * TOKENS_A_PAIR) / self.settings.training.batch_tokens)
+
+    @property
+    def updates_a_minute(self) -> float:
+        """A rough estimate from the model's size and the machine's."""
+        assert self.settings.training.batch_tokens is not None, "chosen first"
+        work = 6.0 * parameters_used(self.settings.model, self.settings.tokenizer.vocab_size or 0)
+        return 60.0 * self.machine.flops / (work * self.settings.training.batch_tokens)
+
+    @property
+    def updates(self) -> float:
+        """Updates until the nearest limit, roughly."""
+        training = self.settings.training
+        ends = [
+            training.max_updates,
+            training.max_epochs and training.max_epochs * self.updates_an_epoch,
+            training.max_minutes and training.max_minutes * self.updates_a_minute,
+        ]
+        return min(end for end in ends if end is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One setting that was left open, what it becomes, and why, in one sentence."""
+
+    section: str
+    key: str
+    value: Any
+    reason: str
+
+
+Answer = tuple[Any, str] | None
+Chooser = tuple[str, str, Callable[[Facts], Answer]]
+
+
+def choose(facts: Facts, choosers: Sequence[Chooser]) -> tuple[Settings, list[Choice]]:
+    """The settings with what was left open filled in, and what was chosen. Later choices see the earlier ones."""
+    choices = []
+    for section, key, function in choosers:
+        if not _is_open(facts.asked, section, key) or (answer := function(facts)) is None:
+            continue
+        value, reason = answer
+        choices.append(Choice(section, key, value, reason))
+        facts = Facts(
+            facts.asked, facts.settings.with_values(section, **{key: value}), facts.machine, facts.n_pairs, facts.tokens
+        )
+    return facts.settings, choices
+
+
+def table(choices: Sequence[Choice]) -> list[str]:
+    """Lines for people: the name, the value and the reason of each choice."""
+    names = [f"{choice.section}.{choice.key}" for choice in choices]
+    values = [f"{choice.value:,}" if isinstance(choice.value, int) else str(choice.value) for choice in choices]
+    widths = max(map(len, names), default=0), max(map(len, values), default=0)
+    rows = zip(names, values, choices, strict=True)
+    return [f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {choice.reason}" for name, value, choice in rows]
+
+
+def parameters_used(model: ModelSettings, vocab_size: int) -> int:
+    """Weights that a target token passes through, roughly: the blocks' and the output's."""
+    d, encoder, decoder = model.d_model, model.n_encoder_layers, model.n_decoder_layers
+    return (4 * encoder + 8 * decoder) * d * d + 2 * (encoder + decoder) * d * model.d_ff + vocab_size * d
+
+
+def bytes_a_token(model: ModelSettings, vocab_size: int) -> int:
+    """Memory of a training step for one padded token on either side, roughly: activations kept for the gradient."""
+    blocks = model.n_encoder_layers + 2 * model.n_decoder_layers
+    return 4 * (blocks * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
+
+
+def this_machine(device: str) -> Machine:
+    """The machine we are on; `device` is auto, cpu or cuda. A `SettingsError` where it has no such device."""
+    import torch
+
+    if device not in ("auto", "cpu", "cuda"):
+        raise SettingsError(f"training.device = {device!r}: allowed are auto, cpu and cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("training.device = 'cuda', but PyTorch finds no CUDA device here; use auto or cpu")
+    if device != "cpu" and torch.cuda.is_available():
+        free, _ = torch.cuda.mem_get_info()
+        return Machine("cuda", torch.cuda.get_device_name(), os.cpu_count() or 1, free, torch.cuda.is_bf16_supported())
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine("cpu", platform.processor() or platform.machine(), n_cores, _free_memory(), _has_amx())
+
+
+def _free_memory() -> int:
+    """Bytes that can be had without swapping; 4 GiB where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable"))
+        return int(kilobytes) * 1024
+    except (OSError, StopIteration, ValueError):
+        return 4 * 2**30
+
+
+def _has_amx() -> bool:
+    """Whether the processor multiplies bfloat16 matrices in tiles; without them float32 is as fast."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return any("amx_bf16" in line for line in file if line.startswith("flags"))
+    except OSError:
+        return False
+
+
+def _is_open(asked: Settings, section: str, key: str) -> bool:
+    """Whether the user left the setting to us."""
+    part = getattr(asked, section)
+    if section == "model":
+        given = part.model_fields_set
+        return not (given & SIZE_KEYS) if key == "preset" else key not in given
+    return getattr(part, key) is None
+
+
+def _pairs(facts: Facts) -> str:
+    return f"{facts.n_pairs:,} pairs"
+
+
+def _vocab_size(facts: Facts) -> Answer:
+    return facts.size.vocab_size, f"suits {_pairs(facts)}: pieces must be seen often enough to be learned"
+
+
+def _preset(facts: Facts) -> Answer:
+    where = "on a GPU" if facts.on_gpu else "without a GPU"
+    return facts.size.preset[facts.on_gpu], f"the size that {_pairs(facts)} can fill in reasonable time {where}"
+
+
+def _dropout(facts: Facts) -> Answer:
+    more = "little text needs more of it" if facts.size.dropout > 0.1 else "the paper's: there is enough text"
+    return facts.size.dropout, more
+
+
+def _batch_tokens(facts: Facts) -> Answer:
+    return facts.size.batch_tokens[
+        facts.on_gpu
+    ], f"tokens an update, from the {_pairs(facts)} and the {facts.machine.device}"
+
+
+def _micro_batch_tokens(facts: Facts) -> Answer:
+    wanted = facts.settings.training.batch_tokens
+    assert wanted is not None, "chosen first"
+    a_token = bytes_a_token(facts.settings.model, facts.settings.tokenizer.vocab_size or 0)
+    fitting = max(256, facts.machine.memory // 2 // a_token)
+    if fitting >= wanted:
+        return wanted, f"a whole update fits in half of the {facts.machine.memory / 2**30:.0f} GiB free"
+    n = -(-wanted // fitting)
+    return -(-wanted // n), f"an update in {n} parts, each in half of the {facts.machine.memory / 2**30:.1f} GiB free"
+
+
+def _optimizer(facts: Facts) -> Answer:
+    return "adam", "the paper's (5.3)"
+
+
+def _lr(facts: Facts) -> Answer:
+    name = facts.settings.training.optimizer or "adam"
+    width = facts.settings.model.d_model
+    return round(PEAK_LR.get(name, 0.64) / width, 6), f"peak for {name} at d_model {width}"
+
+
+def _max_epochs(facts: Facts) -> Answer:
+    if _length_is_given(facts):
+        return None
+    return facts.size.epochs, f"passes after which {_pairs(facts)} have little more to give"
+
+
+def _max_minutes(facts: Facts) -> Answer:
+    if _length_is_given(facts):
+        return None
+    return facts.size.minutes[
+        facts.on_gpu
+    ], "your patience, at a guess; the schedule ends with the nearer of the limits"
+
+
+def _length_is_given(facts: Facts) -> bool:
+    training = facts.asked.training
+    return not (training.max_updates is training.max_epochs is training.max_minutes is None)
+
+
+def _schedule(facts: Facts) -> Answer:
+    return "cosine", "falls to zero at the end, which does better than the paper's in a short training"
+
+
+def _warmup_updates(facts: Facts) -> Answer:
+    updates = min(LONGEST_WARMUP, max(10, round(0.08 * facts.updates)))
+    return updates, f"about 8 % of the {facts.updates:,.0f} updates expected, at most {LONGEST_WARMUP:,}"
+
+
+def _valid_updates(facts: Facts) -> Answer:
+    updates = min(max(facts.updates_an_epoch, facts.updates_a_minute / 2), facts.updates / 5)
+    return max(1, round(updates)), "about an epoch, or half a minute where epochs are shorter"
+
+
+BEFORE_TEXT: tuple[Chooser, ...] = (
+    ("tokenizer", "vocab_size", _vocab_size),
+    ("model", "preset", _preset),
+    ("model", "dropout", _dropout),
+)
+BEFORE_TRAINING: tuple[Chooser, ...] = (
+    ("training", "batch_tokens", _batch_tokens),
+    ("training", "micro_batch_tokens", _micro_batch_tokens),
+    ("training", "optimizer", _optimizer),
+    ("training", "lr", _lr),
+    ("training", "max_epochs", _max_epochs),
+    ("training", "max_minutes", _max_minutes),
+    ("training", "schedule", _schedule),
+    ("training", "warmup_updates", _warmup_updates),
+    ("training", "valid_updates", _valid_updates),
+)

@@ -1,0 +1,108 @@
+"""What the command line asks for, as settings: a recipe, files, `--set`; and settings as a recipe again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transduce.config import Settings, apply_override, read_recipe
+from transduce.errors import DataError, SettingsError
+
+Sides = tuple[tuple[Path, ...], tuple[Path, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A training that was asked for. Files given here take the place of the recipe's and start from where we stand.
+
+    Relative paths in a recipe start from `root` (--data) where given, else from the recipe's `data.root` or folder.
+    """
+
+    recipe: Path | None = None
+    train: Sides = ((), ())
+    valid: Sides = ((), ())
+    test: Sides = ((), ())
+    paths: tuple[Path, ...] = ()
+    root: Path | None = None
+    languages: tuple[str | None, str | None] = (None, None)
+    overrides: tuple[str, ...] = ()
+
+    def settings(self) -> Settings:
+        """All settings, data paths absolute and there. Raises `SettingsError` or `DataError`."""
+        values = read_recipe(self.recipe) if self.recipe else {}
+        for override in self.overrides:
+            apply_override(values, override)
+        data = values.setdefault("data", {})
+        if not isinstance(data, dict):
+            raise SettingsError(f"{self.recipe}: 'data' must be a section, [data]")
+        for key, sides in (("train", self.train), ("valid", self.valid), ("test", self.test)):
+            if corpora := _pair_up(key, sides):
+                data[key] = corpora
+        if self.paths:
+            alone = not any(self.train)
+            data["train"] = [
+                *([] if alone else data["train"]),
+                *({"path": str(path.absolute())} for path in self.paths),
+            ]
+        data |= {key: code for key, code in zip(("src_lang", "tgt_lang"), self.languages, strict=True) if code}
+        if self.root is not None:
+            data["root"] = str(self.root.absolute())
+        origin = str(self.recipe) if self.recipe else "settings"
+        folder = self.recipe.parent if self.recipe else Path()
+        settings = Settings.from_mapping(values, origin=origin).resolve_paths(folder)
+        self._check_files(settings)
+        return settings
+
+    def run_folder(self, given: Path | None) -> Path:
+        """Where the run goes: as given, or `runs/` and the recipe's name."""
+        if given is not None:
+            return given
+        if self.recipe is None:
+            raise SettingsError("no run folder named; add --run runs/NAME")
+        return Path("runs") / self.recipe.stem
+
+    def _check_files(self, settings: Settings) -> None:
+        """Refuse a request that has nothing to train on, or names files that are not there."""
+        data = settings.data
+        if not data.train and not data.demo:
+            raise SettingsError("no training text: give --src and --tgt, or --path, or a recipe")
+        for corpus in (*data.train, *data.valid, *data.test):
+            for path in (corpus.src, corpus.tgt, corpus.path):
+                if path is not None and not path.exists():
+                    hint = "; say where the data lies with --data FOLDER" if self.recipe and not self.root else ""
+                    raise DataError(f"there is no file {path}{hint}")
+
+
+def to_toml(settings: Settings) -> str:
+    """What was given of the settings, as a recipe that asks for the same again."""
+    lines: list[str] = []
+    values = settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    top = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    lines += [f"{key} = {_toml_value(value)}" for key, value in top.items()]
+    for section, content in values.items():
+        if isinstance(content, dict) and content:
+            lines += ["", f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in content.items())]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)
+
+
+def _pair_up(key: str, sides: Sides) -> list[dict[str, str]]:
+    src, tgt = sides
+    if len(src) != len(tgt):
+        name = "" if key == "train" else f"{key}-"
+        raise SettingsError(
+            f"--{name}src is given {len(src)} times and --{name}tgt {len(tgt)} times; both sides go together"
+        )
+    return [{"src": str(s.absolute()), "tgt": str(t.absolute())} for s, t in zip(src, tgt, strict=True)]
