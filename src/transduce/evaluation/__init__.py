@@ -1,0 +1,1 @@
+"""Scores with signatures, comparison of systems, the report and the model card."""

@@ -1,0 +1,157 @@
+"""BLEU, chrF and TER by sacreBLEU, each with the signature without which a score means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric
+
+from transduce.errors import DataError, UserError, nearest
+
+_ENDS_TOKENIZED = 0.5  # share of hypotheses ending in " ." from which text counts as tokenized
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One corpus score, from 0 to 100 (TER may be above), and how it was computed."""
+
+    value: float
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class BleuScore(Score):
+    """BLEU with its parts: precisions of 1- to 4-grams in percent, and lengths in tokens."""
+
+    precisions: tuple[float, ...]
+    brevity_penalty: float
+    length: int
+    reference_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What `evaluate` finds. TER counts errors: lower is better."""
+
+    n_sentences: int
+    bleu: BleuScore
+    chrf: Score
+    ter: Score
+    exact_match: float  # share of hypotheses that are the reference, letter for letter
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        return asdict(self) | {
+            "notes": list(self.notes),
+            "bleu": asdict(self.bleu) | {"precisions": list(self.bleu.precisions)},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Scores:
+        """The inverse of `to_json`."""
+        return cls(
+            n_sentences=values["n_sentences"],
+            bleu=BleuScore(**(values["bleu"] | {"precisions": tuple(values["bleu"]["precisions"])})),
+            chrf=Score(**values["chrf"]),
+            ter=Score(**values["ter"]),
+            exact_match=values["exact_match"],
+            notes=tuple(values["notes"]),
+        )
+
+    def lines(self) -> list[str]:
+        r"""Lines for people.
+
+        >>> print("\n".join(evaluate(["a b c d"], ["a b c d"]).lines()))  # doctest: +ELLIPSIS
+        BLEU   100.00  nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:...
+                       100.0/100.0/100.0/100.0  brevity penalty 1.000  length 4, reference 4
+        chrF   100.00  nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:...
+        TER      0.00  nrefs:1|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:...
+        exact  100.0%  1 of 1 sentences
+        """
+        b = self.bleu
+        precisions = "/".join(f"{p:.1f}" for p in b.precisions)
+        n_exact = round(self.exact_match * self.n_sentences)
+        return [
+            f"BLEU   {b.value:6.2f}  {b.signature}",
+            f"               {precisions}  brevity penalty {b.brevity_penalty:.3f}"
+            f"  length {b.length:,}, reference {b.reference_length:,}",
+            f"chrF   {self.chrf.value:6.2f}  {self.chrf.signature}",
+            f"TER    {self.ter.value:6.2f}  {self.ter.signature}",
+            f"exact  {self.exact_match:6.1%}  {n_exact:,} of {self.n_sentences:,} sentences",
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+
+def evaluate(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+) -> Scores:
+    """Score `hypotheses` against one reference each.
+
+    `tokenize` is BLEU's: "13a" for detokenised text, "none" for text that is tokenized already, "zh", "char", ...
+    `lowercase` folds case for BLEU and chrF; TER folds it always, as sacreBLEU does. Raises `DataError` where the two
+    differ in length or are empty, `UserError` for an unknown tokenizer.
+    """
+    check_lengths(hypotheses, references)
+    found = {
+        name: _corpus_score(metric, hypotheses, references) for name, metric in metrics(tokenize, lowercase).items()
+    }
+    bleu, signature = found["BLEU"]
+    return Scores(
+        n_sentences=len(references),
+        bleu=BleuScore(
+            value=float(bleu.score),
+            signature=signature,
+            precisions=tuple(map(float, bleu.precisions)),
+            brevity_penalty=float(bleu.bp),
+            length=int(bleu.sys_len),
+            reference_length=int(bleu.ref_len),
+        ),
+        chrf=Score(float(found["chrF"][0].score), found["chrF"][1]),
+        ter=Score(float(found["TER"][0].score), found["TER"][1]),
+        exact_match=sum(map(str.__eq__, hypotheses, references)) / len(references),
+        notes=_notes(hypotheses, references, tokenize),
+    )
+
+
+def metrics(tokenize: str, lowercase: bool) -> dict[str, Metric]:
+    """New metric objects of sacreBLEU, by the names that we print."""
+    if tokenize not in BLEU.TOKENIZERS:
+        allowed = ", ".join(BLEU.TOKENIZERS)
+        raise UserError(f"unknown BLEU tokenizer '{tokenize}'{nearest(tokenize, BLEU.TOKENIZERS)}; allowed: {allowed}")
+    try:
+        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # its warning is one of our notes
+    except Exception as error:  # a tokenizer that needs a package or a download: each fails in its own way
+        why = " ".join(str(error).split())
+        raise UserError(f"BLEU tokenizer '{tokenize}' cannot be used here: {why}") from error
+    return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase), "TER": TER()}
+
+
+def check_lengths(hypotheses: Sequence[str], references: Sequence[str], name: str = "hypotheses") -> None:
+    """Raise `DataError` unless there is one hypothesis for each reference, and one at least."""
+    if len(hypotheses) != len(references):
+        raise DataError(f"{len(hypotheses):,} {name} but {len(references):,} references: scores need one line for each")
+    if not references:
+        raise DataError("there is nothing to score: the references are empty")
+
+
+def _corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Any, str]:
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return score, str(metric.get_signature())
+
+
+def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> tuple[str, ...]:
+    """What a reader of the scores should know."""
+    notes = []
+    n_empty = sum(not reference.strip() for reference in references)
+    if n_empty:
+        notes.append(f"{n_empty:,} of {len(references):,} references are empty")
+    n_tokenized = sum(hypothesis.endswith(" .") for hypothesis in hypotheses)
+    if tokenize not in ("none", "char") and n_tokenized > _ENDS_TOKENIZED * len(hypotheses):
+        notes.append(
+            "the hypotheses look tokenized already: score tokenized text with tokenize 'none', or detokenise both sides"
+        )
+    return tuple(notes)

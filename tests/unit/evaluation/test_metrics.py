@@ -1,0 +1,192 @@
+"""Scores against sacreBLEU's own command line and against BLEU written from its equations."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import DataError, UserError
+from transduce.evaluation.compare import paired_bootstrap
+from transduce.evaluation.metrics import Scores, evaluate
+
+TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
+WORDS = TEXT.split()
+
+
+def corpus(n: int = 60, seed: int = 1) -> list[str]:
+    choose = random.Random(seed)
+    return [" ".join(choose.choices(WORDS, k=choose.randint(4, 14))) for _ in range(n)]
+
+
+def worse(lines: list[str], rate: float, seed: int = 2) -> list[str]:
+    choose = random.Random(seed)
+    return [
+        " ".join(choose.choice(WORDS) if choose.random() < rate else word for word in line.split()) for line in lines
+    ]
+
+
+def bleu_from_the_equations(hypotheses: list[str], references: list[str]) -> float:
+    """Papineni et al. 2002, on words between spaces; for corpora with a match of every order."""
+
+    def ngrams(line: str, n: int) -> Counter[tuple[str, ...]]:
+        words = line.split()
+        return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+    logs = []
+    for n in range(1, 5):
+        pairs = [(ngrams(h, n), ngrams(r, n)) for h, r in zip(hypotheses, references, strict=True)]
+        logs.append(math.log(sum((h & r).total() for h, r in pairs) / sum(h.total() for h, _ in pairs)))
+    c, r = (sum(len(line.split()) for line in lines) for lines in (hypotheses, references))
+    return 100 * min(1.0, math.exp(1 - r / c)) * math.exp(sum(logs) / 4)
+
+
+def test_bleu_is_what_the_equations_say() -> None:
+    references = corpus()
+    hypotheses = [line.rsplit(" ", 1)[0] for line in worse(references, 0.1)]
+    scores = evaluate(hypotheses, references, tokenize="none")
+    assert scores.bleu.value == pytest.approx(bleu_from_the_equations(hypotheses, references), abs=1e-9)
+    assert scores.bleu.length == sum(len(h.split()) for h in hypotheses)
+    assert scores.bleu.reference_length == sum(len(r.split()) for r in references)
+    assert 0 < scores.bleu.brevity_penalty < 1
+
+
+@pytest.mark.parametrize(("tokenize", "lowercase"), [("13a", False), ("none", False), ("char", True)])
+def test_scores_are_those_of_sacrebleu_s_command(tmp_path: Path, tokenize: str, lowercase: bool) -> None:
+    references = corpus()
+    hypotheses = [h.lower() if i % 3 else h for i, h in enumerate(worse(references, 0.2))]
+    (tmp_path / "ref").write_text("\n".join(references) + "\n", encoding="utf-8")
+    (tmp_path / "hyp").write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        "ref",
+        "-i",
+        "hyp",
+        "-m",
+        "bleu",
+        "chrf",
+        "ter",
+        "-tok",
+        tokenize,
+        "-w",
+        "6",
+    ]
+    command += ["-lc", "--chrf-lowercase"] if lowercase else []
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    scores = evaluate(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
+    ours = [scores.bleu, scores.chrf, scores.ter]
+    for theirs, mine in zip(json.loads(out), ours, strict=True):
+        assert mine.value == pytest.approx(theirs["score"], abs=1e-5), theirs["name"]
+        assert mine.signature == theirs["signature"]
+
+
+def test_a_perfect_translation() -> None:
+    scores = evaluate(corpus(), corpus())
+    assert (scores.bleu.value, scores.chrf.value) == pytest.approx((100, 100))
+    assert (scores.ter.value, scores.exact_match, scores.notes) == (0.0, 1.0, ())
+
+
+def test_exact_match_counts_letter_for_letter() -> None:
+    assert evaluate(["a b", "A b", "a b ", "a b"], ["a b"] * 4).exact_match == 0.5
+
+
+def test_lowercase_folds_case() -> None:
+    upper = [line.upper() for line in corpus()]
+    assert evaluate(upper, corpus(), lowercase=True).bleu.value == pytest.approx(100)
+    assert evaluate(upper, corpus()).bleu.value < 60
+
+
+def test_scores_survive_json() -> None:
+    scores = evaluate(worse(corpus(), 0.3), corpus(), tokenize="none")
+    assert Scores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
+
+
+def test_bad_input_is_told_in_one_line() -> None:
+    with pytest.raises(DataError, match="1 hypotheses but 2 references"):
+        evaluate(["a"], ["a", "b"])
+    with pytest.raises(DataError, match="nothing to score"):
+        evaluate([], [])
+    with pytest.raises(UserError, match=r"unknown BLEU tokenizer '13b'; did you mean '13a'\?; allowed: none, zh"):
+        evaluate(["a"], ["a"], tokenize="13b")
+    with pytest.raises(DataError, match="2 hypotheses of the other system but 1 references"):
+        paired_bootstrap(["a"], ["a", "b"], ["a"])
+    with pytest.raises(UserError, match="n_samples is 0"):
+        paired_bootstrap(["a"], ["a"], ["a"], n_samples=0)
+
+
+def test_what_a_reader_should_know_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    tokenized = [f"{line} ." for line in corpus(150)]
+    assert "look tokenized" in evaluate(tokenized, tokenized).notes[0]
+    assert evaluate(tokenized, tokenized, tokenize="none").notes == ()
+    assert evaluate(["", "a"], ["", "a"]).notes == ("1 of 2 references are empty",)
+    assert not caplog.records, "no warnings of others go to the terminal"
+
+
+# --- two systems
+
+
+def test_a_clear_difference_is_significant() -> None:
+    references = corpus(120)
+    good, bad = worse(references, 0.1), worse(references, 0.4, seed=3)
+    for c in paired_bootstrap(good, bad, references, n_samples=200):
+        low, high = c.interval
+        assert c.p_value < 0.05 and c.verdict == "better", c
+        assert low < c.difference < high and not low < 0 < high
+        assert c.margin > 0 and c.other_margin > 0
+        assert f"bs:200|seed:{12345}" in c.signature
+    assert [c.verdict for c in paired_bootstrap(bad, good, references, n_samples=200)] == ["worse"] * 3
+
+
+def test_equal_systems_are_not_told_apart() -> None:
+    references = corpus(120)
+    one, two = worse(references, 0.2), worse(references, 0.2, seed=4)
+    for c in paired_bootstrap(one, two, references, n_samples=200):
+        assert c.p_value > 0.05 and c.verdict == "no significant difference"
+        assert c.interval[0] < 0 < c.interval[1]
+    for c in paired_bootstrap(one, one, references, n_samples=50):
+        assert (c.difference, c.interval, c.p_value) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_p_values_are_uniform_where_there_is_no_difference() -> None:
+    """Of 60 comparisons of equal systems, few are called different."""
+    references = corpus(40)
+    p_values = []
+    for seed in range(60):
+        one, two = worse(references, 0.3, seed=1000 + seed), worse(references, 0.3, seed=2000 + seed)
+        p_values.append(paired_bootstrap(one, two, references, tokenize="none", n_samples=60)[0].p_value)
+    assert sum(p < 0.05 for p in p_values) <= 9  # 3 expected; chance of more than 9 is below 0.1 %
+    assert sum(p < 0.5 for p in p_values) >= 15
+
+
+def test_scores_and_p_values_are_sacrebleu_s(tmp_path: Path) -> None:
+    references = corpus(80)
+    one, two = worse(references, 0.2), worse(references, 0.25, seed=3)
+    for name, lines in (("ref", references), ("one", one), ("two", two)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "ref", "-i", "two", "one", "-m", "bleu", "chrf", "ter"]
+    command += ["--paired-bs", "--paired-bs-n", "300", "-f", "text", "-w", "4"]
+    env = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=env, check=True)
+    scores = [(float(a), float(b)) for a, b in re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", done.stdout)]
+    p_values = [float(p) for p in re.findall(r"\(p = ([\d.]+)\)", done.stdout)]
+    ours = paired_bootstrap(one, two, references, n_samples=300)
+    for c, base, this, p in zip(ours, scores[:3], scores[3:], p_values, strict=True):
+        assert (c.other, c.other_margin) == pytest.approx(base, abs=1e-3)
+        assert (c.value, c.margin) == pytest.approx(this, abs=1e-3)
+        assert c.p_value == pytest.approx(p, abs=1e-4)
+
+
+def test_comparisons_are_plain_data() -> None:
+    (bleu, *_) = paired_bootstrap(worse(corpus(), 0.1), worse(corpus(), 0.4), corpus(), n_samples=30)
+    assert json.loads(json.dumps(bleu.to_json()))["verdict"] == bleu.verdict
+    assert bleu.line().startswith("BLEU ") and "p = 0.0" in bleu.line()
