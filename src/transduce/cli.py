@@ -1,0 +1,328 @@
+"""The commands. Heavy imports stand inside them, so that `--help` is instant; what they do is in `run.py`.
+
+A command has as many parameters as it has options, which is more than the eight that a function may have elsewhere.
+Exit codes: 0 done, 1 the run failed, 2 the user can fix it (one line on stderr), 130 interrupted and saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from transduce.errors import TransduceError
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Run = Annotated[Path, Argument(metavar="RUN", help="Run folder: the model.", show_default=False)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Only warnings on stderr.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, Option("--json", help="JSON, one object a line.")]
+Paths = Annotated[list[Path] | None, Option(metavar="FILE", show_default=False)]
+Set = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=0.001; repeatable.", show_default=False),
+]
+Beam = Annotated[
+    int | None, Option(help="Hypotheses kept; 1 is greedy; default: the run's.", min=1, show_default=False)
+]
+Penalty = Annotated[
+    float | None, Option("--length-penalty", help="Exponent of the length; default: the run's.", show_default=False)
+]
+Longest = Annotated[
+    int | None, Option("--max-length", help="Longest output in tokens; default: the run's.", min=1, show_default=False)
+]
+BatchTokens = Annotated[
+    int | None, Option("--batch-tokens", help="Source tokens at once; default: the run's.", min=1, show_default=False)
+]
+Tokenize = Annotated[str, Option(help="BLEU's: 13a; none for text that is tokenized already; zh, ja-mecab, char, ...")]
+Lowercase = Annotated[bool, Option("--lowercase", help="Fold case before BLEU and chrF.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        import transduce
+
+        print(f"transduce {transduce.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _all(
+    context: typer.Context,
+    debug: Annotated[bool, Option("--debug", help="A traceback with every error (also: TRANSDUCE_DEBUG=1).")] = False,
+    version: Annotated[
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """From raw parallel text to a translator.
+
+    \b
+    transduce demo                                        the first thing to run
+    transduce train --src a.en --tgt a.de --run runs/x    on your own text
+    echo "A dog." | transduce translate runs/x
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, Option(help="Minutes of training.", min=0.01)] = 2.2,
+    run: Annotated[Path, Option("--run", metavar="FOLDER", help="Where the run folder goes.")] = Path("runs/demo"),
+    overrides: Set = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train on the built-in corpus for about two minutes, translate, and show what came of it.
+
+    \b
+    transduce demo
+    transduce demo --minutes 10 --run runs/longer
+    """
+    from transduce.log import Log
+    from transduce.showcase import demo as run_demo
+
+    run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet))
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        Path | None, Argument(metavar="RECIPE", help="Settings, a TOML file.", show_default=False)
+    ] = None,
+    src: Annotated[
+        list[Path] | None, Option(metavar="FILE", help="Source, a sentence a line; repeatable.", show_default=False)
+    ] = None,
+    tgt: Annotated[
+        list[Path] | None, Option(metavar="FILE", help="Target, line for line with --src.", show_default=False)
+    ] = None,
+    path: Annotated[
+        list[Path] | None,
+        Option(metavar="FILE", help="Both sides in one file: .tsv, .jsonl or .tmx.", show_default=False),
+    ] = None,
+    valid_src: Paths = None,
+    valid_tgt: Paths = None,
+    test_src: Paths = None,
+    test_tgt: Paths = None,
+    src_lang: Annotated[str | None, Option(help="Language code, as in a TMX file.", show_default=False)] = None,
+    tgt_lang: Annotated[str | None, Option(help="Language code of the target.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, Option("--run", metavar="FOLDER", help="Run folder; default: runs/RECIPE.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)
+    ] = None,
+    overrides: Set = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a translator. What is not said is chosen from the data and the machine, and printed with its reason.
+
+    The same command again goes on with an interrupted run. Text files may be .gz, .xz or .zst.
+
+    \b
+    transduce train --src train.en --tgt train.de --run runs/x
+    transduce train --path memory.tmx --src-lang en --tgt-lang de --run runs/tm
+    transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
+    transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
+    """
+    from transduce.log import Log
+    from transduce.request import Request
+    from transduce.run import train as run_train
+
+    request = Request(
+        recipe=recipe,
+        train=(tuple(src or ()), tuple(tgt or ())),
+        valid=(tuple(valid_src or ()), tuple(valid_tgt or ())),
+        test=(tuple(test_src or ()), tuple(test_tgt or ())),
+        paths=tuple(path or ()),
+        root=data,
+        languages=(src_lang, tgt_lang),
+        overrides=tuple(overrides or ()),
+    )
+    run_train(request.settings(), request.run_folder(run), log=Log(quiet=quiet), dry_run=dry_run)
+
+
+@app.command()
+def translate(
+    run: Run,
+    files: Annotated[
+        list[Path] | None, Argument(metavar="FILE...", help="Text; default: stdin.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="A file instead of stdout.", show_default=False)
+    ] = None,
+    beam: Beam = None,
+    nbest: Annotated[int, Option(help="Translations a line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1,
+    scores: Annotated[bool, Option("--scores", help="SCORE<TAB>TEXT.")] = False,
+    json: Json = False,
+    max_length: Longest = None,
+    length_penalty: Penalty = None,
+    sample: Annotated[bool, Option("--sample", help="Draw translations instead of searching the best.")] = False,
+    temperature: Annotated[float, Option(help="Of sampling; below 1 is sharper.", min=0.001)] = 1.0,
+    top_k: Annotated[int, Option("--top-k", help="Sample among the k likeliest; 0: all.", min=0)] = 0,
+    top_p: Annotated[
+        float, Option("--top-p", help="Sample among the likeliest that sum to p.", min=0.0, max=1.0)
+    ] = 1.0,
+    seed: Annotated[int, Option(help="Of sampling.")] = 1,
+    batch_tokens: BatchTokens = None,
+    device: Device = "auto",
+) -> None:
+    """Translate text, line for line; empty lines stay empty.
+
+    \b
+    transduce translate runs/x < in.en > out.de
+    transduce translate runs/x in.en.gz -o out.de --beam 1
+    transduce translate runs/x in.en --nbest 5 --json
+    """
+    from transduce.run import Search
+    from transduce.run import translate as run_translate
+
+    search = Search(
+        beam=beam,
+        n_best=nbest,
+        max_length=max_length,
+        length_penalty=length_penalty,
+        sampling=(temperature, top_k, top_p, seed) if sample else None,
+        batch_tokens=batch_tokens,
+    )
+    style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
+    run_translate(run, files or [Path("-")], search=search, style=style, output=output, device=device)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    src: Annotated[Path, Option(metavar="FILE", help="Source text.", show_default=False)],
+    ref: Annotated[Path, Option(metavar="FILE", help="Reference translations, line for line.", show_default=False)],
+    hyp: Annotated[
+        Path | None, Option(metavar="FILE", help="Judge these translations instead of RUN's.", show_default=False)
+    ] = None,
+    against: Annotated[
+        Path | None,
+        Option(metavar="RUN|FILE", help="Another run or its output: paired bootstrap.", show_default=False),
+    ] = None,
+    tokenize: Tokenize = "13a",
+    lowercase: Lowercase = False,
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="Keep the translations too.", show_default=False)
+    ] = None,
+    beam: Beam = None,
+    max_length: Longest = None,
+    length_penalty: Penalty = None,
+    batch_tokens: BatchTokens = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """BLEU, chrF and TER of a run's translations, with their signatures.
+
+    \b
+    transduce evaluate runs/x --src test.en --ref test.de
+    transduce evaluate runs/x --src test.en --ref test.de --against runs/y
+    transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none --json
+    """
+    from transduce.run import Search
+    from transduce.run import evaluate as run_evaluate
+
+    search = Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
+    for line in run_evaluate(
+        run,
+        (src, ref),
+        hypotheses=hyp,
+        against=against,
+        metric=(tokenize, lowercase),
+        search=search,
+        output=output,
+        device=device,
+        as_json=json,
+    ):
+        print(line)
+
+
+@app.command()
+def score(
+    run: Run,
+    src: Annotated[Path, Option(metavar="FILE", help="Source text.", show_default=False)],
+    tgt: Annotated[Path, Option(metavar="FILE", help="Translations to score, line for line.", show_default=False)],
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Log-probabilities that a run gives to translations: one number a line.
+
+    \b
+    transduce score runs/x --src in.en --tgt in.de
+    transduce score runs/x --src in.en --tgt in.de --json
+    """
+    from transduce.run import score as run_score
+
+    for line in run_score(run, (src, tgt), device=device, as_json=json):
+        print(line)
+
+
+@app.command()
+def inspect(
+    run: Run,
+    sentence: Annotated[str, Argument(help="A source sentence.", show_default=False)],
+    tgt: Annotated[
+        str | None, Option(help="A translation to look at instead of the run's.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Every layer and head, as one offline page.", show_default=False)
+    ] = None,
+    svg: Annotated[Path | None, Option(metavar="FILE", help="A picture of the alignment.", show_default=False)] = None,
+    device: Device = "auto",
+) -> None:
+    """See where the model looks while it translates a sentence.
+
+    \b
+    transduce inspect runs/x "A dog runs."
+    transduce inspect runs/x "A dog runs." --html dog.html
+    """
+    from transduce.showcase import inspect as run_inspect
+
+    print(run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given or bool(os.environ.get("TRANSDUCE_DEBUG"))
+    given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name
+    try:
+        code = app(given, prog_name="transduce", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        print("transduce: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (TransduceError, typer.TyperException) as error:
+        if debug:
+            traceback.print_exc()
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        print(f"transduce: error: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"transduce: error: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except MemoryError:
+        print("transduce: error: out of memory; smaller batches may help", file=sys.stderr)
+        sys.exit(1)

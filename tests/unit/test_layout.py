@@ -1,0 +1,132 @@
+"""The layout holds: imports go down the levels only, files stay small, nothing heavy comes before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "transduce"
+FILES = sorted(SRC.rglob("*.py"))
+
+# The design's levels. What a folder holds is on one level, and within a level a file imports only what stands before it
+# here, or (folders of one level) files of its own folder.
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("errors", "config", "files", "log", "lock"),
+    ("text", "nn", "tensors"),
+    ("models", "data"),
+    ("manifest", "checkpoint"),
+    ("training", "decoding"),
+    ("evaluation", "interop", "inspection", "serving"),
+    ("choose", "request", "run", "showcase", "cli"),
+)
+FREE = {"run", "showcase", "cli"}  # composition: imports inside functions may go anywhere below
+ALLOWED_SIDEWAYS: dict[tuple[str, str], str] = {}
+
+
+def module_of(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def level_of(name: str) -> int:
+    found = [number for number, names in enumerate(LEVELS) if name in names]
+    assert found, f"{name} has no level in {__file__}"
+    return found[0]
+
+
+def imported(path: Path) -> list[tuple[str, int]]:
+    """The modules of the package that a file imports anywhere, in type-checking blocks and functions too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = (
+                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "transduce" else [node.module]
+            )
+            found += [(name, node.lineno) for name in names if name]
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+    return [(name, line) for name, line in found if name.startswith("transduce.")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_go_down(path: Path) -> None:
+    here = module_of(path)
+    if not here or path.name == "__init__.py":
+        return  # the package's own __init__ hands names on lazily; the folders' are read with their files
+    for name, line in imported(path):
+        there = tuple(name.split(".")[1:])
+        where = f"{path.relative_to(SRC)}:{line} imports {name}"
+        if there[0] == "__version__" or there[0] == here[0]:
+            continue
+        ours, theirs = level_of(here[0]), level_of(there[0])
+        if (here[0], there[0]) in ALLOWED_SIDEWAYS:
+            continue
+        assert theirs <= ours, f"{where}: level {ours} must not know level {theirs}"
+        if theirs == ours:
+            names = LEVELS[ours]
+            assert names.index(there[0]) < names.index(here[0]), f"{where}: it stands later on its own level"
+
+
+def test_no_circles() -> None:
+    """Within a folder too, the files have an order in which each imports only earlier ones."""
+    modules = {".".join(("transduce", *module_of(path))): path for path in FILES if path.name != "__init__.py"}
+    needs = {name: {n for n, _ in imported(path) if n in modules and n != name} for name, path in modules.items()}
+    while needs:
+        free = [name for name, wanted in needs.items() if not wanted]
+        assert free, f"these import each other in a circle: {sorted(needs)}"
+        needs = {name: wanted - set(free) for name, wanted in needs.items() if name not in free}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    """About 300 lines a file, 50 a function, 8 parameters: somewhat over is allowed, twice as much is a second job."""
+    text = path.read_text(encoding="utf-8")
+    n_lines = text.count("\n")
+    assert n_lines <= 360, f"{path.name} has {n_lines} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = (node.end_lineno or 0) - node.body[0].lineno + 1
+            assert body <= 60, f"{path.name}: {node.name} has {body} lines"
+            n_parameters = len(node.args.args + node.args.posonlyargs + node.args.kwonlyargs)
+            assert n_parameters <= 9 or path.name == "cli.py", f"{path.name}: {node.name} has {n_parameters} parameters"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_init_files_only_hand_names_on(path: Path) -> None:
+    if path.name == "__init__.py" and path.parent != SRC:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
+        assert all(isinstance(node, allowed) for node in tree.body), path
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not modules & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}, path
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert "torch.load" not in calls and "torch.save" not in calls, path
+
+
+@pytest.mark.parametrize("statement", ["import transduce", "from transduce import cli, config, log, request, choose"])
+def test_importing_pulls_no_torch(statement: str) -> None:
+    code = (
+        f"import sys\n{statement}\nprint(sorted({{'torch', 'numpy', 'sentencepiece', 'sacrebleu'}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_are_handed_on() -> None:
+    import transduce
+
+    for name in transduce.__all__:
+        assert getattr(transduce, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        transduce.nonsense  # noqa: B018
