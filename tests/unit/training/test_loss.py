@@ -1,0 +1,173 @@
+"""The chunked loss against the oracle: value, gradients, sums and counts, however the batch is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from oracle import numpy_transformer as oracle
+from transduce.training import loss as module
+from transduce.training.loss import label_smoothed_loss
+
+ROUNDING = 1e-5  # float32, relative to the largest entry
+
+
+def problem(n_rows: int = 3, n_steps: int = 5, vocab: int = 11, width: int = 8, seed: int = 0) -> tuple[Tensor, ...]:
+    """hidden, weight, targets: with padding at the end of each row, and at least one target."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(n_rows, n_steps, width, generator=generator) * 2
+    weight = torch.randn(vocab, width, generator=generator)
+    targets = torch.randint(1, vocab, (n_rows, n_steps), generator=generator)
+    ends = torch.randint(1, n_steps + 1, (n_rows,), generator=generator)
+    targets[torch.arange(n_steps) >= ends[:, None]] = 0
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def expected(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> tuple[float, float, Tensor, Tensor]:
+    """The oracle's loss, nll, and gradients of hidden and weight."""
+    h, w, real = hidden.detach().double(), weight.detach().double(), targets != 0
+    logits, gold = (h[real] @ w.T).numpy(), targets[real].numpy()
+    of_logits = torch.from_numpy(oracle.label_smoothed_gradient(logits, gold, smoothing))
+    of_hidden = torch.zeros_like(h)
+    of_hidden[real] = of_logits @ w
+    return *oracle.label_smoothed(logits, gold, smoothing), of_hidden, of_logits.T @ h[real]
+
+
+def assert_near(ours: Tensor, theirs: Tensor, tolerance: float = ROUNDING) -> None:
+    largest = max(theirs.abs().max().item(), 0.1)  # p - 1 of a sure prediction is rounded as 1 is
+    np.testing.assert_allclose(ours.double().numpy(), theirs.numpy(), rtol=0, atol=tolerance * largest)
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    n_rows=st.integers(1, 4),
+    n_steps=st.integers(1, 6),
+    vocab=st.integers(2, 40),
+    smoothing=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    seed=st.integers(0, 10_000),
+)
+def test_value_and_gradients(n_rows: int, n_steps: int, vocab: int, smoothing: float, seed: int) -> None:
+    hidden, weight, targets = problem(n_rows, n_steps, vocab, seed=seed)
+    loss, nll, count = label_smoothed_loss(hidden, weight, targets, smoothing=smoothing)
+    loss.backward()
+    value, nll_value, of_hidden, of_weight = expected(hidden, weight, targets, smoothing)
+    assert count.item() == (targets != 0).sum().item()
+    assert loss.item() == pytest.approx(value, rel=ROUNDING, abs=1e-4)
+    assert nll.item() == pytest.approx(nll_value, rel=ROUNDING, abs=1e-4)
+    assert_near(hidden.grad, of_hidden)
+    assert_near(weight.grad, of_weight)
+
+
+def test_the_papers_smoothing_is_the_default() -> None:
+    hidden, weight, targets = problem()
+    assert label_smoothed_loss(hidden, weight, targets)[0].item() == pytest.approx(
+        expected(hidden, weight, targets, 0.1)[0], rel=ROUNDING
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 100])
+def test_the_size_of_chunks_changes_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets = problem(4, 9)
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", rows * weight.shape[0])
+    loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+    loss.backward()
+    value, nll_value, of_hidden, of_weight = expected(hidden, weight, targets, 0.1)
+    assert (loss.item(), nll.item()) == pytest.approx((value, nll_value), rel=ROUNDING)
+    assert_near(hidden.grad, of_hidden)
+    assert_near(weight.grad, of_weight)
+
+
+@pytest.mark.parametrize("cuts", [[1, 1, 1, 1], [2, 2], [3, 1], [4]], ids=str)
+def test_sums_and_gradients_do_not_depend_on_how_the_batch_is_cut(cuts: list[int]) -> None:
+    """The mean over all targets is the sum of the parts' sums over the sum of their counts: no mean of means."""
+    hidden, weight, targets = problem(4, 7)
+    parts = [
+        label_smoothed_loss(h, weight, t, smoothing=0.1)
+        for h, t in zip(hidden.split(cuts), targets.split(cuts), strict=True)
+    ]
+    total = sum(part[2].item() for part in parts)
+    assert total == (targets != 0).sum().item()
+    for loss, _, _ in parts:
+        (loss / total).backward()
+    value, nll_value, of_hidden, of_weight = expected(hidden, weight, targets, 0.1)
+    assert sum(part[0].item() for part in parts) == pytest.approx(value, rel=ROUNDING)
+    assert sum(part[1].item() for part in parts) == pytest.approx(nll_value, rel=ROUNDING)
+    assert_near(hidden.grad, of_hidden / total)
+    assert_near(weight.grad, of_weight / total)
+
+
+def test_padding_has_no_loss_and_no_gradient() -> None:
+    hidden, weight, targets = problem(3, 6)
+    loss, nll, count = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+    loss.backward()
+    assert (hidden.grad[targets == 0] == 0).all() and (hidden.grad[targets != 0] != 0).all()
+    changed = torch.where((targets == 0)[..., None], torch.full_like(hidden, 1e3), hidden)
+    again = label_smoothed_loss(changed, weight, targets, smoothing=0.1)
+    assert [x.item() for x in again] == [loss.item(), nll.item(), count.item()]
+
+
+def test_a_batch_of_padding_only() -> None:
+    hidden, weight, targets = problem()
+    loss, nll, count = label_smoothed_loss(hidden, weight, torch.zeros_like(targets), smoothing=0.1)
+    loss.backward()
+    assert (loss.item(), nll.item(), count.item()) == (0, 0, 0)
+    assert not hidden.grad.any() and not weight.grad.any()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0, 1000.0])
+def test_logits_of_any_size(scale: float) -> None:
+    """Where the gold token's probability underflows, the loss is still the distance of the logits."""
+    hidden, weight, targets = problem(3, 5)
+    hidden = (hidden.detach() * scale).requires_grad_()
+    loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+    loss.backward()
+    value, nll_value, of_hidden, of_weight = expected(hidden, weight, targets, 0.1)
+    assert (loss.item(), nll.item()) == pytest.approx((value, nll_value), rel=ROUNDING)
+    assert_near(hidden.grad, of_hidden, 1e-4)
+    assert_near(weight.grad, of_weight, 1e-4)
+
+
+def test_only_the_loss_carries_a_gradient() -> None:
+    loss, nll, count = label_smoothed_loss(*problem(), smoothing=0.1)
+    assert loss.requires_grad and not nll.requires_grad and not count.requires_grad
+
+
+def test_no_gradient_is_made_where_none_is_wanted() -> None:
+    """One product for the value; two more, for the gradients, only in training."""
+    hidden, weight, targets = problem()
+    with FlopCounterMode(display=False) as training:
+        label_smoothed_loss(hidden, weight, targets, smoothing=0.0)
+    with FlopCounterMode(display=False) as validation, torch.no_grad():
+        loss, *_ = label_smoothed_loss(hidden, weight, targets, smoothing=0.0)
+    assert not loss.requires_grad
+    assert training.get_total_flops() == 3 * validation.get_total_flops() > 0
+
+
+def test_bfloat16_products_stay_near() -> None:
+    """2**-8 is bfloat16's rounding; it enters the logits (of size 10 here) and the gradient's products."""
+    hidden, weight, targets = problem(8, 16, 50, 32)
+    with torch.no_grad():
+        weight *= 32**-0.5
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+    loss.backward()
+    value, nll_value, of_hidden, of_weight = expected(hidden, weight, targets, 0.1)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert (loss.item(), nll.item()) == pytest.approx((value, nll_value), rel=2**-8)
+    assert hidden.grad.dtype == weight.grad.dtype == torch.float32
+    assert_near(hidden.grad, of_hidden, 2**-6)
+    assert_near(weight.grad, of_weight, 2**-6)
+
+
+def test_infinities_are_not_hidden() -> None:
+    hidden, weight, targets = problem()
+    with torch.no_grad():
+        hidden[0, 0, 0] = float("inf")
+    loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
+    assert not loss.isfinite() and not nll.isfinite()
