@@ -51,17 +51,17 @@ Tokenize = Annotated[str, Option(help="BLEU's: 13a; none for text that is tokeni
 Lowercase = Annotated[bool, Option("--lowercase", help="Fold case before BLEU and chrF.")]
 
 
-def _show_version(asked: bool) -> None:
+def _show_version(asked: bool) -> bool:
     if asked:
         import transduce
 
         print(f"transduce {transduce.__version__}")
         raise typer.Exit
+    return asked
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _all(
-    context: typer.Context,
     debug: Annotated[bool, Option("--debug", help="A traceback with every error (also: TRANSDUCE_DEBUG=1).")] = False,
     version: Annotated[
         bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -74,8 +74,6 @@ def _all(
     transduce train --src a.en --tgt a.de --run runs/x    on your own text
     echo "A dog." | transduce translate runs/x
     """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command()
@@ -138,9 +136,7 @@ def train(
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
     transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
     """
-    from transduce.log import Log
     from transduce.request import Request
-    from transduce.run import train as run_train
 
     request = Request(
         recipe=recipe,
@@ -152,7 +148,12 @@ def train(
         languages=(src_lang, tgt_lang),
         overrides=tuple(overrides or ()),
     )
-    run_train(request.settings(), request.run_folder(run), log=Log(quiet=quiet), dry_run=dry_run)
+    settings, folder = request.settings(), request.run_folder(run)
+
+    from transduce.log import Log
+    from transduce.run import train as run_train
+
+    run_train(settings, folder, log=Log(quiet=quiet), dry_run=dry_run)
 
 
 @app.command()
@@ -301,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in given or bool(os.environ.get("TRANSDUCE_DEBUG"))
     given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name
     try:
-        code = app(given, prog_name="transduce", standalone_mode=False)
+        code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except BrokenPipeError:  # the reader (head, less) has seen enough

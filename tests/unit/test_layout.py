@@ -16,7 +16,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # here, or (folders of one level) files of its own folder.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "files", "log", "lock"),
-    ("text", "nn", "tensors"),
+    ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
     ("manifest", "checkpoint"),
     ("training", "decoding"),
