@@ -1,0 +1,160 @@
+"""Optimizers: Adam as in the paper (5.3), AdamW, and Muon on matrices with AdamW on the rest."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transduce.config import TrainingSettings
+from transduce.nn.attention import FullProjection
+
+_EPS = 1e-9  # the paper's
+# Newton-Schulz coefficients of Jordan et al. 2024, as in torch.optim.Muon
+_NS = (3.4445, -4.7750, 2.0315)
+_NS_STEPS = 5
+DEFAULT_LR = {"adam": 5e-3, "adamw": 5e-3, "muon": 5e-3}
+DEFAULT_MATRIX_LR = 1e-2
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """The nearest semi-orthogonal matrices, roughly, of a stack [n, r, c] with r <= c, by five Newton-Schulz steps.
+
+    Singular values end between about 0.7 and 1.2 (Jordan et al. 2024). In bfloat16, as torch.optim.Muon does.
+    """
+    a, b, c = _NS
+    x = matrices.bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    for _ in range(_NS_STEPS):
+        gram = x @ x.transpose(1, 2)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is made orthogonal, for matrices (Jordan et al. 2024; the step scaled as in Liu et al. 2025).
+
+    What torch.optim.Muon computes with adjust_lr_fn="match_rms_adamw", but matrices of one shape go through Newton-Schulz
+    together, and a matrix that packs several projections is treated as several: `rows` says how its rows are divided.
+    """
+
+    def __init__(
+        self, params: Sequence[dict[str, Any]], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rows": None})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Change the weights by the gradients."""
+        stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
+            momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
+            torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+            torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; the gradients are of no further use
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            for p, g in zip(params, grads, strict=True):
+                rows = group["rows"] or [p.shape[0]]
+                for weight, update in zip(p.split(rows), g.split(rows), strict=True):
+                    if weight.shape[0] > weight.shape[1]:
+                        weight, update = weight.t(), update.t()
+                    stacks[tuple(weight.shape)].append((weight, update, group["lr"]))  # type: ignore[index]
+        for (_, columns), members in stacks.items():
+            updates = orthogonalize(torch.stack([u for _, u, _ in members]))
+            for (weight, _, lr), update in zip(members, updates.unbind(0), strict=True):
+                weight.add_(update, alpha=-0.2 * math.sqrt(columns) * lr)
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers of disjoint parameters as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.parts = list(parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Change the weights by the gradients."""
+        for part in self.parts:
+            part.step()
+
+
+def _adam(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
+    lr = settings.lr or DEFAULT_LR["adam"]
+    groups = [{"params": list(params), "peak_lr": lr}]
+    return torch.optim.Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, fused=True)
+
+
+def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
+    lr = settings.lr or DEFAULT_LR["adamw"]
+    decayed, others = [], []
+    for p in params:
+        (decayed if p.ndim >= 2 else others).append(p)
+    groups = [
+        {"params": decayed, "peak_lr": lr, "weight_decay": settings.weight_decay},
+        {"params": others, "peak_lr": lr, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=settings.betas, eps=_EPS, fused=True)
+
+
+def build_adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Adam (0.9, 0.98, 1e-9), the paper's (5.3)."""
+    return _adam(model.parameters(), settings)
+
+
+def build_adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """AdamW: decoupled weight decay on everything that has two axes."""
+    return _adamw(model.parameters(), settings)
+
+
+def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """Muon on the matrices of linear layers, AdamW on embeddings, norms and biases."""
+    lr = settings.matrix_lr or DEFAULT_MATRIX_LR
+    by_rows: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            packed = isinstance(module, FullProjection) and len(module.heads) > 1
+            rows = tuple(n * module.d_head for n in module.heads) if isinstance(module, FullProjection) and packed else ()
+            by_rows[rows].append(module.weight)
+    groups = [{"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()]
+    taken = {id(p) for group in groups for p in group["params"]}
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    return Together([Muon(groups, lr=lr, weight_decay=settings.weight_decay), _adamw(rest, settings)])
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], torch.optim.Optimizer]] = {
+    "adam": build_adam,
+    "adamw": build_adamw,
+    "muon": build_muon,
+}
+
+
+def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """The optimizer that the settings name; every group carries its `peak_lr`, which the schedule scales."""
+    return OPTIMIZERS[settings.optimizer or "adam"](model, settings)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """All tensors of an optimizer's state, named `0.exp_avg` and so on by the place of their parameter."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+    state = {id(p): values for part in parts for p, values in part.state.items()}
+    return {f"{i}.{name}": value for i, p in enumerate(params) for name, value in state.get(id(p), {}).items()}
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave."""
+    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+    owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, value in tensors.items():
+        place, _, key = name.partition(".")
+        p = params[int(place)]
+        owner[id(p)].state[p][key] = value.to(p.device) if value.ndim else value
