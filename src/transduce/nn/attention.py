@@ -19,14 +19,15 @@ Rotate = Callable[[Tensor], Tensor]
 def attention_weights(
     query: Float[Tensor, "B H T K"], key: Float[Tensor, "B H S K"], bias: Tensor | None
 ) -> Float[Tensor, "B H T S"]:
-    """softmax(Q K^T / sqrt(d_k) + bias), in float32 (paper 3.2.1, equation 1).
+    """softmax(Q K^T / sqrt(d_k) + bias), in float32 at least (paper 3.2.1, equation 1).
 
     `bias` is broadcast to [B, H, T, S]: 0 where a query may attend, very negative elsewhere (`masks.attention_bias`).
     """
     scores = query @ key.transpose(-1, -2)  # [B, H, T, S]
     scale = 1 / math.sqrt(query.shape[-1])
-    scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)
-    return scores.softmax(-1)
+    if bias is None:
+        return (scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale).softmax(-1)
+    return torch.add(bias, scores, alpha=scale).softmax(-1)
 
 
 def scaled_dot_product_attention(

@@ -35,8 +35,7 @@ def test_scaled_dot_product_attention(masked: bool, dtype: torch.dtype) -> None:
     mask = masks() if masked else None
     ours = scaled_dot_product_attention(*inputs, bias=None if mask is None else attention_bias(mask))
     theirs = functional.scaled_dot_product_attention(*inputs, attn_mask=None if mask is None else mask[:, None])
-    # without a bias the softmax is taken in float32, whatever the inputs are
-    tolerance = {"rtol": 0, "atol": 1e-12} if masked and dtype == torch.float64 else FLOAT32
+    tolerance = {"rtol": 0, "atol": 1e-12} if dtype == torch.float64 else FLOAT32
     torch.testing.assert_close(ours, theirs, **tolerance)
     upstream = torch.randn_like(theirs)
     for mine, yours in zip(

@@ -1,0 +1,223 @@
+"""What must hold of every model: no look ahead, padding and neighbours of no effect, steps equal to one forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
+
+EVERY = SINGLE | MIXED
+# Float64, so that the only question is the algorithm; sums of other lengths are rounded otherwise.
+ROUNDED = {"rtol": 0, "atol": 1e-9}
+# The same in float32, of the largest value.
+FLOAT32 = 1e-5
+
+
+def logits(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+    return model.logits(model(src, tgt)).detach()
+
+
+def soft(model: nn.Module, src: Tensor, tgt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, and the embedded source and target as leaves that gradients can be asked for."""
+    leaves: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1]
+
+    hooks = [embedding.register_forward_hook(keep) for embedding in (model.src_embedding, model.tgt_embedding)]
+    result = model.logits(model(src, tgt))
+    for hook in hooks:
+        hook.remove()
+    return result, *leaves
+
+
+# --- the future -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_future_tokens_change_nothing(options: dict[str, Any]) -> None:
+    """Bit by bit: what a masked position holds is multiplied by an exact zero."""
+    model, _ = make(**options)
+    src, tgt = pad(sentences((5, 3))), pad(sentences((8, 8), seed=1))
+    before = logits(model, src, tgt)
+    for t in range(1, 8):
+        changed = tgt.clone()
+        changed[:, t:] = changed[:, t:] % (VOCAB - 1) + 1  # another token each
+        after = logits(model, src, changed)
+        assert torch.equal(after[:, :t], before[:, :t])
+        assert not torch.equal(after[:, t], before[:, t])
+
+
+@pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
+def test_no_gradient_comes_from_the_future(options: dict[str, Any]) -> None:
+    model, _ = make(**options)
+    result, _, tgt = soft(model, pad(sentences((5, 3))), pad(sentences((6, 6), seed=1)))
+    for t in range(6):
+        (gradient,) = torch.autograd.grad(result[:, t].square().sum(), tgt, retain_graph=True)
+        assert (gradient[:, t + 1 :] == 0).all()
+        assert (gradient[:, t] != 0).any()
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_more_padding_changes_nothing(options: dict[str, Any]) -> None:
+    model, _ = make(dtype=torch.float64, **options)
+    srcs, tgts = sentences((5, 1, 7)), sentences((4, 6, 1), seed=1)
+    before = logits(model, pad(srcs), pad(tgts))
+    after = logits(model, pad(srcs, extra=3), pad(tgts, extra=4))
+    for row, tgt in enumerate(tgts):
+        torch.testing.assert_close(after[row, : len(tgt)], before[row, : len(tgt)], **ROUNDED)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "none"])
+def test_padding_on_the_left_changes_nothing_where_positions_are_relative(positions: str) -> None:
+    model, _ = make(dtype=torch.float64, positions=positions)
+    srcs, tgt = sentences((5, 1, 7)), pad(sentences((4, 6, 1), seed=1))
+    right, left = (logits(model, pad(srcs, left=side, extra=2), tgt) for side in (False, True))
+    torch.testing.assert_close(left, right, rtol=0, atol=1e-5)  # angles are computed in float32
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
+def test_no_gradient_comes_from_padding(options: dict[str, Any], left: bool) -> None:
+    model, _ = make(**options)
+    src, tgt = pad(sentences((5, 1, 7)), left=left, extra=1), pad(sentences((4, 6, 1), seed=1), extra=1)
+    result, of_src, of_tgt = soft(model, src, tgt)
+    result[tgt != 0].square().sum().backward()
+    for ids, leaf in ((src, of_src), (tgt, of_tgt)):
+        assert (leaf.grad[ids == 0] == 0).all()
+        assert (leaf.grad[ids != 0].abs().sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_a_source_of_padding_only_stays_finite(options: dict[str, Any], training: bool) -> None:
+    """Rows with nothing to attend to: in the encoder, and in the attention to the memory."""
+    model, _ = make(**{**options, "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1})
+    model.train(training)
+    src, tgt = pad([torch.tensor([3, 4]), torch.tensor([], dtype=torch.long)]), pad(sentences((3, 3)))
+    result = model.logits(model(src, tgt))
+    result.square().mean().backward()
+    assert result.isfinite().all()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
+
+
+# --- neighbours in the batch ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_a_sentence_does_not_depend_on_what_shares_its_batch(options: dict[str, Any]) -> None:
+    model, _ = make(**options)
+    srcs, tgts = sentences((5, 1, 12, 3)), sentences((4, 12, 1, 6), seed=1)
+    together = logits(model, pad(srcs), pad(tgts))
+    for row, (src, tgt) in enumerate(zip(srcs, tgts, strict=True)):
+        alone = logits(model, src[None], tgt[None])[0]
+        torch.testing.assert_close(together[row, : len(tgt)], alone, rtol=0, atol=FLOAT32 * together.abs().max().item())
+
+
+def test_the_order_of_a_batch_is_of_no_effect() -> None:
+    model, _ = make(dtype=torch.float64)
+    src, tgt = pad(sentences((5, 1, 7))), pad(sentences((4, 6, 1), seed=1))
+    order = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(logits(model, src[order], tgt[order]), logits(model, src, tgt)[order], **ROUNDED)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", [[1] * 9, [4, 1, 1, 3], [9], [1, 8]], ids=str)
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_cached_steps_equal_one_forward(options: dict[str, Any], cuts: list[int]) -> None:
+    model, _ = make(dtype=torch.float64, **options)
+    src, tgt = pad(sentences((5, 1, 7))), pad(sentences((9, 9, 9), seed=1))
+    state = model.start(src, capacity=9)
+    steps = []
+    for part in tgt.split(cuts, dim=1):
+        assert state.length == sum(step.shape[1] for step in steps)
+        steps.append(model.step(part, state))
+    torch.testing.assert_close(torch.cat(steps, 1), model.logits(model(src, tgt)), **ROUNDED)
+
+
+@hypothesis_settings(max_examples=20, deadline=None)
+@given(data=st.data(), name=st.sampled_from(list(EVERY)), n_beams=st.integers(1, 4), seed=st.integers(0, 99))
+def test_beams_that_are_reordered_and_sentences_that_leave(
+    data: st.DataObject, name: str, n_beams: int, seed: int
+) -> None:
+    """After any walk of reorder and select, every row's next logits equal one forward over the row's own history."""
+    model, _ = make(dtype=torch.float64, seed=seed, **EVERY[name])
+    src = pad(sentences((5, 2, 7), seed=seed))
+    state = model.start(src, capacity=6, n_beams=n_beams)
+    alive, history = torch.arange(3), torch.empty(3 * n_beams, 0, dtype=torch.long)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(6):
+        assert state.n_rows == len(history) == len(alive) * n_beams
+        ids = torch.randint(1, VOCAB, (len(history), 1), generator=generator)
+        ours = model.step(ids, state)[:, -1]
+        history = torch.cat([history, ids], 1)
+        theirs = model.logits(model(src[alive].repeat_interleave(n_beams, 0), history))[:, -1]
+        torch.testing.assert_close(ours, theirs, **ROUNDED)
+        picks = torch.randint(0, n_beams, (len(alive), n_beams), generator=generator)
+        rows = (torch.arange(len(alive))[:, None] * n_beams + picks).flatten()
+        state.reorder(rows)
+        history = history[rows]
+        stay = torch.tensor(
+            data.draw(st.lists(st.sampled_from(range(len(alive))), min_size=1, unique=True).map(sorted))
+        )
+        state.select(stay)
+        alive, history = alive[stay], history.view(-1, n_beams, history.shape[1])[stay].flatten(0, 1)
+
+
+def test_two_states_do_not_disturb_each_other() -> None:
+    """The memory of a decoder is an argument, not a part of the model."""
+    model, _ = make(dtype=torch.float64)
+    src, tgt = pad(sentences((5, 3))), pad(sentences((4, 4), seed=1))
+    one, other = model.start(src, capacity=4), model.start(src.flip(0), capacity=4)
+    ours = []
+    for part in tgt.split(1, dim=1):
+        ours.append(model.step(part, one))
+        model.step(part.flip(0) % 5 + 1, other)
+    torch.testing.assert_close(torch.cat(ours, 1), model.logits(model(src, tgt)), **ROUNDED)
+
+
+# --- ends of the range ------------------------------------------------------------------------------------------------
+
+
+def test_sinusoids_go_on_past_the_table_and_learned_positions_do_not() -> None:
+    src, tgt = pad(sentences((20,))), pad(sentences((15,), seed=1))
+    longer, _ = make(max_positions=40)
+    model, _ = make(max_positions=12)
+    torch.testing.assert_close(logits(model, src, tgt), logits(longer, src, tgt))
+    learned, _ = make(positions="learned", max_positions=12)
+    with pytest.raises(ValueError, match="hold 12"):
+        learned(src, tgt)
+
+
+def test_without_positions_the_order_of_the_source_is_of_no_effect_and_with_them_it_is() -> None:
+    src, tgt = pad(sentences((6,))), pad(sentences((4,), seed=1))
+    order = torch.tensor([3, 0, 5, 1, 2, 4])
+    for positions in ("none", "sinusoidal", "learned", "rotary"):
+        model, _ = make(dtype=torch.float64, positions=positions)
+        same = torch.allclose(logits(model, src[:, order], tgt), logits(model, src, tgt), atol=1e-9)
+        assert same == (positions == "none"), positions
+
+
+def test_dropout_in_training_only_and_by_the_generator_alone() -> None:
+    model, _ = make(dropout=0.3, attention_dropout=0.2, activation_dropout=0.2)
+    src, tgt = pad(sentences((5, 3))), pad(sentences((4, 4), seed=1))
+    assert torch.equal(logits(model, src, tgt), logits(model, src, tgt))
+    model.train()
+    state = torch.get_rng_state()
+    first, second = logits(model, src, tgt), logits(model, src, tgt)
+    torch.set_rng_state(state)
+    assert torch.equal(logits(model, src, tgt), first)
+    assert not torch.equal(first, second)
