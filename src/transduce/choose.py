@@ -46,13 +46,13 @@ TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What trains: `memory` in bytes that training may use, `fast_bfloat16` where products are faster with it."""
+    """What trains: `memory` in bytes that training may use, `precision` in which it multiplies matrices fastest."""
 
     device: Literal["cpu", "cuda"]
     name: str
     n_cores: int
     memory: int
-    fast_bfloat16: bool
+    precision: str
 
     @property
     def flops(self) -> float:
@@ -163,15 +163,24 @@ def this_machine(device: str) -> Machine:
     """The machine we are on; `device` is auto, cpu or cuda. A `SettingsError` where it has no such device."""
     import torch
 
+    from transduce.training.step import choose_precision
+
     if device not in ("auto", "cpu", "cuda"):
         raise SettingsError(f"training.device = {device!r}: allowed are auto, cpu and cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("training.device = 'cuda', but PyTorch finds no CUDA device here; use auto or cpu")
     if device != "cpu" and torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
-        return Machine("cuda", torch.cuda.get_device_name(), os.cpu_count() or 1, free, torch.cuda.is_bf16_supported())
+        precision = choose_precision(torch.device("cuda"))
+        return Machine("cuda", torch.cuda.get_device_name(), os.cpu_count() or 1, free, precision)
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine("cpu", platform.processor() or platform.machine(), n_cores, _free_memory(), _has_amx())
+    return Machine(
+        "cpu",
+        platform.processor() or platform.machine(),
+        n_cores,
+        _free_memory(),
+        choose_precision(torch.device("cpu")),
+    )
 
 
 def _free_memory() -> int:
@@ -184,22 +193,13 @@ def _free_memory() -> int:
         return 4 * 2**30
 
 
-def _has_amx() -> bool:
-    """Whether the processor multiplies bfloat16 matrices in tiles; without them float32 is as fast."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return any("amx_bf16" in line for line in file if line.startswith("flags"))
-    except OSError:
-        return False
-
-
 def _is_open(asked: Settings, section: str, key: str) -> bool:
     """Whether the user left the setting to us."""
     part = getattr(asked, section)
     if section == "model":
         given = part.model_fields_set
         return not (given & SIZE_KEYS) if key == "preset" else key not in given
-    return getattr(part, key) is None
+    return getattr(part, key) in (None, "auto")
 
 
 def _pairs(facts: Facts) -> str:
@@ -235,6 +235,10 @@ def _micro_batch_tokens(facts: Facts) -> Answer:
         return wanted, f"a whole update fits in half of the {facts.machine.memory / 2**30:.0f} GiB free"
     n = -(-wanted // fitting)
     return -(-wanted // n), f"an update in {n} parts, each in half of the {facts.machine.memory / 2**30:.1f} GiB free"
+
+
+def _precision(facts: Facts) -> Answer:
+    return facts.machine.precision, "in which this machine multiplies matrices fastest, as just measured"
 
 
 def _optimizer(facts: Facts) -> Answer:
@@ -288,6 +292,7 @@ BEFORE_TEXT: tuple[Chooser, ...] = (
 BEFORE_TRAINING: tuple[Chooser, ...] = (
     ("training", "batch_tokens", _batch_tokens),
     ("training", "micro_batch_tokens", _micro_batch_tokens),
+    ("training", "precision", _precision),
     ("training", "optimizer", _optimizer),
     ("training", "lr", _lr),
     ("training", "max_epochs", _max_epochs),

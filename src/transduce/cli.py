@@ -304,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)
         sys.stdout.flush()
+        if code == 130:  # how typer answers a Ctrl-C that nothing else has caught
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         with contextlib.suppress(OSError, ValueError):

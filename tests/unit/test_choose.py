@@ -12,8 +12,8 @@ from transduce.config import Settings
 from transduce.errors import SettingsError
 from transduce.models.build import check_model, resolve_preset
 
-LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, fast_bfloat16=False)
-GPU = Machine("cuda", "card", 16, 80 * 2**30, fast_bfloat16=True)
+LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, precision="float32")
+GPU = Machine("cuda", "card", 16, 80 * 2**30, precision="bfloat16")
 
 
 def chosen(n_pairs: int, machine: Machine = LAPTOP, **sections: dict[str, Any]) -> tuple[Settings, list[Choice]]:
@@ -33,7 +33,7 @@ def test_nothing_that_training_needs_stays_open(n_pairs: int, machine: Machine) 
     for value in (training.batch_tokens, training.micro_batch_tokens, training.optimizer, training.lr):
         assert value
     assert training.max_epochs and training.max_minutes and training.schedule and training.warmup_updates
-    assert training.valid_updates
+    assert training.valid_updates and training.precision == machine.precision
     check_model(settings.model)
     assert all(choice.reason and "\n" not in choice.reason for choice in choices)
 
@@ -46,6 +46,7 @@ def test_what_was_given_is_never_touched(n_pairs: int) -> None:
         "training": {
             "batch_tokens": 999,
             "micro_batch_tokens": 333,
+            "precision": "float32",
             "optimizer": "adamw",
             "lr": 0.0123,
             "schedule": "linear",
