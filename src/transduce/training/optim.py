@@ -157,4 +157,5 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     for name, value in tensors.items():
         place, _, key = name.partition(".")
         p = params[int(place)]
-        owner[id(p)].state[p][key] = value.to(p.device) if value.ndim else value
+        # a copy, so that training on does not change `tensors`; fused Adam keeps its step count on the device too
+        owner[id(p)].state[p][key] = value.to(p.device, copy=True)

@@ -1,0 +1,232 @@
+"""Optimizers against PyTorch's plain ones and against the equations; what goes to which; states that go round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oracle.cases import SINGLE, make
+from transduce.config import TrainingSettings
+from transduce.training.optim import (
+    OPTIMIZERS,
+    Muon,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    orthogonalize,
+)
+
+BFLOAT16 = 2**-8
+
+
+def walk(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], *, n_steps: int = 5, seed: int = 0) -> None:
+    """Some steps along the same random gradients, of sizes that change."""
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(n_steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (step % 3 - 1)
+        optimizer.step()
+
+
+def copies(params: list[nn.Parameter]) -> list[nn.Parameter]:
+    return [nn.Parameter(p.detach().clone()) for p in params]
+
+
+def settings(**options: Any) -> TrainingSettings:
+    return TrainingSettings(**options)
+
+
+# --- Adam -------------------------------------------------------------------------------------------------------------
+
+
+def adam_by_hand(x: np.ndarray, gradients: list[np.ndarray], *, lr: float) -> np.ndarray:
+    """Kingma and Ba 2015, algorithm 1, with the paper's constants (5.3)."""
+    beta1, beta2, epsilon = 0.9, 0.98, 1e-9
+    m = v = np.zeros_like(x)
+    for t, g in enumerate(gradients, 1):
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+        x = x - lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + epsilon)
+    return x
+
+
+def test_adam_is_the_papers() -> None:
+    layer = nn.Linear(5, 3, bias=False)
+    start, gradients = layer.weight.detach().double().numpy(), [torch.randn(3, 5) for _ in range(6)]
+    optimizer = build_optimizer(layer, settings(optimizer="adam", lr=0.01))
+    for g in gradients:
+        layer.weight.grad = g.clone()
+        optimizer.step()
+    expected = adam_by_hand(start, [g.double().numpy() for g in gradients], lr=0.01)
+    np.testing.assert_allclose(layer.weight.detach().numpy(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
+    model, _ = make()
+    options = settings(optimizer=name, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1)
+    params = list(model.parameters())
+    theirs = copies(params)
+    plain = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-9, "foreach": False, "fused": False}
+    if name == "adam":  # knows of no decay
+        reference: torch.optim.Optimizer = torch.optim.Adam(theirs, **plain)
+    else:  # decays what has two axes: not norms, not biases
+        groups = [
+            {"params": [p for p in theirs if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in theirs if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        reference = torch.optim.AdamW(groups, **plain)
+    walk(build_optimizer(model, options), params)
+    walk(reference, theirs)
+    for mine, other in zip(params, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 12), (1, 7), (16, 64)], ids=str)
+def test_orthogonalize_keeps_directions_and_evens_out_lengths(shape: tuple[int, int]) -> None:
+    matrices = torch.randn(3, *shape)
+    result = orthogonalize(matrices).float()
+    for matrix, made in zip(matrices, result, strict=True):
+        u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
+        inner = u.T @ made @ vt.T  # diagonal where the singular vectors are the same
+        assert inner.diagonal().min() > 0.5 and inner.diagonal().max() < 1.35
+        assert (inner - inner.diagonal().diag()).abs().max() < 0.05
+
+
+def test_orthogonalize_of_zeros_is_zeros() -> None:
+    assert (orthogonalize(torch.zeros(2, 3, 4)) == 0).all()
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_muon_equals_pytorchs(weight_decay: float) -> None:
+    """Square, wide, tall, several of one shape: all at once here, one by one there, in bfloat16 both."""
+    params = [nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (6, 20), (20, 6), (8, 8), (6, 20), (1, 9))]
+    theirs = copies(params)
+    before = copies(params)
+    walk(Muon([{"params": params, "peak_lr": 0.1}], lr=0.1, weight_decay=weight_decay), params)
+    reference = torch.optim.Muon(
+        theirs, lr=0.1, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    walk(reference, theirs)
+    for mine, other, start in zip(params, theirs, before, strict=True):
+        way = (other - start).abs().max().item()
+        assert way > 0.05
+        torch.testing.assert_close(mine, other, rtol=0, atol=2 * BFLOAT16 * way)
+
+
+def test_muon_takes_a_packed_matrix_as_several() -> None:
+    packed = nn.Parameter(torch.randn(20, 8))
+    parts = copies(list(packed.detach().split([8, 8, 4])))
+    ours = Muon([{"params": [packed], "rows": [8, 8, 4]}], lr=0.1)
+    theirs = Muon([{"params": parts}], lr=0.1)
+    for seed in range(4):
+        gradient = torch.randn(20, 8, generator=torch.Generator().manual_seed(seed))
+        packed.grad = gradient.clone()
+        for part, piece in zip(parts, gradient.split([8, 8, 4]), strict=True):
+            part.grad = piece.clone()
+        ours.step(), theirs.step()
+    torch.testing.assert_close(packed, torch.cat(parts), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
+def test_muon_gets_the_matrices_of_linear_layers_and_adamw_the_rest(options: dict[str, Any]) -> None:
+    model, _ = make(**options)
+    optimizer = build_optimizer(model, settings(optimizer="muon", lr=0.003, matrix_lr=0.02))
+    peaks = {id(p): group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
+    matrices = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    assert peaks == {id(p): 0.02 if id(p) in matrices else 0.003 for p in model.parameters()}
+
+
+def test_muon_updates_projections_of_queries_keys_and_values_apart() -> None:
+    """As if they were three layers: a large gradient of one does not shrink the step of another."""
+    model, _ = make(n_kv_heads=2)
+    weight = model.encoder[0].self_attention.query_key_value.weight
+    optimizer, before = build_optimizer(model, settings(optimizer="muon", matrix_lr=0.1)), weight.detach().clone()
+    gradient = torch.randn(weight.shape)
+    gradient[:16] *= 1e4
+    weight.grad = gradient
+    optimizer.step()
+    moved = (weight - before).square().mean(1).sqrt()
+    query, key, value = (part.mean().item() for part in moved.split([16, 8, 8]))
+    assert key == pytest.approx(query, rel=0.5) and value == pytest.approx(query, rel=0.5)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_parameter_is_held_once_and_every_group_has_a_peak(name: str) -> None:
+    for options in SINGLE.values():
+        model, _ = make(**options)
+        optimizer = build_optimizer(model, settings(optimizer=name))
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        assert sorted(map(id, held)) == sorted(map(id, model.parameters()))
+        assert all(group["lr"] == group["peak_lr"] > 0 for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_learning_rate_is_the_groups(name: str) -> None:
+    """A rate of zero moves nothing; the scheduler writes `lr`, and the next step obeys."""
+    model, _ = make()
+    optimizer, params = build_optimizer(model, settings(optimizer=name)), list(model.parameters())
+    before = copies(params)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    walk(optimizer, params, n_steps=2)
+    assert all(map(torch.equal, params, before))
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"]
+    walk(optimizer, params, n_steps=1)
+    assert not any(map(torch.equal, params, before))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_goes_round_bit_by_bit(name: str) -> None:
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer, list[nn.Parameter]]:
+        model, _ = make(residual="pre", feed_forward="conv", kernel_size=3)
+        return model, build_optimizer(model, settings(optimizer=name, weight_decay=0.01)), list(model.parameters())
+
+    model, optimizer, params = fresh()
+    walk(optimizer, params)
+    saved = {key: value.clone() for key, value in optimizer_tensors(optimizer).items()}
+    again, other, others = fresh()
+    again.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    load_optimizer_tensors(other, saved)
+    kept = {key: value.clone() for key, value in saved.items()}  # training on must not change what was loaded
+    walk(optimizer, params, seed=1)
+    walk(other, others, seed=1)
+    assert all(map(torch.equal, params, others))
+    assert all(torch.equal(saved[key], kept[key]) for key in saved)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_learns(name: str) -> None:
+    """A linear map is found again."""
+    target, layer = torch.randn(4, 6) * 0.3, nn.Linear(6, 4)
+    x = torch.randn(64, 6)
+    optimizer = build_optimizer(layer, settings(optimizer=name, lr=0.02, matrix_lr=0.05))
+
+    def error() -> Tensor:
+        return (layer(x) - x @ target.T).square().mean()
+
+    first = error().item()
+    for step in range(200):
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * (1 - step / 200)
+        optimizer.zero_grad()
+        error().backward()
+        optimizer.step()
+    assert error().item() < first * 1e-2
+
+
+def test_unset_means_a_known_one() -> None:
+    builders: list[Callable[..., torch.optim.Optimizer]] = list(OPTIMIZERS.values())
+    model, _ = make()
+    assert type(build_optimizer(model, settings())) in {type(build(model, settings())) for build in builders}
