@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,48 +102,19 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return UpdateResult(loss_sum=loss_sum, nll_sum=nll_sum, n_targets=n_targets, grad_norm=norm)
 
-    @torch.no_grad()
-    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor, int]:
-        """(sum of smoothed losses, sum of -log p(gold), targets) of one batch, without dropout, in float32."""
-        self.model.eval()
-        hidden = self.model(batch.src, batch.tgt_in)
-        loss, nll, _ = label_smoothed_loss(hidden, self.model.output_weight, batch.tgt_out, smoothing=self.smoothing)
-        return loss, nll, batch.n_targets
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything an exact resume needs, as tensors: weights, optimizer, the generators of dropout."""
-        tensors = {f"model.{k}": v for k, v in unique_state(self.model).items()}
-        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What an exact resume needs beside the weights: the optimizer's tensors and the generators of dropout."""
+        tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
         tensors["generator.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
-        return tensors
+        return tensors, {}
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Put back what `state` gave."""
-
-        def part(name: str) -> dict[str, Tensor]:
-            return {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}
-
-        load_unique_state(self.model, part("model."))
-        load_optimizer_tensors(self.optimizer, part("optimizer."))
+        start = "optimizer."
+        optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+        load_optimizer_tensors(self.optimizer, optimizer)
         torch.set_rng_state(tensors["generator.cpu"])
         if "generator.cuda" in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
-
-
-def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict with a tied tensor under its first name only: what is written to a file."""
-    return {name: p.detach() for name, p in model.named_parameters(remove_duplicate=True)}
-
-
-@torch.no_grad()
-def load_unique_state(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what `unique_state` gave; every weight of the model must be there, and nothing else."""
-    own = dict(model.named_parameters(remove_duplicate=True))
-    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    misshapen = [k for k in own.keys() & tensors.keys() if own[k].shape != tensors[k].shape]
-    if missing or unknown or misshapen:
-        raise ValueError(f"weights do not fit the model: missing {missing}, unknown {unknown}, misshapen {misshapen}")
-    for name, p in own.items():
-        p.copy_(tensors[name])
