@@ -1,7 +1,7 @@
 """What the documentation shows, runs: every ```python block of README.md and docs/*.md.
 
-The blocks of one file run in order in one namespace, in an empty folder. A block that only shows a shape or an
-excerpt is fenced as ```text.
+The blocks of one file run in order in one namespace, in an empty folder. A block fenced as ```py with a path is an
+excerpt of that file, where a line of dots stands for what is left out; ```py alone is code that needs what a test lacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
 FENCE = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXCERPT = re.compile(r"^```py (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
@@ -23,7 +29,7 @@ def blocks(page: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, found.start(1)), found.group(1)) for found in FENCE.finditer(text)]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
@@ -32,9 +38,25 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(code, namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def code_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_excerpts_are_what_the_files_say(page: Path) -> None:
+    """Line for line and in order, whatever the indentation."""
+    for path, excerpt in EXCERPT.findall(page.read_text(encoding="utf-8")):
+        source, place = code_lines((ROOT / path).read_text(encoding="utf-8")), 0
+        for part in re.split(r"^\.\.\.$", excerpt, flags=re.MULTILINE):
+            wanted = code_lines(part)
+            found = [n for n in range(place, len(source)) if source[n : n + len(wanted)] == wanted]
+            assert found, f"{page.name} shows what {path} does not say:\n{part}"
+            place = found[0] + len(wanted)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_files_lead_somewhere(page: Path) -> None:
-    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    targets = LINK.findall(ANY_FENCE.sub("", page.read_text(encoding="utf-8")))
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing, f"{page.name} links to {missing}"
 

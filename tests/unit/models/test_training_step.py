@@ -56,7 +56,7 @@ def is_bias_of_shared_keys(name: str) -> bool:
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
 def test_bfloat16_products_stay_near_float32(options: dict[str, Any]) -> None:
-    """bfloat16 rounds to 2**-8 = 0.4 %; four blocks may let that grow to 2 % of the norm, no more (0.8 % was the worst).
+    """bfloat16 rounds to 2**-8 = 0.4 %; four blocks may let that grow to 2 % of the norm, no more (0.8 % seen).
 
     Weights, norms, the softmax and the residual stream are float32; gradients arrive in float32 and point the same way.
     """
