@@ -1,7 +1,7 @@
 """What the documentation shows, runs: every ```python block of README.md and docs/*.md.
 
 The blocks of one file run in order in one namespace, in an empty folder. A block fenced as ```py with a path is an
-excerpt of that file, where a line of dots stands for what is left out; ```py alone is code that needs what a test lacks.
+excerpt of that file, where a line of dots stands for what is left out; ```py alone is not run.
 """
 
 from __future__ import annotations
