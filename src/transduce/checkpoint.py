@@ -142,6 +142,11 @@ class RunFolder:
         self.close()
 
     @property
+    def made_by(self) -> str:
+        """The version of transduce that began the run."""
+        return str(self._manifest.get("transduce", ""))
+
+    @property
     def has_tokenizers(self) -> bool:
         """Whether the vocabulary is in the folder."""
         return any(name.startswith("tokenizer") for name in self._manifest["files"])

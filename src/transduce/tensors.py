@@ -46,10 +46,13 @@ def write_tensors(
     assert not entries.keys() & {"sha256", "aliases"}, "these metadata keys are taken"
     if aliases:
         entries["aliases"] = json.dumps(aliases, sort_keys=True)
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(distinct, path, metadata={"format": "pt", **entries} | ({"sha256": _ZEROS} if seal else {}))
     except SafetensorError as error:
         raise _as_os_error(error) from error
+    path.chmod(mode)  # it was written for its owner alone; it is a file like any other
     if seal:
         _seal(path)
 
@@ -72,15 +75,13 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
 
 def load_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file of tensors, read and checked for its length only; quick for any size."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            head = _read_head(file, path)
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing") from None
-    except OSError as error:
-        raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-    return _metadata(head)
+    return _metadata(_head_of(Path(path)))
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a file, each tied one once; as quick as `load_metadata`."""
+    header = json.loads(_head_of(Path(path))[8:])
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
 def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
@@ -124,6 +125,16 @@ def _as_os_error(error: SafetensorError) -> OSError:
     """The system's error behind a safetensors one, so that a full disk is told as such."""
     found = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
+
+
+def _head_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return _read_head(file, path)
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing") from None
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _seal(path: Path) -> None:

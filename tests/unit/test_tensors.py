@@ -111,3 +111,9 @@ def test_a_file_without_a_seal_is_written_where_a_manifest_vouches(tmp_path: Pat
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"x\.safetensors is missing"):
         load_tensors(tmp_path / "x.safetensors")
+
+
+def test_a_file_of_tensors_is_for_the_same_readers_as_any_other(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(3)})
+    (tmp_path / "x.txt").write_text("any other")
+    assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "x.txt").stat().st_mode

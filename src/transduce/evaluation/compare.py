@@ -76,11 +76,13 @@ def paired_bootstrap(
 def _compare(
     name: str, metric: Metric, hypotheses: list[str], others: list[str], references: list[str], n_samples: int
 ) -> Comparison:
-    systems = [("other", others), ("this", hypotheses)]  # the first one is sacreBLEU's baseline
+    # The first system is sacreBLEU's baseline.
+    systems: list[tuple[str, Sequence[str]]] = [("other", others), ("this", hypotheses)]
     test = PairedTest(systems, {name: metric}, [references], test_type="bs", n_samples=n_samples)
     signatures, results = test()
     ((key, signature),) = signatures.items()
-    other, this = results[key]
+    systems_results: Any = results[key]  # a list of results, whatever its annotation says
+    other, this = systems_results
     return Comparison(
         metric=name,
         value=float(this.score),

@@ -1,0 +1,129 @@
+"""The model card, README.md of the run folder: what the model is, what it scores, how it is used, and its limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from transduce.checkpoint import RunFolder
+from transduce.evaluation.records import Record, read_record
+from transduce.evaluation.report import compact, summary
+from transduce.files import write_text
+from transduce.log import duration
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")
+_SAMPLES = 3
+
+
+def write_card(run: RunFolder) -> None:
+    """Write README.md into the run folder, from what its other files tell at this moment."""
+    write_text(run.path / "README.md", card(read_record(run)))
+
+
+def card(record: Record) -> str:
+    """The whole card, Markdown."""
+    parts = [_head(record), _scores(record), _use(record), _samples(record), _training(record), _limits(record)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def plain(text: object) -> str:
+    r"""Text on one line in which Markdown and HTML see no signs of their own.
+
+    >>> print(plain("a *b* <c>\nd"))
+    a \*b\* \<c\> d
+    """
+    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def _head(record: Record) -> str:
+    src, tgt = record.languages
+    size = "" if record.n_parameters is None else f", {compact(record.n_parameters)} parameters"
+    return (
+        f"# {plain(record.name)}\n\nA translator from `{src}` to `{tgt}`, trained from scratch with "
+        f"transduce.\n\n{plain(summary(record))}{size}."
+    )
+
+
+def _scores(record: Record) -> str:
+    if not record.scores:
+        return ""
+    lines = ["## Scores", "", "| set | sentences | BLEU | chrF | TER | exact |", "|---|--:|--:|--:|--:|--:|"]
+    signatures: dict[str, None] = {}  # each once, in order
+    for found in record.scores:
+        s = found.scores
+        values = f"{s.bleu.value:.2f} | {s.chrf.value:.2f} | {s.ter.value:.2f} | {s.exact_match:.1%}"
+        lines.append(f"| {plain(found.name)} | {s.n_sentences:,} | {values} |")
+        told = (("BLEU", s.bleu), ("chrF", s.chrf), ("TER", s.ter))
+        signatures |= dict.fromkeys(f"- {name} `{score.signature}`" for name, score in told)
+        search = ", ".join(f"{key} {value}" for key, value in found.search.items())
+        signatures |= dict.fromkeys([f"- search: {plain(search)}"] if search else [])
+        signatures |= dict.fromkeys(f"- note: {plain(note)}" for note in s.notes)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "TER counts errors: lower is better. A score means something with its signature only:",
+            "",
+            *signatures,
+        ]
+    )
+
+
+def _use(record: Record) -> str:
+    return (
+        "## Use\n\nThis folder is the model; move or copy it as a whole. With transduce installed:\n\n"
+        "```sh\ntransduce translate THIS_FOLDER < in.txt > out.txt\n```\n\n"
+        "```python\nfrom transduce import Translator\n\n"
+        'translator = Translator.load("THIS_FOLDER")\nprint(translator.translate(["..."])[0].text)\n```'
+    )
+
+
+def _samples(record: Record) -> str:
+    for found in record.samples[:1]:
+        head = f"## Examples\n\nThe first few of {plain(found['name'])}, not chosen.\n\n"
+        rows = [f"| {plain(s['src'])} | {plain(s['hyp'])} | {plain(s['ref'])} |" for s in found["samples"][:_SAMPLES]]
+        return head + "\n".join(["| source | translation | reference |", "|---|---|---|", *rows])
+    return ""
+
+
+def _training(record: Record) -> str:
+    t, lines = record.settings.training, ["## Training", ""]
+    lines += [_set_line(found) for found in record.data.get("sets", ())]
+    lines += [f"- {plain(name)}: {n:,} of its pairs stand in the training text too" for name, n in _leaked(record.data)]
+    if record.data.get("fingerprint"):
+        lines.append(f"- fingerprint of the encoded training data: `{record.data['fingerprint']}`")
+    if record.events:
+        last, restarts = record.events[-1], len(record.of("restart"))
+        how = f"{t.optimizer or 'optimizer'} with {t.schedule or 'its'} schedule, weights averaged: {t.average}"
+        lines.append(f"- {last.get('update', 0):,} updates in {duration(last.get('seconds') or 0)}, {how}")
+        lines.append(f"- restarts: {restarts}; seed {t.seed}")
+    if record.versions:
+        lines.append("- " + ", ".join(f"{plain(key)} {plain(value)}" for key, value in record.versions.items()))
+    lines.append(
+        "- everything else: [report.html](report.html), [config.json](config.json), [recipe.toml](recipe.toml)"
+    )
+    return "\n".join(lines)
+
+
+def _set_line(found: Mapping[str, Any]) -> str:
+    """A set of pairs, by the names of its files only: where they lay is nobody's business."""
+    files = ", ".join(f"`{PurePath(str(file)).name}`" for file in found.get("files", ()))
+    kept = (found.get("cleaning") or {}).get("kept", found.get("pairs", 0))
+    return f"- {plain(found['name'])}: {kept:,} sentence pairs" + (f" ({files})" if files else "")
+
+
+def _leaked(data: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [(leak["name"], leak["leaked"]) for leak in data.get("leaks", ()) if leak.get("leaked")]
+
+
+def _limits(record: Record) -> str:
+    longest, length = record.settings.decoding.max_length, record.settings.data.max_length
+    return (
+        "## Limits\n\n"
+        "- It knows the kind of text that it was trained on and no other; scores on other text will be lower.\n"
+        "- It translates sentence by sentence: what the sentences around say, it does not see.\n"
+        f"- It has seen no sentence above {length} tokens and writes none above {longest}.\n"
+        "- What is wrong or biased in the training text may come out again; read what matters before you use it."
+    )

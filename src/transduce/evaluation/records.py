@@ -1,0 +1,173 @@
+"""What a run tells of itself, as small JSON files of its folder: written here one part at a time, read here as a whole.
+
+scores.json     {"sets": [{"name", "scores": Scores.to_json(), "search": {...}}],
+                 "comparisons": [{"name", "other", "rows": [Comparison.to_json()]}]}
+samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"}]}]}
+attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
+data.json       {"fingerprint", "padding",
+                 "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
+                           "cleaning": {"read", "kept", "dropped": [{"reason", "count", "samples": [...]}]}}],
+                 "leaks": [{"name", "pairs", "leaked", "samples": [...]}]}     (a sample is {"src", "tgt", "place"})
+metrics.jsonl   an event a line: start, update, validation, restart, end (`transduce.log.MetricsFile`)
+
+Every key of data.json and every file may be missing: what is not there is not shown.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import transduce
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings
+from transduce.drawing.heatmap import HeatMap
+from transduce.evaluation.compare import Comparison
+from transduce.evaluation.metrics import Scores
+from transduce.files import read_json, write_json
+from transduce.log import MetricsFile
+from transduce.tensors import shapes
+
+_PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A held-out source sentence with its reference and the model's translation."""
+
+    src: str
+    ref: str
+    hyp: str
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceAttention:
+    """One sentence, its translation, and where the model looked."""
+
+    src: str
+    tgt: str
+    maps: tuple[HeatMap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetScores:
+    """Scores of one test set, and how its translations were searched for."""
+
+    name: str
+    scores: Scores
+    search: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that report and model card show of a run."""
+
+    name: str
+    settings: Settings
+    recipe: str = ""
+    made_by: str = ""  # version of transduce that began the run
+    n_parameters: int | None = None
+    events: Sequence[Mapping[str, Any]] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    scores: Sequence[SetScores] = ()
+    comparisons: Sequence[Mapping[str, Any]] = ()
+    samples: Sequence[Mapping[str, Any]] = ()
+    attention: Sequence[SentenceAttention] = ()
+
+    def of(self, event: str) -> list[Mapping[str, Any]]:
+        """The events of one kind, in order."""
+        return [e for e in self.events if e.get("event") == event]
+
+    def points(self, event: str, key: str) -> list[tuple[float, float]]:
+        """(update, value) wherever an event of this kind has the key as a number."""
+        found = [(e.get("update"), e.get(key)) for e in self.of(event)]
+        return [(float(x), float(y)) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)]
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of what trained the run: of its last start where that tells all, else what is known."""
+        starts = [*self.of("start"), *self.of("restart")]
+        told: dict[str, str] = {"transduce": self.made_by} if self.made_by else {}
+        for event in starts:
+            told |= {key: str(event[key]) for key in ("torch", "device", "threads") if key in event}
+            told |= event.get("versions", {})
+        return told
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Source and target language."""
+        return self.settings.data.src_lang, self.settings.data.tgt_lang
+
+
+def read_record(run: RunFolder) -> Record:
+    """Everything that the folder tells; `RunFolderError` names a file that is damaged."""
+
+    def read(name: str) -> Any:
+        path = run.path / name
+        return read_json(path) if path.exists() else {}
+
+    scores, samples, attention = read("scores.json"), read("samples.json"), read("attention.json")
+    events = MetricsFile(run.path / "metrics.jsonl").read()
+    model, recipe = run.path / "model.safetensors", run.path / "recipe.toml"
+    n_parameters = next((e["parameters"] for e in events if "parameters" in e), None)
+    if n_parameters is None and model.exists():
+        n_parameters = sum(math.prod(shape) for shape in shapes(model).values())
+    return Record(
+        name=run.settings.name or run.path.absolute().name,
+        settings=run.settings,
+        recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.exists() else "",
+        made_by=run.made_by,
+        n_parameters=n_parameters,
+        events=events,
+        data=read("data.json"),
+        scores=[
+            SetScores(s["name"], Scores.from_json(s["scores"]), s.get("search", {})) for s in scores.get("sets", ())
+        ],
+        comparisons=scores.get("comparisons", ()),
+        samples=samples.get("sets", ()),
+        attention=[
+            SentenceAttention(a["src"], a["tgt"], tuple(map(HeatMap.from_json, a["maps"])))
+            for a in attention.get("sentences", ())
+        ],
+    )
+
+
+def save_scores(run: RunFolder, name: str, scores: Scores, *, search: Mapping[str, Any] | None = None) -> None:
+    """Keep the scores of one test set; those of the same name before are replaced."""
+    _merge(run.path / "scores.json", "sets", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
+
+
+def save_comparison(run: RunFolder, name: str, other: str, rows: Iterable[Comparison]) -> None:
+    """Keep a comparison with another system on one test set."""
+    value = {"name": name, "other": other, "rows": [row.to_json() for row in rows]}
+    _merge(run.path / "scores.json", "comparisons", value, keys=("name", "other"))
+
+
+def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update: int) -> None:
+    """Keep translations of a few held-out sentences of one set."""
+    _merge(run.path / "samples.json", "sets", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
+
+
+def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
+    """Keep the attention of a few held-out sentences, in the place of those before."""
+    found = [{"src": s.src, "tgt": s.tgt, "maps": [heat.to_json() for heat in s.maps]} for s in sentences]
+    write_json(run.path / "attention.json", {"sentences": found})
+
+
+def versions() -> dict[str, str]:
+    """What runs here: for the `start` event."""
+    found = {"transduce": transduce.__version__, "python": platform.python_version()}
+    found |= {package: metadata.version(package) for package in _PACKAGES}
+    return found | {"platform": platform.platform()}
+
+
+def _merge(path: Path, part: str, value: Mapping[str, Any], keys: Sequence[str] = ("name",)) -> None:
+    """Put `value` into the list `part` of a JSON file, in the place of the one with the same keys."""
+    content = read_json(path) if path.exists() else {}
+    others = [v for v in content.get(part, ()) if any(v.get(key) != value[key] for key in keys)]
+    write_json(path, content | {part: [*others, value]})

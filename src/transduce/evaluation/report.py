@@ -1,0 +1,233 @@
+"""`report.html`: what a run did, on one page that needs no network. Plain data in, text out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transduce.checkpoint import RunFolder
+from transduce.drawing import chart, heatmap
+from transduce.drawing.chart import Curve, line_chart, smooth
+from transduce.drawing.heatmap import heat_map_figures
+from transduce.drawing.page import Html, escape, page, table
+from transduce.evaluation.records import Record, SetScores, read_record
+from transduce.evaluation.report_data import data_section, provenance_section, settings_section
+from transduce.files import write_text
+from transduce.log import duration
+
+SHOWN_SAMPLES = 12
+
+
+def write_report(run: RunFolder) -> None:
+    """Write report.html into the run folder, from what its other files tell at this moment."""
+    write_text(run.path / "report.html", report_html(read_record(run)))
+
+
+def report_html(record: Record) -> str:
+    """The whole page."""
+    sections = [
+        ("scores", "Scores", _scores(record)),
+        ("curves", "Training", _curves(record)),
+        ("samples", "Translations", _samples(record.samples)),
+        ("attention", "Attention", _attention(record)),
+        ("data", "Data", data_section(record.data)),
+        ("settings", "Settings", settings_section(record)),
+        ("provenance", "How it was made", provenance_section(record)),
+    ]
+    shown = [(name, title, body) for name, title, body in sections if body]
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in shown)
+    body = "".join(f'<h2 id="{name}">{title}</h2>{content}' for name, title, content in shown)
+    head = f"<h1>{escape(record.name)}</h1><p class='soft'>{escape(summary(record))}</p><nav>{links}</nav>"
+    return page(f"{record.name}: report", head + _tiles(record) + body, script=chart.SCRIPT + heatmap.SCRIPT)
+
+
+def summary(record: Record) -> str:
+    """The model in one line."""
+    m, (src, tgt) = record.settings.model, record.languages
+    size = f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
+    return f"{src} to {tgt} · {m.kind}, {size}, {m.residual}-norm, {m.positions} positions"
+
+
+def compact(value: float) -> str:
+    """A count for people.
+
+    >>> compact(950), compact(2_612_352), compact(60_500_000)
+    ('950', '2.61M', '60.5M')
+    """
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:,.0f}"
+
+
+def _tiles(record: Record) -> str:
+    """The few numbers that one looks for first."""
+    tiles: list[tuple[str, str]] = []
+    for found in record.scores[:2]:
+        tiles.append((f"{found.scores.bleu.value:.1f}", f"BLEU {found.name}"))
+    if record.scores and record.scores[0].scores.exact_match >= 0.1:
+        tiles.append((f"{record.scores[0].scores.exact_match:.1%}", f"exact match {record.scores[0].name}"))
+    validations = record.of("validation")
+    if validations and validations[-1].get("perplexity") is not None:
+        tiles.append((f"{validations[-1]['perplexity']:.2f}", "validation perplexity a token"))
+    if record.n_parameters is not None:
+        tiles.append((compact(record.n_parameters), "parameters"))
+    if record.events:
+        last = record.events[-1]
+        tiles.append((duration(last.get("seconds") or 0), f"of training, {last.get('update', 0):,} updates"))
+    speeds = [y for _, y in record.points("update", "tokens_per_second")]
+    if speeds:
+        tiles.append((compact(sorted(speeds)[len(speeds) // 2]), "target tokens a second"))
+    cells = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in tiles
+    )
+    return f'<div class="tiles">{cells}</div>' if tiles else ""
+
+
+# -- scores
+
+
+def _scores(record: Record) -> str:
+    parts = []
+    if record.scores:
+        header: tuple[str, ...] = ("set", "sentences", "BLEU", "chrF", "TER", "exact", "precisions", "brevity")
+        rows = [_score_row(found) for found in record.scores]
+        parts.append(table(header, rows, numbers=frozenset({1, 2, 3, 4, 5})))
+        parts.append(_signatures(record.scores))
+    for comparison in record.comparisons:
+        parts.append(f"<h3>{escape(comparison['name'])}: against {escape(comparison['other'])}</h3>")
+        header = ("metric", "this", "other", "difference", "95 % interval", "p", "")
+        parts.append(table(header, map(_comparison_row, comparison["rows"]), numbers=frozenset({1, 2, 3, 5})))
+    return "".join(parts)
+
+
+def _score_row(found: SetScores) -> tuple[object, ...]:
+    s = found.scores
+    precisions = " / ".join(f"{p:.1f}" for p in s.bleu.precisions)
+    values = (f"{s.bleu.value:.2f}", f"{s.chrf.value:.2f}", f"{s.ter.value:.2f}", f"{s.exact_match:.1%}")
+    return (found.name, f"{s.n_sentences:,}", *values, precisions, f"{s.bleu.brevity_penalty:.3f}")
+
+
+def _signatures(scores: Sequence[SetScores]) -> str:
+    """Signatures, each once, with the sets that it stands for."""
+    sets: dict[tuple[str, ...], list[str]] = {}  # lines -> names
+    for found in scores:
+        s = found.scores
+        search = ", ".join(f"{key} {value}" for key, value in found.search.items())
+        lines = (f"BLEU {s.bleu.signature}", f"chrF {s.chrf.signature}", f"TER {s.ter.signature}", search, *s.notes)
+        sets.setdefault(lines, []).append(found.name)
+    blocks = []
+    for told, names in sets.items():
+        which = f"<p class='soft'>{escape(', '.join(names))}:</p>" if len(sets) > 1 else ""
+        blocks.append(which + "<p>" + "<br>".join(f"<code>{escape(line)}</code>" for line in told if line) + "</p>")
+    return "".join(blocks)
+
+
+def _comparison_row(row: Mapping[str, Any]) -> tuple[object, ...]:
+    low, high = row["interval"]
+    kind = {"better": "good", "worse": "bad"}.get(row["verdict"], "soft")
+    return (
+        row["metric"],
+        f"{row['value']:.2f} ± {row['margin']:.2f}",
+        f"{row['other']:.2f} ± {row['other_margin']:.2f}",
+        f"{row['difference']:+.2f}",
+        f"{low:+.2f} to {high:+.2f}",
+        f"{row['p_value']:.3f}",
+        Html(f'<span class="{kind}">{escape(row["verdict"])}</span>'),
+    )
+
+
+# -- training
+
+
+def _curves(record: Record) -> str:
+    restarts = [float(e.get("update", 0)) for e in record.of("restart")]
+    training = record.points("update", "loss")
+    window = max(1, len(training) // 50)
+    loss = [
+        Curve("each line", training, pale=True),
+        Curve("training", smooth(training, window=window)),
+        Curve("validation", record.points("validation", "loss")),
+    ]
+    speed = record.points("update", "tokens_per_second")
+    charts = [
+        line_chart("Loss, nats a target token, label-smoothed", loss, marks=restarts, settle=0.05),
+        line_chart(
+            "Validation scores",
+            [Curve("BLEU", record.points("validation", "bleu")), Curve("chrF", record.points("validation", "chrf"))],
+            marks=restarts,
+        ),
+        line_chart("Learning rate", [Curve("learning rate", record.points("update", "lr"))], marks=restarts),
+        line_chart(
+            "Target tokens a second",
+            [Curve("each line", speed, pale=True), Curve("tokens a second", smooth(speed, window=window))],
+            marks=restarts,
+            floor=0.0,
+        ),
+        line_chart(
+            "Gradient norm", [Curve("gradient norm", record.points("update", "grad_norm"))], marks=restarts, settle=0.05
+        ),
+    ]
+    shown = "".join(filter(None, charts))
+    if not shown:
+        return ""
+    end = record.of("end")
+    told = f"Ended by {end[-1].get('reason', '')} after {end[-1].get('update', 0):,} updates. " if end else ""
+    dashed = "Dashed lines: restarts. " if restarts else ""
+    return f'<p class="soft">{escape(told + dashed)}Over updates.</p><div class="charts">{shown}</div>'
+
+
+# -- translations
+
+
+def _samples(sets: Sequence[Mapping[str, Any]]) -> str:
+    parts = []
+    for found in sets:
+        samples = found.get("samples", ())
+        parts.append(f"<h3>{escape(found['name'])}, update {found.get('update', 0):,}</h3>")
+        parts += [_sample(s) for s in samples[:SHOWN_SAMPLES]]
+        if len(samples) > SHOWN_SAMPLES:
+            more = "".join(map(_sample, samples[SHOWN_SAMPLES:]))
+            parts.append(f"<details><summary>{len(samples) - SHOWN_SAMPLES} more</summary>{more}</details>")
+    note = "<p class='soft'>Words in which translation and reference differ are marked.</p>"
+    return note + "".join(parts) if parts else ""
+
+
+def _sample(sample: Mapping[str, str]) -> str:
+    ref, hyp = marked(sample["ref"], sample["hyp"])
+    lines = (("source", escape(sample["src"])), ("reference", ref), ("translation", hyp))
+    cells = "".join(f'<dt>{name}</dt><dd dir="auto">{text}</dd>' for name, text in lines)
+    return f'<dl class="sample">{cells}</dl>'
+
+
+def marked(ref: str, hyp: str) -> tuple[str, str]:
+    """Both as HTML, with the words that the other has not in <ins> (reference) and <del> (translation).
+
+    >>> marked("a dog", "a cat")
+    ('a <ins>dog</ins>', 'a <del>cat</del>')
+    """
+    a, b = ref.split(), hyp.split()
+    left, right = [], []
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        same = kind == "equal"
+        left += [_wrapped(a[i:j], "" if same else "ins")]
+        right += [_wrapped(b[k:m], "" if same else "del")]
+    return " ".join(filter(None, left)), " ".join(filter(None, right))
+
+
+def _wrapped(words: Sequence[str], tag: str) -> str:
+    text = escape(" ".join(words))
+    return f"<{tag}>{text}</{tag}>" if tag and words else text
+
+
+def _attention(record: Record) -> str:
+    parts = []
+    for sentence in record.attention:
+        head = f'<h3 dir="auto">{escape(sentence.src)}</h3><p dir="auto" class="soft">{escape(sentence.tgt)}</p>'
+        parts.append(head + heat_map_figures(sentence.maps))
+    note = (
+        "<p class='soft'>Held-out sentences. Each row is a position that attends, each column one attended to; a row "
+        "sums to 1. Choose layer and head; point at a cell for its weight.</p>"
+    )
+    return note + "".join(parts) if parts else ""

@@ -1,0 +1,111 @@
+"""The parts of the report about what went in: data, settings, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transduce.drawing.page import Html, escape, table
+from transduce.evaluation.records import Record, versions
+
+
+def data_section(data: Mapping[str, Any]) -> str:
+    """Sets with their sizes, what cleaning dropped and why, held-out text found in the training text."""
+    sets = data.get("sets", ())
+    parts = []
+    if sets:
+        header = ("set", "read", "kept", "dropped", "source tokens", "target tokens", "files")
+        parts.append(table(header, map(_set_row, sets), numbers=frozenset({1, 2, 3, 4, 5})))
+    facts = []
+    if data.get("padding") is not None:
+        facts.append(f"{data['padding']:.1%} of the tokens in training batches are padding.")
+    if data.get("fingerprint"):
+        facts.append(f"Fingerprint of the encoded training data: {data['fingerprint']}.")
+    parts += [f"<p>{escape(fact)}</p>" for fact in facts]
+    for found in sets:
+        parts.append(_dropped(found))
+    parts.append(_leaks(data.get("leaks", ())))
+    return "".join(parts)
+
+
+def _set_row(found: Mapping[str, Any]) -> tuple[object, ...]:
+    cleaning = found.get("cleaning") or {}
+    kept = cleaning.get("kept", found.get("pairs", 0))
+    read = cleaning.get("read", kept)
+    tokens = (f"{found[key]:,}" if found.get(key) is not None else "" for key in ("src_tokens", "tgt_tokens"))
+    return (
+        found["name"],
+        f"{read:,}",
+        f"{kept:,}",
+        f"{read - kept:,}",
+        *tokens,
+        ", ".join(map(str, found.get("files", ()))),
+    )
+
+
+def _dropped(found: Mapping[str, Any]) -> str:
+    """What cleaning took out of one set, and why."""
+    dropped = [reason for reason in (found.get("cleaning") or {}).get("dropped", ()) if reason["count"]]
+    if not dropped:
+        return ""
+    body = "".join(_folded(f"{r['reason']}: {r['count']:,}", _pairs(r.get("samples", ()))) for r in dropped)
+    return f"<h3>Dropped from {escape(found['name'])}</h3>{body}"
+
+
+def _leaks(leaks: Iterable[Mapping[str, Any]]) -> str:
+    parts = []
+    for leak in leaks:
+        n, total = leak.get("leaked", 0), leak.get("pairs", 0)
+        text = f"{leak['name']}: {n:,} of {total:,} pairs stand in the training set too"
+        pairs = _pairs(leak.get("samples", ()))
+        parts.append(_folded(text, pairs) if n else f"<p>{escape(text)}.</p>")
+    return "<h3>Held-out text in the training text</h3>" + "".join(parts) if parts else ""
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _pairs(samples: Sequence[Mapping[str, Any]]) -> str:
+    return table(
+        ("source", "target", "place"), [(s.get("src", ""), s.get("tgt", ""), s.get("place", "")) for s in samples]
+    )
+
+
+def settings_section(record: Record) -> str:
+    """All settings with what they mean, and the recipe."""
+    parts = []
+    values = record.settings.model_dump(mode="json")
+    for section, fields in values.items():
+        if not isinstance(fields, dict):
+            continue
+        known = type(getattr(record.settings, section)).model_fields
+        rows = [
+            (Html(f"<code>{escape(key)}</code>"), _value(value), known[key].description or "")
+            for key, value in fields.items()
+        ]
+        parts.append(_folded(section, table(("", "", ""), rows)))
+    if record.recipe.strip():
+        parts.append(_folded("recipe.toml, as it was given", f"<pre><code>{escape(record.recipe)}</code></pre>"))
+    return "".join(parts)
+
+
+def _value(value: Any) -> str:
+    """A setting for people: TOML's words, and a corpus as its files."""
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items() if item is not None)
+    return "; ".join(map(_value, value)) if isinstance(value, list) else str(value)
+
+
+def provenance_section(record: Record) -> str:
+    """Versions and restarts."""
+    rows = [(key, value) for key, value in record.versions.items()]
+    restarts = record.of("restart")
+    if record.events:
+        told = ", ".join(f"after update {e.get('update', 0):,}" for e in restarts)
+        rows.append(("restarts", f"{len(restarts)}: {told}" if restarts else "none"))
+    here = versions()
+    rows.append(("this page", f"written by transduce {here['transduce']}, sacrebleu {here['sacrebleu']}"))
+    return table(("", ""), rows)

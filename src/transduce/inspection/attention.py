@@ -1,0 +1,105 @@
+"""The attention weights of a Transformer for a given sentence and translation.
+
+At full speed no weights are kept (on a GPU they are never even formed), so they are computed once more here, from the
+queries, keys and masks of one ordinary forward pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.drawing.heatmap import HeatMap
+from transduce.nn.attention import CrossAttention, MultiHeadAttention, attention_weights
+
+Attend = Callable[..., Tensor]
+_ONE_AT_A_TIME = threading.Lock()  # while weights are taken, the model's attention is wrapped
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMaps:
+    """Weights of all layers and heads over one sentence pair, float32, rows sum to 1.
+
+    encoder [L, H, S, S], decoder [M, H, T, T] (causal), cross [M, H, T, S]; a part that a model has not is None.
+    """
+
+    encoder: np.ndarray | None
+    decoder: np.ndarray | None
+    cross: np.ndarray | None
+
+    def heat_maps(
+        self, src_pieces: Sequence[str], tgt_in_pieces: Sequence[str], tgt_out_pieces: Sequence[str]
+    ) -> list[HeatMap]:
+        """What can be drawn: cross-attention first. A decoder's row t reads tgt_in[t] and predicts tgt_out[t]."""
+        src, tgt_in, tgt_out = tuple(src_pieces), tuple(tgt_in_pieces), tuple(tgt_out_pieces)
+        parts = [
+            ("cross-attention: predicted piece to source", tgt_out, src, self.cross),
+            ("encoder self-attention", src, src, self.encoder),
+            ("decoder self-attention: predicted piece to what stands before it", tgt_out, tgt_in, self.decoder),
+        ]
+        return [HeatMap(name, rows, columns, w) for name, rows, columns, w in parts if w is not None]
+
+
+@torch.no_grad()
+def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor, "1 T"]) -> AttentionMaps:
+    """Run the model over one sentence pair and hand back the weights of every layer and head.
+
+    `src` ends with EOS and `tgt_in` begins with BOS, as in a `Batch` of one. The model's mode and parameters stay as
+    they are; dropout is off meanwhile.
+    """
+    assert src.shape[0] == 1 and tgt_in.shape[0] == 1, "one sentence at a time"
+    training = model.training
+    model.eval()
+    try:
+        with recorded(model) as weights:
+            model(src, tgt_in)
+    finally:
+        model.train(training)
+    found: dict[str, list[np.ndarray]] = {"encoder": [], "decoder": [], "cross": []}
+    for name, layer in weights:
+        found[_part(name, model)].append(layer[0].float().cpu().numpy())
+    return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in found.items()})
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[list[tuple[str, Float[Tensor, "B H T S"]]]]:
+    """Yield a list that fills with (module name, weights [B, H, T, S]) in the order in which attention runs.
+
+    The output of the model does not change. Only calls of this thread are recorded; a second recording waits.
+    """
+    weights: list[tuple[str, Tensor]] = []
+    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)]
+    with _ONE_AT_A_TIME:
+        for name, module in modules:
+            module.attend = _recording(name, module, weights)  # type: ignore[method-assign]
+        try:
+            yield weights
+        finally:
+            for _, module in modules:
+                del module.attend
+
+
+def _recording(name: str, module: MultiHeadAttention, weights: list[tuple[str, Tensor]]) -> Attend:
+    attend, thread = module.attend, threading.get_ident()
+
+    def attend_and_record(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None) -> Tensor:
+        if threading.get_ident() == thread:
+            keys = key.repeat_interleave(module.n_heads // module.n_kv_heads, dim=1)
+            weights.append((name, attention_weights(query, keys, bias)))
+        return attend(query, key, value, bias=bias)
+
+    return attend_and_record
+
+
+def _part(name: str, model: nn.Module) -> str:
+    """Where in an encoder-decoder an attention stands."""
+    if isinstance(model.get_submodule(name), CrossAttention):
+        return "cross"
+    return "encoder" if "encoder" in name.split(".") else "decoder"

@@ -1,0 +1,264 @@
+"""The report and the card show what the run's files tell, all of it as text, with nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings
+from transduce.drawing.heatmap import HeatMap
+from transduce.errors import RunFolderError
+from transduce.evaluation.card import card, plain, write_card
+from transduce.evaluation.compare import paired_bootstrap
+from transduce.evaluation.metrics import evaluate
+from transduce.evaluation.records import (
+    Record,
+    Sample,
+    SentenceAttention,
+    read_record,
+    save_attention,
+    save_comparison,
+    save_samples,
+    save_scores,
+    versions,
+)
+from transduce.evaluation.report import marked, report_html, write_report
+from transduce.files import write_json
+from transduce.log import MetricsFile
+
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=https://evil.example/x onerror=alert(1)> & \"'`| **b** [l](http://e)"
+)
+REFERENCES = ["ein Hund läuft", "zwei Katzen schlafen hier", "das Haus ist alt"]
+HYPOTHESES = ["ein Hund läuft", "zwei Katzen schlafen dort", "ein Haus ist alt"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    settings = Settings.from_mapping({"name": "a run", "data": {"src_lang": "en", "tgt_lang": "de"}})
+    run = RunFolder.create(tmp_path / "run", settings, f"# {HOSTILE}\n")
+    run.close()
+    return run
+
+
+def fill(run: RunFolder, text: str = "") -> None:
+    """All that a run can tell, with `text` wherever text can come from outside."""
+    run.save_model({"w": torch.zeros(10, 7)})
+    metrics = MetricsFile(run.path / "metrics.jsonl")
+    metrics.append({"event": "start", "update": 0, "seconds": 0.0, "versions": versions() | {"torch": "9.9" + text}})
+    for update in range(10, 101, 10):
+        loss = 9.0 / update if update != 50 else float("nan")
+        row = {"loss": loss, "lr": 0.001, "tokens_per_second": 100.0, "grad_norm": 1.0}
+        metrics.append({"event": "update", "update": update, "seconds": update * 1.0, **row})
+    metrics.append(
+        {"event": "validation", "update": 50, "seconds": 50.0, "loss": 3.25, "perplexity": 4.5, "bleu": 21.5}
+    )
+    metrics.append({"event": "restart", "update": 50, "seconds": 50.0})
+    metrics.append({"event": "end", "update": 100, "seconds": 100.0, "reason": "max_updates" + text})
+    save_scores(run, "valid" + text, evaluate(HYPOTHESES, REFERENCES), search={"beam": 5})
+    save_scores(run, "test", evaluate(REFERENCES, REFERENCES, tokenize="none"))
+    save_comparison(run, "test", "other" + text, paired_bootstrap(HYPOTHESES, REFERENCES, REFERENCES, n_samples=20))
+    save_samples(run, "valid" + text, [Sample("a dog" + text, "ein Hund" + text, "eine Katze" + text)] * 14, update=90)
+    heat = HeatMap("cross" + text, ("x" + text, "y"), ("u", "v" + text), np.full((2, 2, 2, 2), 0.5, np.float32))
+    save_attention(run, [SentenceAttention("look here" + text, "sieh her" + text, (heat,))])
+    sample = {"src": "source" + text, "tgt": "target" + text, "place": "train.en:7" + text}
+    cleaning = {"read": 30, "kept": 27, "dropped": [{"reason": "empty" + text, "count": 3, "samples": [sample]}]}
+    train = {"name": "train" + text, "files": ["/home/someone/train.en" + text], "pairs": 27, "cleaning": cleaning}
+    leaks = [{"name": "test" + text, "pairs": 9, "leaked": 2, "samples": [sample]}]
+    data = {"fingerprint": "abc123", "padding": 0.0312, "sets": [train], "leaks": leaks}
+    write_json(run.path / "data.json", data)
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and its text outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "br", "link", "img", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> does not close what is open"
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.text += data + " "
+
+
+def test_the_report_shows_what_the_files_tell(run: RunFolder) -> None:
+    fill(run)
+    write_report(run)
+    page = Elements((run.path / "report.html").read_text(encoding="utf-8"))
+    assert page.open == [], "every element is closed"
+    text = " ".join(page.text.split())
+    scores = evaluate(HYPOTHESES, REFERENCES)
+    for told in (
+        "a run",
+        "en to de",
+        f"{scores.bleu.value:.2f}",
+        scores.bleu.signature,
+        scores.ter.signature,
+        "tok:none",
+        "beam 5",
+        "test: against other",
+        "look here",
+        "empty: 3",
+        "train.en:7",
+        "2 of 9 pairs stand in the training set too",
+        "3.1% of the tokens",
+        "abc123",
+        "Ended by max_updates after 100 updates",
+        "1: after update 50",
+        "9.9",
+        "2 more",
+    ):
+        assert told in text, told
+    for key in Settings().model_dump()["training"]:
+        assert key in text, f"the setting {key} is not shown"
+    charts = [a["aria-label"] for tag, a in page.elements if tag == "svg" and "aria-label" in a]
+    assert len(charts) == 5 + 1  # loss, scores, learning rate, speed, gradient; one heat map
+
+
+def test_nothing_comes_from_outside(run: RunFolder) -> None:
+    fill(run, HOSTILE)
+    page = Elements(report_html(read_record(run)))
+    assert page.open == []
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"img", "link", "iframe", "object", "embed", "form", "base", "video", "audio"}
+    for tag, attributes in page.elements:
+        assert not {"src", "srcset", "data", "action", "onerror", "onload"} & attributes.keys(), (tag, attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    policy = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy and "default-src 'none'" in str(policy[0])
+    scripts = [a for tag, a in page.elements if tag == "script"]
+    assert [a for a in scripts if a.get("type") != "application/json"] == [{}], "one script, ours"
+    assert page.text.count("alert(1)") > 20, "hostile text is shown as text"
+
+
+def test_embedded_data_are_json(run: RunFolder) -> None:
+    fill(run, HOSTILE)
+    found = re.findall(r'<script type="application/json" class="\w+">(.*?)</script>', report_html(read_record(run)))
+    assert len(found) == 5 + 1
+    for text in found:
+        json.loads(text)
+
+
+def test_a_run_that_has_told_nothing_has_a_report(run: RunFolder) -> None:
+    write_report(run)
+    write_card(run)
+    page = Elements((run.path / "report.html").read_text(encoding="utf-8"))
+    assert page.open == [] and "Settings" in page.text and "Translations" not in page.text
+    assert "## Use" in (run.path / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_killed_run_s_unfinished_line_is_passed_over(run: RunFolder) -> None:
+    fill(run)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "upd')
+    write_report(run)
+
+
+def test_a_damaged_file_is_named(run: RunFolder) -> None:
+    (run.path / "scores.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"scores\.json is damaged"):
+        write_report(run)
+
+
+def test_scores_of_one_set_are_replaced_not_repeated(run: RunFolder) -> None:
+    save_scores(run, "test", evaluate(HYPOTHESES, REFERENCES))
+    save_scores(run, "valid", evaluate(HYPOTHESES, REFERENCES))
+    save_scores(run, "test", evaluate(REFERENCES, REFERENCES))
+    found = {s.name: s.scores for s in read_record(run).scores}
+    assert found == {"valid": evaluate(HYPOTHESES, REFERENCES), "test": evaluate(REFERENCES, REFERENCES)}
+    for other in ("one", "two", "one"):
+        save_comparison(run, "test", other, paired_bootstrap(HYPOTHESES, REFERENCES, REFERENCES, n_samples=5))
+    assert [c["other"] for c in read_record(run).comparisons] == ["two", "one"]
+
+
+def test_what_is_saved_is_read_back(run: RunFolder) -> None:
+    fill(run)
+    record = read_record(run)
+    assert record.n_parameters == 70
+    assert record.samples[0]["samples"][0] == {"src": "a dog", "ref": "ein Hund", "hyp": "eine Katze"}
+    (sentence,) = record.attention
+    np.testing.assert_allclose(sentence.maps[0].weights, 0.5, atol=0.002)
+    assert record.versions["torch"] == "9.9" and record.versions["transduce"]
+    assert record.points("update", "loss")[:2] == [(10.0, 0.9), (20.0, 0.45)]
+    assert len(record.points("update", "loss")) == 9, "a loss that was not finite is no point"
+
+
+def test_differences_are_marked() -> None:
+    ref, hyp = marked("ein alter Hund läuft", "ein Hund läuft weg <b>")
+    assert ref == "ein <ins>alter</ins> Hund läuft"
+    assert hyp == "ein Hund läuft <del>weg &lt;b&gt;</del>"
+    assert marked("gleich", "gleich") == ("gleich", "gleich")
+    assert marked("", "da") == ("", "<del>da</del>")
+
+
+# --- the card
+
+
+def test_the_card_tells_what_where_and_how(run: RunFolder) -> None:
+    fill(run)
+    write_card(run)
+    text = (run.path / "README.md").read_text(encoding="utf-8")
+    scores = evaluate(HYPOTHESES, REFERENCES)
+    for told in (
+        "# a run",
+        "`en` to `de`",
+        f"{scores.bleu.value:.2f}",
+        f"`{scores.bleu.signature}`",
+        "abc123",
+        "27 sentence pairs",
+        "transduce translate",
+        "Translator.load",
+        "## Limits",
+        "torch 9.9",
+        "70 parameters",
+        "restarts: 1",
+        "test: 2 of its pairs stand in the training text too",
+        "train.en",
+    ):
+        assert told in text, told
+    assert "/home/someone" not in text, "a card is shared: no path of the machine"
+    assert str(run.path.parent) not in text
+
+
+def test_the_card_lets_no_text_be_markup(run: RunFolder) -> None:
+    fill(run, HOSTILE)
+    text = card(read_record(run))
+    without_escapes = re.sub(r"\\.", "", text)
+    assert not re.findall(r"<(?!!--)", without_escapes.replace("translate THIS_FOLDER < in.txt", ""))
+    assert "**b**" not in text
+    links = re.findall(r"\]\(([^)]*)\)", without_escapes)
+    assert set(links) <= {"report.html", "config.json", "recipe.toml"}
+    rows = [line for line in re.sub(r"\\\|", "", text).split("\n") if line.startswith("| ")]
+    assert {row.count("|") for row in rows} == {4, 7}, "no cell of a table breaks it"
+
+
+def test_plain_text_is_one_line() -> None:
+    assert plain("a\n# b\t`c`") == r"a # b \`c\`"
+
+
+def test_a_record_needs_nothing_but_settings() -> None:
+    record = Record("x", Settings())
+    assert "<h1>x</h1>" in report_html(record)
+    assert card(record).startswith("# x\n")

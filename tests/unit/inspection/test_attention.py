@@ -1,0 +1,176 @@
+"""Captured weights are those that the model used: attention written from the equation gives the model's own output."""
+
+from __future__ import annotations
+
+import threading
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from transduce.config import ModelSettings
+from transduce.errors import UserError
+from transduce.inspection.attention import attention_maps, recorded
+from transduce.inspection.pages import attention_page, attention_png, attention_svg, save_picture
+from transduce.models.build import build_model
+
+SRC = torch.tensor([[5, 9, 11, 7, 3]])
+TGT_IN = torch.tensor([[2, 8, 6, 10]])
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"residual": "pre", "n_kv_heads": 2, "positions": "rotary"},
+    {"projection": "shared", "norm": "rms"},
+    {"n_encoder_layers": 1, "n_decoder_layers": 3, "attention_dropout": 0.5},
+]
+
+
+def a_model(**options: Any) -> torch.nn.Module:
+    sizes = {"d_model": 16, "d_ff": 32, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2}
+    return build_model(ModelSettings(**(sizes | options)), n_src=20, n_tgt=20)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_weights_are_distributions_and_decoders_do_not_look_ahead(options: dict[str, Any]) -> None:
+    model = a_model(**options)
+    maps = attention_maps(model, SRC, TGT_IN)
+    n_encoder, n_decoder = options.get("n_encoder_layers", 2), options.get("n_decoder_layers", 2)
+    assert maps.encoder is not None and maps.decoder is not None and maps.cross is not None
+    assert maps.encoder.shape == (n_encoder, 4, 5, 5)
+    assert maps.decoder.shape == (n_decoder, 4, 4, 4)
+    assert maps.cross.shape == (n_decoder, 4, 4, 5)
+    for weights in (maps.encoder, maps.decoder, maps.cross):
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert np.triu(maps.decoder, 1).max() == 0
+
+
+def test_weights_are_those_of_the_equation() -> None:
+    """The first encoder layer by hand: softmax(Q K^T / sqrt(d_k)) in NumPy, from the model's own matrices."""
+    model = a_model().eval()
+    maps = attention_maps(model, SRC, TGT_IN)
+    attention = model.encoder[0].self_attention
+    with torch.no_grad():
+        x = model.src_embedding(SRC)[0].double().numpy()  # [S, D]
+    weight = attention.query_key_value.weight.detach().double().numpy()
+    bias = attention.query_key_value.bias.detach().double().numpy()
+    query, key, _ = (x @ w.T + b for w, b in zip(np.split(weight, 3), np.split(bias, 3), strict=True))
+    assert maps.encoder is not None
+    for head in range(4):
+        columns = slice(4 * head, 4 * head + 4)
+        scores = query[:, columns] @ key[:, columns].T / 2.0  # d_k = 4
+        expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        np.testing.assert_allclose(maps.encoder[0, head], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_weights_times_the_values_are_what_the_model_went_on_with(options: dict[str, Any]) -> None:
+    """For every attention of the model: its output is W^O of the captured weights times the values."""
+    model = a_model(**options).eval()
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    modules = [m for m in model.modules() if type(m).__name__ in ("SelfAttention", "CrossAttention")]
+    hooks = [m.register_forward_hook(lambda _m, _i, out: seen.append(out)) for m in modules]
+    values: list[torch.Tensor] = []
+    with torch.no_grad(), recorded(model) as weights:
+        for module in modules:
+            inner = module.attend
+
+            def attend(query: Any, key: Any, value: Any, *, bias: Any, inner: Any = inner) -> Any:
+                values.append(value)
+                return inner(query, key, value, bias=bias)
+
+            module.attend = attend
+        model(SRC, TGT_IN)
+    for hook in hooks:
+        hook.remove()
+    assert len(weights) == len(modules) == len(seen) == len(values)
+    for (name, w), value, out in zip(weights, values, seen, strict=True):
+        heads = value.repeat_interleave(4 // value.shape[1], dim=1)
+        merged = (w @ heads).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(model.get_submodule(name).output(merged), out, atol=1e-5, rtol=1e-5)
+
+
+def test_looking_changes_nothing() -> None:
+    model = a_model(dropout=0.3).eval()
+    with torch.no_grad():
+        before = model(SRC, TGT_IN)
+        with recorded(model):
+            assert torch.equal(model(SRC, TGT_IN), before)
+        assert torch.equal(model(SRC, TGT_IN), before)
+    model.train()
+    attention_maps(model, SRC, TGT_IN)
+    assert model.training
+    assert not [m for m in model.modules() if "attend" in vars(m)], "nothing stays wrapped"
+
+
+def test_an_error_inside_leaves_nothing_wrapped() -> None:
+    model = a_model()
+    with pytest.raises(IndexError):
+        attention_maps(model, torch.tensor([[99, 3]]), TGT_IN)
+    assert not [m for m in model.modules() if "attend" in vars(m)]
+    assert model.training
+    attention_maps(model, SRC, TGT_IN)
+
+
+def test_other_threads_are_not_recorded() -> None:
+    model = a_model().eval()
+    with torch.no_grad(), recorded(model) as weights:
+        thread = threading.Thread(target=lambda: model(SRC, TGT_IN))
+        thread.start()
+        thread.join()
+        assert weights == []
+        model(SRC, TGT_IN)
+    assert len(weights) == 2 + 2 * 2
+
+
+def test_heat_maps_name_what_attends_and_what_is_attended_to() -> None:
+    maps = attention_maps(a_model(), SRC, TGT_IN)
+    cross, encoder, decoder = maps.heat_maps(
+        ["a", "b", "c", "d", "</s>"], ["<s>", "x", "y", "z"], ["x", "y", "z", "</s>"]
+    )
+    assert (cross.rows, cross.columns) == (("x", "y", "z", "</s>"), ("a", "b", "c", "d", "</s>"))
+    assert encoder.rows == encoder.columns == ("a", "b", "c", "d", "</s>")
+    assert (decoder.rows, decoder.columns) == (("x", "y", "z", "</s>"), ("<s>", "x", "y", "z"))
+    assert cross.weights is maps.cross
+
+
+# --- files
+
+
+def test_pictures_by_the_name_of_the_file(tmp_path: Path) -> None:
+    (heat, *_) = attention_maps(a_model(), SRC, TGT_IN).heat_maps(list("$b<d."), list("wxyz"), list("xyz."))
+    save_picture(tmp_path / "a.svg", heat, layer=0, head=1)
+    assert ET.fromstring((tmp_path / "a.svg").read_text(encoding="utf-8")).tag.endswith("svg")
+    save_picture(tmp_path / "a.png", heat)
+    assert (tmp_path / "a.png").read_bytes() == attention_png(heat)
+    assert attention_png(heat).startswith(b"\x89PNG")
+    assert "<style>" in attention_svg(heat)
+    with pytest.raises(UserError, match=r"a picture is \.svg or \.png"):
+        save_picture(tmp_path / "a.gif", heat)
+
+
+def test_a_png_shows_the_weights() -> None:
+    """Dark where the weight is, in the picture's own pixels."""
+    from io import BytesIO
+
+    from matplotlib.image import imread
+
+    from transduce.drawing.heatmap import HeatMap
+
+    weights = np.zeros((1, 1, 3, 3), np.float32)
+    weights[0, 0, 0, 2] = weights[0, 0, 1, 0] = weights[0, 0, 2, 1] = 1
+    pixels = imread(BytesIO(attention_png(HeatMap("a map", ("", "", ""), ("", "", ""), weights))))[..., :3]
+    blue = (pixels[..., 2] - pixels[..., 0]) > 0.2
+    ys, xs = np.nonzero(blue)
+    thirds = (np.stack([ys - ys.min(), xs - xs.min()]) * 3 // (np.array([[np.ptp(ys)], [np.ptp(xs)]]) + 1)).T
+    found, counts = np.unique(thirds, axis=0, return_counts=True)
+    dark = {tuple(cell) for cell, n in zip(found.tolist(), counts, strict=True) if n > 0.5 * counts.max()}
+    assert dark == {(0, 2), (1, 0), (2, 1)}
+
+
+def test_a_page_of_a_sentence_is_whole() -> None:
+    maps = attention_maps(a_model(), SRC, TGT_IN).heat_maps(list("abcde"), list("wxyz"), list("xyz."))
+    text = attention_page("<a> & b", "c", maps)
+    assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+    assert text.count('<figure class="heat">') == 3 and "<a>" not in text
