@@ -56,7 +56,8 @@ del { text-decoration: none; background: color-mix(in srgb, var(--two) 22%, tran
 details { margin: 10px 0; } summary { cursor: pointer; }
 select { font: inherit; font-size: 13px; color: var(--text); background: var(--surface); border: 1px solid var(--line);
   border-radius: 6px; padding: 2px 6px; margin: 0 10px 0 4px; }
-.heat svg { display: block; } .heat rect { fill: var(--heat); } .heat .frame { fill: none; stroke: var(--line); }
+.heat svg, .heat figcaption b, .heat .value { display: block; } .heat .value { min-height: 20px; }
+.heat rect { fill: var(--heat); } .heat .frame { fill: none; stroke: var(--line); }
 .heat svg text { font: 12px ui-monospace, "DejaVu Sans Mono", Menlo, monospace; fill: var(--text); }
 .heats { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; margin: 12px 0; }
 .heats figure { max-width: 100%; }

@@ -93,12 +93,12 @@ def _scores(record: Record) -> str:
     if record.scores:
         header: tuple[str, ...] = ("set", "sentences", "BLEU", "chrF", "TER", "exact", "precisions", "brevity")
         rows = [_score_row(found) for found in record.scores]
-        parts.append(table(header, rows, numbers=frozenset({1, 2, 3, 4, 5})))
+        parts.append(table(header, rows, numbers=frozenset({1, 2, 3, 4, 5, 6, 7})))
         parts.append(_signatures(record.scores))
     for comparison in record.comparisons:
         parts.append(f"<h3>{escape(comparison['name'])}: against {escape(comparison['other'])}</h3>")
         header = ("metric", "this", "other", "difference", "95 % interval", "p", "")
-        parts.append(table(header, map(_comparison_row, comparison["rows"]), numbers=frozenset({1, 2, 3, 5})))
+        parts.append(table(header, map(_comparison_row, comparison["rows"]), numbers=frozenset({1, 2, 3, 4, 5})))
     return "".join(parts)
 
 

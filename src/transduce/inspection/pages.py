@@ -18,8 +18,8 @@ def attention_page(src: str, tgt: str, maps: Sequence[HeatMap]) -> str:
     """One HTML page about one sentence pair; layer and head of each map are chosen in it."""
     body = (
         f'<h1 dir="auto">{escape(src)}</h1><p dir="auto">{escape(tgt)}</p>'
-        '<p class="soft">Each row is a position that attends; the darker a cell, the more of its attention goes there. '
-        f"A row sums to 1.</p>{heat_map_figures(maps)}"
+        '<p class="soft">Each row is a position that attends; the stronger the colour of a cell, the more of its '
+        f"attention goes there. A row sums to 1.</p>{heat_map_figures(maps)}"
     )
     return page(f"attention: {src}", body, script=heatmap.SCRIPT)
 
