@@ -1,0 +1,143 @@
+"""Batches of sentences of like length under a budget of padded tokens, another composition in every epoch.
+
+The order in which sentences are cut into batches: by the longer side, and among equals by the difference of the sides,
+up and down in turn, so that neighbours are alike on both. What stands in the same place of that order is shuffled, and
+where cuts fall and which way the order runs is drawn anew in each epoch. Everything is a function of (seed, epoch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Lengths = np.ndarray  # int [N], tokens of each sentence with its EOS
+
+_SLACK = 0.85
+"""A batch may end from this share of its budget on, where that leaves the least padding."""
+
+
+def plan(
+    src_lengths: Lengths,
+    tgt_lengths: Lengths,
+    *,
+    budget: int,
+    seed: int,
+    epoch: int,
+    weights: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """The batches of an epoch, in training order: arrays of indices.
+
+    Every index comes once, or as often as `weights` says: 2 twice; 0.5 in every other epoch. In each batch
+    `max(longest source, longest target) * sentences <= budget`; a sentence beyond the budget is a batch of its own.
+    A pure function: the same arguments give the same plan (with the same NumPy: its generators may change).
+    """
+    indices = _indices(len(src_lengths), weights, seed=seed, epoch=epoch)
+    draw = _generator(seed, epoch, "plan")
+    indices = draw.permutation(indices)  # sentences of the same lengths end up in random order
+    src, tgt = _wide(src_lengths)[indices], _wide(tgt_lengths)[indices]
+    order = _order(src, tgt, up=int(draw.integers(2)))[:: draw.choice((1, -1))]
+    first = max(1, int(budget * draw.uniform(0.3, 1.0)))  # a first batch of any size moves all the cuts
+    cuts = _cuts(src[order], tgt[order], budget=budget, first=first, slack=_SLACK)
+    batches = np.split(indices[order], cuts[:-1]) if cuts else []
+    return [batches[i] for i in draw.permutation(len(batches))]
+
+
+def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, budget: int) -> list[np.ndarray]:
+    """Cut one batch into micro-batches within `budget`, as few as can be, of like size where that fits.
+
+    Lengths are looked up by `indices`. A batch that fits stays as it is; a sentence beyond the budget stands alone.
+    """
+    if not len(indices):
+        return []
+    longer = np.maximum(_wide(src_lengths)[indices], _wide(tgt_lengths)[indices])
+    if int(longer.max()) * len(indices) <= budget:
+        return [indices]
+    order = np.argsort(longer, kind="stable")
+    indices, longer = indices[order], longer[order]
+    cuts = _cuts(longer, longer, budget=budget, first=budget, slack=1.0)
+    if all(int(part[-1]) * len(part) <= budget for part in np.array_split(longer, len(cuts))):
+        return np.array_split(indices, len(cuts))  # without this the last would be a remainder of any size
+    return np.split(indices, cuts[:-1])
+
+
+def shard(batches: Sequence[np.ndarray], rank: int, world: int) -> list[np.ndarray]:
+    """The batches of one of `world` ranks. The shards hold every sentence once and are equal in number.
+
+    Where the number of batches does not divide, the largest are halved until it does. `ValueError` where there are
+    fewer sentences than ranks.
+    """
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} of {world}")
+    whole = list(batches)
+    while len(whole) % world:
+        largest = max(range(len(whole)), key=lambda i: len(whole[i]))
+        batch = whole[largest]
+        if len(batch) < 2:
+            raise ValueError(f"{len(whole)} sentences cannot be shared among {world} ranks")
+        whole[largest : largest + 1] = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+    return whole[rank::world]
+
+
+def padding_share(batches: Sequence[np.ndarray], src_lengths: Lengths, tgt_lengths: Lengths) -> float:
+    """The share of padding in all positions of both sides."""
+    real = sum(int(_wide(src_lengths)[b].sum() + _wide(tgt_lengths)[b].sum()) for b in batches)
+    slots = sum(len(b) * (int(src_lengths[b].max()) + int(tgt_lengths[b].max())) for b in batches if len(b))
+    return 1.0 - real / slots if slots else 0.0
+
+
+def _order(src: np.ndarray, tgt: np.ndarray, *, up: int) -> np.ndarray:
+    """Positions sorted by the longer side, then by the difference of the sides, whose direction alternates."""
+    longer, difference = np.maximum(src, tgt), src - tgt
+    flipped = np.where((longer + up) % 2, difference, -difference)
+    width = int(longer.max(initial=0)) + 1
+    return np.argsort(longer * (2 * width) + flipped + width, kind="stable")
+
+
+def _cuts(src: np.ndarray, tgt: np.ndarray, *, budget: int, first: int, slack: float) -> list[int]:
+    """Where batches end in sentences in this order; `first` is the budget of the first one."""
+    longer, total = np.maximum(src, tgt), np.concatenate(([0], np.cumsum(src + tgt)))
+    cuts, start, allowed = list[int](), 0, first
+    while start < len(src):
+        most = max(1, allowed // int(longer[start]))
+        width_src = np.maximum.accumulate(src[start : start + most])
+        width_tgt = np.maximum.accumulate(tgt[start : start + most])
+        n = np.arange(1, len(width_src) + 1)
+        fits = max(1, int(np.count_nonzero(np.maximum(width_src, width_tgt) * n <= allowed)))
+        if slack < 1.0 and start + fits < len(src):
+            least = max(1, int(np.ceil(fits * slack)))
+            real = total[start + least : start + fits + 1] - total[start]
+            full = real / (n * (width_src + width_tgt))[least - 1 : fits]
+            fits -= int(np.argmax(full[::-1]))  # the last of the best
+        start += fits
+        cuts.append(start)
+        allowed = budget
+    return cuts
+
+
+def _indices(n: int, weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray:
+    """The indices of an epoch, each as often as its weight says.
+
+    What a weight has beyond a whole number is a share of the sentences that have it: a window that moves from epoch to
+    epoch over a fixed random order, so that all get their turn.
+    """
+    if weights is None:
+        return np.arange(n)
+    weights = np.asarray(weights, dtype=np.float64)
+    times = np.floor(weights + 1e-9).astype(np.int64)
+    fractions = np.round(weights - times, 6)
+    for number, fraction in enumerate(np.unique(fractions[fractions > 0])):
+        members = _generator(seed, number, "weights").permutation(np.flatnonzero(fractions == fraction))
+        begin, end = (round(float(fraction) * len(members) * e) for e in (epoch, epoch + 1))
+        times[members[np.arange(begin, end) % len(members)]] += 1
+    return np.repeat(np.arange(n), times)
+
+
+def _generator(seed: int, number: int, use: str) -> np.random.Generator:
+    """A random generator of its own for every use, so that none shifts another."""
+    return np.random.default_rng([seed & (2**63 - 1), number, *use.encode()])
+
+
+def _wide(lengths: Lengths) -> np.ndarray:
+    """Lengths that can be multiplied without overflow."""
+    return np.asarray(lengths, dtype=np.int64)

@@ -1,0 +1,157 @@
+"""Sentence pairs from files, as a stream, each with its place: two text files, TSV, JSON lines or TMX."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transduce.config import Corpus
+from transduce.data.lines import COMPRESSIONS, bare_suffix, read_lines
+from transduce.data.tmx import choose_language, read_units
+from transduce.errors import DataError, SettingsError
+
+__all__ = ["FORMATS", "Pair", "corpus_files", "corpus_name", "read_lines", "read_pairs"]
+
+_BREAKS = re.compile(r"\s*[\r\n]\s*")
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(slots=True)
+class Pair:
+    """A source sentence, its translation, and where they stand: (file, line)."""
+
+    src: str
+    tgt: str
+    place: tuple[str, int]
+
+
+def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
+    """Yield the pairs of a corpus in order, empty sides included. The language codes pick the sides of TSV, JSONL, TMX.
+
+    A `DataError` names the file and the line of whatever cannot be read; a corpus that names no files, or a file of an
+    unknown format, is a `SettingsError`. Both are raised before the first pair where they can be.
+    """
+    if corpus.path is None:
+        if corpus.src is None or corpus.tgt is None:
+            raise SettingsError("a corpus needs two text files (src and tgt), or one file with both sides (path)")
+        return _read_text(corpus.src, corpus.tgt)
+    if corpus.src is not None or corpus.tgt is not None:
+        raise SettingsError(f"corpus {corpus.path}: give either path, or src and tgt, not both")
+    reader = FORMATS.get(bare_suffix(corpus.path))
+    if reader is None:
+        known, packed = ", ".join(FORMATS), ", ".join(COMPRESSIONS)
+        raise SettingsError(f"{corpus.path}: unknown format; known: {known} (also {packed}), or two files src and tgt")
+    return reader(corpus.path, src_lang, tgt_lang)
+
+
+def corpus_files(corpus: Corpus) -> list[Path]:
+    """The files that a corpus is read from."""
+    return [path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None]
+
+
+def corpus_name(corpus: Corpus) -> str:
+    """What reports call a corpus: its file names."""
+    return " + ".join(path.name for path in corpus_files(corpus))
+
+
+def _read_text(src: Path, tgt: Path) -> Iterator[Pair]:
+    """Two files, line for line. Files of different length are an error that tells both lengths."""
+    name, number = str(src), 0
+    sides = read_lines(src), read_lines(tgt)
+    for number, (s, t) in enumerate(itertools.zip_longest(*sides), 1):
+        if s is None or t is None:
+            break
+        yield Pair(s, t, (name, number))
+    else:
+        return
+    longer, rest, shorter = (src, sides[0], tgt) if t is None else (tgt, sides[1], src)
+    total = number + sum(1 for _ in rest)
+    raise DataError(
+        f"{longer} has {total} lines, {shorter} has {number - 1}: line {number} of {longer.name} has no counterpart"
+    )
+
+
+def _read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
+    """Tab-separated columns without quoting: the first two, or those that a header line names by language."""
+    name, n_columns, columns = str(path), 0, (0, 1)
+    for number, line in enumerate(read_lines(path), 1):
+        fields = line.split("\t")
+        if number == 1:
+            n_columns, header = len(fields), [field.strip().lower() for field in fields]
+            if n_columns < 2:
+                raise DataError(f"{path}, line 1: no tab; expected source<TAB>target")
+            if src_lang.lower() in header and tgt_lang.lower() in header:
+                columns = header.index(src_lang.lower()), header.index(tgt_lang.lower())
+                continue
+        if len(fields) != n_columns:
+            if line.strip():
+                raise DataError(f"{path}, line {number}: {len(fields)} columns where line 1 has {n_columns}")
+            fields = [""] * n_columns
+        yield Pair(fields[columns[0]], fields[columns[1]], (name, number))
+
+
+def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
+    """One JSON object a line, with keys `src` and `tgt` or the two language codes, there or inside `translation`."""
+    name = str(path)
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            yield Pair("", "", (name, number))
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", None) or error
+            raise DataError(f"{path}, line {number}: not valid JSON: {reason}") from None
+        sides = _json_sides(value, src_lang, tgt_lang)
+        if sides is None:
+            expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
+            raise DataError(f"{path}, line {number}: expected {expected}")
+        for side in sides:
+            if "\\u" in line and _SURROGATES.search(side):
+                raise DataError(f"{path}, line {number}: half of a surrogate pair, which is no character")
+        yield Pair(_one_line(sides[0]), _one_line(sides[1]), (name, number))
+
+
+def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
+    """Source and target of a JSON object, or None where it does not hold two strings."""
+    if isinstance(value, dict) and isinstance(value.get("translation"), dict):
+        value = value["translation"]
+    if not isinstance(value, dict):
+        return None
+    for src_key, tgt_key in (("src", "tgt"), (src_lang, tgt_lang)):
+        src, tgt = value.get(src_key), value.get(tgt_key)
+        if isinstance(src, str) and isinstance(tgt, str):
+            return src, tgt
+    return None
+
+
+def _read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
+    """Translation units; one that lacks a side gives an empty one, for cleaning to count."""
+    name, known, n_pairs = str(path), set[str](), 0
+    for line, segments in read_units(path):
+        known |= segments.keys()
+        codes = [choose_language(wanted, set(segments)) for wanted in (src_lang, tgt_lang)]
+        src, tgt = ("" if code is None else _one_line(segments[code]) for code in codes)
+        n_pairs += None not in codes
+        if codes != [None, None]:
+            yield Pair(src, tgt, (name, line))
+    if known and not n_pairs:
+        languages = ", ".join(sorted(known))
+        raise DataError(f"{path}: no unit has both '{src_lang}' and '{tgt_lang}'; languages in the file: {languages}")
+
+
+def _one_line(text: str) -> str:
+    """A sentence is one line: line breaks inside it, which JSON and XML allow, become spaces."""
+    return _BREAKS.sub(" ", text.strip("\r\n")) if "\n" in text or "\r" in text else text
+
+
+FORMATS: dict[str, Callable[[Path, str, str], Iterator[Pair]]] = {
+    ".tsv": _read_tsv,
+    ".jsonl": _read_jsonl,
+    ".tmx": _read_tmx,
+}

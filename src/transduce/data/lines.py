@@ -1,0 +1,131 @@
+"""Text files as streams of lines: plain, .gz, .xz or .zst, strict UTF-8, cut at newlines and nowhere else.
+
+Memory stays bounded whatever the file holds, and every fault names the file and, where there is one, the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+import zstandard
+
+from transduce.errors import DataError
+
+MAX_LINE = 1 << 24
+"""Bytes of the longest line that is still taken for text: 16 MiB."""
+
+_BOM = b"\xef\xbb\xbf"
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+
+
+class _ZstdFile(io.RawIOBase):
+    """Reads .zst frames one after another. Unlike zstandard's own reader it does not take a cut-off file for whole."""
+
+    _CHUNK = 4096  # bytes read at once: decompressed, even a bomb stays near 100 MiB
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._rest = b""  # compressed bytes beyond the end of a frame
+        self._ready = memoryview(b"")  # decompressed bytes not yet handed out
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while not self._ready:
+            chunk = self._rest or self._file.read(self._CHUNK)
+            if not chunk:
+                if self._frame is not None:
+                    raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+                return 0
+            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
+            self._ready = memoryview(self._frame.decompress(chunk))
+            self._rest = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        n = min(len(buffer), len(self._ready))
+        buffer[:n], self._ready = self._ready[:n], self._ready[n:]
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _open_zst(path: Path) -> BinaryIO:
+    return io.BufferedReader(_ZstdFile(path), 1 << 16)
+
+
+def _open_gz(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb"))
+
+
+def _open_xz(path: Path) -> BinaryIO:
+    return cast(BinaryIO, lzma.open(path, "rb"))
+
+
+COMPRESSIONS: dict[str, Callable[[Path], BinaryIO]] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}
+
+
+def bare_suffix(path: Path) -> str:
+    """The suffix that tells the format, in lower case, compression aside: `.tsv` of `a.TSV.gz`."""
+    return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
+
+
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, decompressed by its suffix. Missing and damaged files become a `DataError`."""
+    path = Path(path)
+    try:
+        with COMPRESSIONS.get(path.suffix.lower(), lambda p: p.open("rb"))(path) as file:
+            yield file
+    except _DAMAGE as error:
+        raise DataError(f"{path}: damaged or cut short: {error}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_lines(path: Path | str) -> Iterator[str]:
+    r"""Yield the lines of a UTF-8 text file, or of standard input for `-`.
+
+    Cut at `\n` only, so other separators (U+2028, form feed) stay inside their line. A `\r` before the `\n` and a
+    byte order mark at the start are dropped. A last line without `\n` counts.
+    """
+    if str(path) == "-":
+        yield from decode_lines(sys.stdin.buffer, "standard input")
+        return
+    with open_bytes(Path(path)) as file:
+        yield from decode_lines(file, str(path))
+
+
+def decode_lines(file: IO[bytes], name: str) -> Iterator[str]:
+    """The lines of an open file, strictly decoded; a `DataError` names the line that is not UTF-8 or has no end."""
+    number = 0
+    while raw := file.readline(MAX_LINE):
+        number += 1
+        if number == 1 and raw.startswith(_BOM):
+            raw = raw[len(_BOM) :]
+        end = -1 if raw.endswith(b"\n") else None
+        if end is None and len(raw) == MAX_LINE:
+            raise DataError(f"{name}, line {number}: longer than {MAX_LINE >> 20} MiB; is this a text file?")
+        raw = raw[:end].removesuffix(b"\r") if end else raw
+        try:
+            yield raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{name}, line {number}: {_explain(raw, error)}") from None
+
+
+def _explain(raw: bytes, error: UnicodeDecodeError) -> str:
+    """What is wrong with the bytes of a line."""
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "this is UTF-16, not UTF-8; convert it, for instance with iconv -f UTF-16 -t UTF-8"
+    return f"not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line)"

@@ -1,0 +1,185 @@
+"""SentencePiece (Kudo and Richardson 2018): text to ids and back, with a vocabulary that lies in the run folder.
+
+The same four ids are special in every vocabulary: padding, unknown, beginning and end of a sentence. Characters that
+the vocabulary lacks become `UNK`; no bytes stand in for them. `training.py` beside this file learns vocabularies.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import sentencepiece
+
+from transduce.errors import RunFolderError
+from transduce.files import write_aside
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+_MANY = 1000  # texts from which on the library's threads pay
+_SMOOTHING = 0.2  # alpha of sampling from all segmentations of a sentence (Kudo 2018, section 3.2)
+_SAMPLING = threading.Lock()  # the library has one random state for all
+
+
+class Tokenizer:
+    """A vocabulary. Immutable, safe to use from several threads."""
+
+    def __init__(self, model: bytes, *, notes: Sequence[str] = ()) -> None:
+        """`model`: a serialised SentencePiece model; `notes`: what its training had to tell. `ValueError` if unfit."""
+        self.model, self.notes = model, tuple(notes)
+        try:
+            self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
+            special = self._sp.pad_id(), self._sp.unk_id(), self._sp.bos_id(), self._sp.eos_id()
+        except (RuntimeError, ValueError):
+            raise ValueError("not a SentencePiece model") from None
+        if special != (PAD, UNK, BOS, EOS):
+            raise ValueError(
+                f"its ids of padding, unknown, beginning and end are {special}, not {(PAD, UNK, BOS, EOS)}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces, special ones included."""
+        return int(self._sp.vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special ones but `UNK`."""
+        return self._sp.encode(_characters(text), num_threads=1)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts; the same as `encode` of each, and faster."""
+        threads = -1 if len(texts) >= _MANY else 1
+        return self._sp.encode([_characters(text) for text in texts], num_threads=threads)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
+        return self._sp.decode([i for i in map(int, ids) if i > EOS or i == UNK]).strip(" ")
+
+    def normalize(self, text: str) -> str:
+        """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
+        return self._sp.normalize(_characters(text)).replace("\u2581", " ").strip(" ")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces that ids stand for, special ones too; U+2581 marks the beginning of a word."""
+        return [self._sp.id_to_piece(int(i)) for i in ids]
+
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a text that the vocabulary lacks, in order, each once."""
+        ids, parts = self.encode(text), self._sp.encode(_characters(text), out_type=str, num_threads=1)
+        return list(dict.fromkeys(part for i, part in zip(ids, parts, strict=True) if i == UNK))
+
+    def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
+        """Segmentations drawn at random, for subword regularisation: a function of (texts, amount, seed) alone.
+
+        `amount` is, for a unigram vocabulary, the share of texts that are segmented at random (Kudo 2018), for BPE the
+        share of merges dropped in every text (Provilkov et al. 2020). Characters have one segmentation only.
+        """
+        if amount <= 0 or self._kind == "char" or not texts:
+            return self.encode_batch(texts)
+        share, alpha = (amount, _SMOOTHING) if self._kind == "unigram" else (1.0, amount)
+        draw = random.Random(seed)
+        chosen = [i for i in range(len(texts)) if draw.random() < share]
+        sampled = self._draw([_characters(texts[i]) for i in chosen], alpha, draw.getrandbits(31))
+        if len(chosen) == len(texts):
+            return sampled
+        ids = self.encode_batch(texts)
+        for i, other in zip(chosen, sampled, strict=True):
+            ids[i] = other
+        return ids
+
+    def _draw(self, texts: list[str], alpha: float, seed: int) -> list[list[int]]:
+        with _SAMPLING:  # one thread: with more, which of them draws for which text is not determined
+            sentencepiece.set_random_generator_seed(seed)
+            return self._sp.encode(texts, enable_sampling=True, nbest_size=-1, alpha=alpha, num_threads=1)
+
+    @cached_property
+    def _kind(self) -> str:
+        """unigram, bpe or char, told by what the model can do: the library does not say."""
+        try:
+            self._sp.nbest_encode("a", nbest_size=2)
+            return "unigram"
+        except RuntimeError:
+            pass
+        try:
+            self._draw(["a"], 0.1, 0)
+            return "bpe"
+        except RuntimeError:
+            return "char"
+
+    def save(self, path: Path) -> None:
+        """Write the model file (aside, then renamed)."""
+        with write_aside(path) as aside:
+            aside.write_bytes(self.model)
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read a model file; a `RunFolderError` names one that is missing or damaged."""
+        try:
+            return cls(Path(path).read_bytes())
+        except FileNotFoundError:
+            raise RunFolderError(f"{path} is missing") from None
+        except OSError as error:
+            raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise RunFolderError(f"{path} is damaged: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizers:
+    """The vocabularies of both sides; one object twice where they share one."""
+
+    src: Tokenizer
+    tgt: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.src is self.tgt
+
+    @property
+    def n_src(self) -> int:
+        """Size of the source vocabulary."""
+        return self.src.vocab_size
+
+    @property
+    def n_tgt(self) -> int:
+        """Size of the target vocabulary."""
+        return self.tgt.vocab_size
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What training had to tell, once."""
+        return tuple(dict.fromkeys(self.src.notes + self.tgt.notes))
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`; the other kind is removed."""
+        joint, src, tgt = _files(folder)
+        wanted = {joint: self.src} if self.joint else {src: self.src, tgt: self.tgt}
+        for path, tokenizer in wanted.items():
+            tokenizer.save(path)
+        for path in {joint, src, tgt} - wanted.keys():
+            path.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizers:
+        """Read what `save` wrote; a `RunFolderError` names a file that is missing or damaged."""
+        joint, src, tgt = _files(folder)
+        if not joint.exists() and (src.exists() or tgt.exists()):
+            return cls(Tokenizer.load(src), Tokenizer.load(tgt))
+        both = Tokenizer.load(joint)
+        return cls(both, both)
+
+
+def _files(folder: Path) -> tuple[Path, Path, Path]:
+    return tuple(Path(folder) / name for name in ("tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"))  # type: ignore[return-value]
+
+
+def _characters(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot hold, replaced by U+FFFD. Text that was read has none."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)

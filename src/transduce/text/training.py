@@ -1,0 +1,117 @@
+"""Learns a vocabulary: deterministic, quiet, on a sample where the text is large."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import sentencepiece
+
+from transduce.config import TokenizerSettings
+from transduce.errors import DataError, SettingsError, nearest
+from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
+
+NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+
+SAMPLE_LINES = 1_000_000
+"""Lines that a vocabulary is learned from; of more, a random sample."""
+
+_LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
+
+
+def train_tokenizer(
+    lines: Iterable[str], settings: TokenizerSettings, *, vocab_size: int, seed: int, sample_lines: int = SAMPLE_LINES
+) -> Tokenizer:
+    """Learn a vocabulary of `vocab_size` pieces, special ones included, from lines of text.
+
+    A size beyond what the text supports becomes the largest possible one; `Tokenizer.notes` says so. The result is a
+    function of (lines, settings, vocab_size, seed). Raises `DataError` where there is no text, `SettingsError` where
+    the size does not even hold the characters, or where the normalization is unknown.
+    """
+    if settings.normalization not in NORMALIZATIONS:
+        hint = nearest(settings.normalization, NORMALIZATIONS)
+        raise SettingsError(
+            f"tokenizer.normalization = '{settings.normalization}'{hint}; known: {', '.join(NORMALIZATIONS)}"
+        )
+    sample = sample_of(lines, sample_lines, seed=seed)
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=parts_of(sample),
+            model_writer=written,
+            model_type=settings.kind,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,  # fewer pieces where the text has no more
+            character_coverage=settings.character_coverage,
+            normalization_rule_name=settings.normalization,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            max_sentence_length=1 << 30,  # nothing is skipped
+            num_threads=1,  # the sums of several depend on their number
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explained(error, settings, vocab_size) from None
+    tokenizer = Tokenizer(written.getvalue())
+    return tokenizer if tokenizer.vocab_size >= vocab_size else _with_note(tokenizer, vocab_size)
+
+
+def train_tokenizers(
+    src_lines: Iterable[str],
+    tgt_lines: Iterable[str],
+    settings: TokenizerSettings,
+    *,
+    vocab_size: int,
+    seed: int,
+) -> Tokenizers:
+    """Learn the vocabularies of both sides: one for both where `settings.joint`, else one each of `vocab_size`."""
+    if settings.joint:
+        both = train_tokenizer(chain(src_lines, tgt_lines), settings, vocab_size=vocab_size, seed=seed)
+        return Tokenizers(both, both)
+    src, tgt = (train_tokenizer(lines, settings, vocab_size=vocab_size, seed=seed) for lines in (src_lines, tgt_lines))
+    return Tokenizers(src, tgt)
+
+
+def sample_of(lines: Iterable[str], n: int, *, seed: int) -> list[str]:
+    """At most `n` of the lines, each with the same chance, by reservoir sampling: one pass, `n` lines in memory."""
+    draw, kept = random.Random(seed), list[str]()
+    for seen, line in enumerate(lines):
+        if seen < n:
+            kept.append(line)
+        elif (place := int(draw.random() * (seen + 1))) < n:
+            kept[place] = line
+    return kept
+
+
+def parts_of(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, long ones in parts: cut at a space where one is near, so that no word is lost to the vocabulary."""
+    for line in lines:
+        while len(line) > _LONGEST:
+            cut = line.rfind(" ", _LONGEST // 2, _LONGEST) + 1 or _LONGEST
+            yield line[:cut]
+            line = line[cut:]
+        yield line
+
+
+def _with_note(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
+    got = tokenizer.vocab_size
+    note = f"vocabulary: {got:,} pieces instead of {vocab_size:,}, which is all that the text supports"
+    return Tokenizer(tokenizer.model, notes=(note,))
+
+
+def _explained(error: RuntimeError, settings: TokenizerSettings, vocab_size: int) -> Exception:
+    """The trainer's failure, as something that the user can act on."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", text):
+        return SettingsError(
+            f"tokenizer.vocab_size = {vocab_size}: the characters of the text alone need {found[1]}; "
+            f"raise it, or lower tokenizer.character_coverage ({settings.character_coverage:g})"
+        )
+    if "sentences_.empty()" in text or "all_chars_count" in text:
+        return DataError("there is no text to learn a vocabulary from: every line is empty")
+    return DataError(f"SentencePiece could not learn a vocabulary: {text}")
