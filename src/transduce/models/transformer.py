@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transduce.config import ModelSettings
 from transduce.nn.attention import CrossAttention, SelfAttention
@@ -14,6 +13,7 @@ from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
 from transduce.nn.init import initialize
+from transduce.nn.linear import linear
 from transduce.nn.masks import attention_bias, causal_mask, padding_mask
 from transduce.nn.positions import POSITIONS
 
@@ -147,4 +147,4 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalised log-probabilities of the next token."""
-        return F.linear(hidden, self.output_weight)
+        return linear(hidden, self.output_weight)

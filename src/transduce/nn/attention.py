@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from transduce.nn.cache import LayerCache
 from transduce.nn.dropout import Dropout
+from transduce.nn.linear import Linear
 
 Rotate = Callable[[Tensor], Tensor]
 
@@ -55,7 +56,7 @@ def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
     return x.transpose(1, 2).flatten(2)  # [B, T, H*K]
 
 
-class FullProjection(nn.Linear):
+class FullProjection(Linear):
     """Several projections of one input in one product; each head has its own columns (paper 3.2.2)."""
 
     def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int, bias: bool) -> None:
@@ -82,7 +83,7 @@ class SharedProjection(nn.Module):
         if any(n * d_head != d_model for n in heads):
             raise ValueError("a shared projection needs as many key and value heads as query heads")
         self.d_head = d_head
-        self.parts = nn.ModuleList(nn.Linear(d_head, d_head, bias=bias) for _ in heads)
+        self.parts = nn.ModuleList(Linear(d_head, d_head, bias=bias) for _ in heads)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
         """One [B, H, T, K] for each of `heads`."""
@@ -116,7 +117,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"n_heads {n_heads} is not divisible by n_kv_heads {self.n_kv_heads}")
         self.d_head = d_model // n_heads
         self.dropout = Dropout(dropout)
-        self.output = nn.Linear(d_model, d_model, bias=bias)
+        self.output = Linear(d_model, d_model, bias=bias)
 
     def attend(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Tensor | None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.nn.dropout import Dropout
+from transduce.nn.linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
@@ -38,10 +39,10 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def _expansion(self) -> nn.Module:
-        return nn.Linear(self.d_model, self.d_ff, bias=self.bias)
+        return Linear(self.d_model, self.d_ff, bias=self.bias)
 
     def _contraction(self) -> nn.Module:
-        return nn.Linear(self.d_ff, self.d_model, bias=self.bias)
+        return Linear(self.d_ff, self.d_model, bias=self.bias)
 
     def forward(
         self, x: Float[Tensor, "B T D"], keep: Tensor | None = None, history: list[Tensor] | None = None
@@ -54,7 +55,7 @@ class GatedFeedForward(FeedForward):
     """(activate(x W) * x V) W2 (Shazeer 2020, GLU variants): W and V stand in one matrix of 2 d_ff rows."""
 
     def _expansion(self) -> nn.Module:
-        return nn.Linear(self.d_model, 2 * self.d_ff, bias=self.bias)
+        return Linear(self.d_model, 2 * self.d_ff, bias=self.bias)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
         """x transformed position by position."""
