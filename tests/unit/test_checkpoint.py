@@ -18,8 +18,10 @@ import pytest
 import torch
 
 from transduce.checkpoint import RunFolder
-from transduce.config import Settings
+from transduce.config import Settings, TokenizerSettings
 from transduce.errors import RunFolderError
+from transduce.text.tokenizer import Tokenizers
+from transduce.text.training import train_tokenizer
 
 RECIPE = "[training]\nlr = 0.002\n"
 
@@ -129,6 +131,25 @@ def test_a_moved_or_copied_folder_is_the_model(tmp_path: Path, how: Callable[[Pa
     shutil.rmtree(old, ignore_errors=True)
     assert torch.equal(RunFolder.open(tmp_path / "new").load_model()["w"], torch.ones(100))
     assert all(str(old).encode() not in content for content in files(tmp_path / "new").values())
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_vocabulary_comes_back(tmp_path: Path, joint: bool) -> None:
+    lines = ["a dog runs over the meadow", "ein Hund läuft über die Wiese"] * 5
+    chosen = TokenizerSettings(kind="char")
+    src = train_tokenizer(lines, chosen, vocab_size=40, seed=1)
+    tgt = src if joint else train_tokenizer(lines[1::2], chosen, vocab_size=40, seed=1)
+    path = finished_run(tmp_path / "run")
+    with RunFolder.create(path, settings(), RECIPE) as run:
+        run.save_tokenizers(Tokenizers(src, tgt))
+    back = RunFolder.open(path).tokenizers()
+    assert (back.src.encode("a dog"), back.tgt.encode("ein Hund")) == (src.encode("a dog"), tgt.encode("ein Hund"))
+    assert back.joint == joint
+    kept = sorted(p.name for p in path.glob("tokenizer*"))
+    assert kept == (["tokenizer.model"] if joint else ["tokenizer.src.model", "tokenizer.tgt.model"])
+    (path / kept[-1]).unlink()
+    with pytest.raises(RunFolderError, match=f"{kept[-1]} is missing"):
+        RunFolder.open(path)
 
 
 # --- damage
@@ -285,7 +306,9 @@ def test_a_killed_save_leaves_the_last_good_state(tmp_path: Path) -> None:
             run.write_settings(settings(batch_tokens=update))
 
     seen = 0
-    for _ in range(12):
+    for _ in range(60):  # a slow machine may be killed before it has saved anything
+        if seen == 10:
+            break
         in_a_process_killed_after(0.05 + 0.1 * choose.random(), save_and_save)
         with RunFolder.create(path, settings(), RECIPE) as run:
             names = [p.name for p in [*path.iterdir(), *(path / "checkpoints").glob("*")]]
@@ -297,7 +320,7 @@ def test_a_killed_save_leaves_the_last_good_state(tmp_path: Path) -> None:
                 assert bool((latest.tensors()["w"] == latest.state["value"]).all())
             if (path / "model.safetensors").exists():
                 assert run.load_model()["w"].unique().numel() == 1
-    assert seen > 6
+    assert seen == 10
 
 
 def test_a_kill_while_the_folder_is_made_leaves_one_to_go_on_with(tmp_path: Path) -> None:

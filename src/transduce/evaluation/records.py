@@ -6,8 +6,8 @@ samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"}]}
 attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
 data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
-                           "cleaning": {"read", "kept", "dropped": [{"reason", "count", "samples": [...]}]}}],
-                 "leaks": [{"name", "pairs", "leaked", "samples": [...]}]}     (a sample is {"src", "tgt", "place"})
+                           "cleaning": CleanReport.to_json()}],
+                 "leaks": [LeakReport.to_json(name)]}
 metrics.jsonl   an event a line: start, update, validation, restart, end (`transduce.log.MetricsFile`)
 
 Every key of data.json and every file may be missing: what is not there is not shown.

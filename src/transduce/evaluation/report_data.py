@@ -23,7 +23,9 @@ def data_section(data: Mapping[str, Any]) -> str:
         facts.append(f"Fingerprint of the encoded training data: {data['fingerprint']}.")
     parts += [f"<p>{escape(fact)}</p>" for fact in facts]
     for found in sets:
-        parts.append(_dropped(found))
+        cleaning = found.get("cleaning") or {}
+        parts.append(_tallies(f"Dropped from {found['name']}", cleaning.get("dropped", ())))
+        parts.append(_tallies(f"Changed in {found['name']}", cleaning.get("changed", ())))
     parts.append(_leaks(data.get("leaks", ())))
     return "".join(parts)
 
@@ -43,22 +45,21 @@ def _set_row(found: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
-def _dropped(found: Mapping[str, Any]) -> str:
-    """What cleaning took out of one set, and why."""
-    dropped = [reason for reason in (found.get("cleaning") or {}).get("dropped", ()) if reason["count"]]
-    if not dropped:
-        return ""
-    body = "".join(_folded(f"{r['reason']}: {r['count']:,}", _pairs(r.get("samples", ()))) for r in dropped)
-    return f"<h3>Dropped from {escape(found['name'])}</h3>{body}"
+def _tallies(title: str, tallies: Sequence[Mapping[str, Any]]) -> str:
+    """What cleaning did, by reason, with examples."""
+    lines = [_folded(f"{t['reason']}: {t['count']:,}", _pairs(t.get("samples", ()))) for t in tallies if t["count"]]
+    return f"<h3>{escape(title)}</h3>{''.join(lines)}" if lines else ""
 
 
 def _leaks(leaks: Iterable[Mapping[str, Any]]) -> str:
     parts = []
     for leak in leaks:
-        n, total = leak.get("leaked", 0), leak.get("pairs", 0)
-        text = f"{leak['name']}: {n:,} of {total:,} pairs stand in the training set too"
-        pairs = _pairs(leak.get("samples", ()))
-        parts.append(_folded(text, pairs) if n else f"<p>{escape(text)}.</p>")
+        n, total, sources = leak.get("leaked", 0), leak.get("pairs", 0), leak.get("sources", 0)
+        text = f"{leak['name']}: {n:,} of {total:,} pairs stand in the training text too"
+        if sources > n:
+            text += f", and {sources - n:,} more sources with another translation"
+        found = n or sources
+        parts.append(_folded(text, _pairs(leak.get("samples", ()))) if found else f"<p>{escape(text)}.</p>")
     return "<h3>Held-out text in the training text</h3>" + "".join(parts) if parts else ""
 
 
@@ -67,9 +68,10 @@ def _folded(title: str, body: str) -> str:
 
 
 def _pairs(samples: Sequence[Mapping[str, Any]]) -> str:
-    return table(
-        ("source", "target", "place"), [(s.get("src", ""), s.get("tgt", ""), s.get("place", "")) for s in samples]
-    )
+    """Sentence pairs and where they stand; `train` is where a held-out one stands in the training text."""
+    columns = {"src": "source", "tgt": "target", "place": "place", "train": "in the training text"}
+    shown = [key for key in columns if any(key in sample for sample in samples)]
+    return table([columns[key] for key in shown], [[sample.get(key, "") for key in shown] for sample in samples])
 
 
 def settings_section(record: Record) -> str:

@@ -13,6 +13,9 @@ import torch
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
+from transduce.data.clean import CleanReport
+from transduce.data.clean import leaks as leak_report
+from transduce.data.corpus import Pair
 from transduce.drawing.heatmap import HeatMap
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
@@ -68,12 +71,20 @@ def fill(run: RunFolder, text: str = "") -> None:
     save_samples(run, "valid" + text, [Sample("a dog" + text, "ein Hund" + text, "eine Katze" + text)] * 14, update=90)
     heat = HeatMap("cross" + text, ("x" + text, "y"), ("u", "v" + text), np.full((2, 2, 2, 2), 0.5, np.float32))
     save_attention(run, [SentenceAttention("look here" + text, "sieh her" + text, (heat,))])
-    sample = {"src": "source" + text, "tgt": "target" + text, "place": "train.en:7" + text}
-    cleaning = {"read": 30, "kept": 27, "dropped": [{"reason": "empty" + text, "count": 3, "samples": [sample]}]}
+    cleaner = CleanReport(read=30)
+    held = Pair("source" + text, "target" + text, ("train.en" + text, 7))
+    for _ in range(3):
+        cleaner.drop("empty" + text, held)
+    cleaning = cleaner.to_json() | {"changed": [{"reason": "controls" + text, "count": 1, "samples": []}]}
     train = {"name": "train" + text, "files": ["/home/someone/train.en" + text], "pairs": 27, "cleaning": cleaning}
-    leaks = [{"name": "test" + text, "pairs": 9, "leaked": 2, "samples": [sample]}]
+    other = Pair(held.src, "something else", ("train.en", 8))
+    leaks = [leak_report([held, other], [held, held, other, *many()]).to_json("test" + text)]
     data = {"fingerprint": "abc123", "padding": 0.0312, "sets": [train], "leaks": leaks}
     write_json(run.path / "data.json", data)
+
+
+def many() -> list[Pair]:
+    return [Pair(f"only held out {i}", "nur hier", ("test.en", i)) for i in range(6)]
 
 
 class Elements(HTMLParser):
@@ -122,7 +133,8 @@ def test_the_report_shows_what_the_files_tell(run: RunFolder) -> None:
         "look here",
         "empty: 3",
         "train.en:7",
-        "2 of 9 pairs stand in the training set too",
+        "controls: 1",
+        "3 of 9 pairs stand in the training text too",
         "3.1% of the tokens",
         "abc123",
         "Ended by max_updates after 100 updates",
@@ -234,7 +246,7 @@ def test_the_card_tells_what_where_and_how(run: RunFolder) -> None:
         "torch 9.9",
         "70 parameters",
         "restarts: 1",
-        "test: 2 of its pairs stand in the training text too",
+        "test: 3 of its pairs stand in the training text too",
         "train.en",
     ):
         assert told in text, told
