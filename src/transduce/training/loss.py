@@ -11,56 +11,58 @@ _CHUNK_ELEMENTS_GPU = 1 << 28
 _UNDERFLOW = 1e-30  # below this a float32 probability loses digits, and then all of them
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum over rows of -(1 - s) log p(gold) - s/V sum_v log p(v), with its gradient made in the forward pass.
+def _log_normalizer(logits: Tensor, p: Tensor, gold: Tensor) -> Tensor:
+    """log sum_v exp(logit_v) of each row [rows, 1], from its softmax p, without another pass over the vocabulary."""
+    p_gold = p.gather(1, gold)
+    log_z = logits.gather(1, gold).float() - p_gold.log()
+    if not logits.is_cuda and not bool(p_gold.min() < _UNDERFLOW):  # a GPU would have to wait for the answer
+        return log_z
+    of_largest = logits.amax(-1, keepdim=True).float() - p.amax(-1, keepdim=True).log()
+    return torch.where(p_gold < _UNDERFLOW, of_largest, log_z)
 
-    The gradient of the logits is p - (1 - s) onehot - s/V. The constant s/V is applied as a rank-one product, so that
-    the logits are passed over twice only: softmax, and rounding to the type of the products.
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Sum over rows of c (-(1 - s) log p(gold) - s/V sum_v log p(v)), with its gradient made in the forward pass.
+
+    c is 1 for a row that counts and 0 for padding. The gradient of the logits is c (p - (1 - s) onehot - s/V). The
+    constant s/V is applied as a rank-one product, so that the logits are passed over twice only: softmax, and rounding
+    to the type of the products.
     """
 
     @staticmethod
-    def forward(
-        ctx, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype, wanted: bool
-    ):  # type: ignore[no-untyped-def]
-        n, (vocab, _) = hidden.shape[0], weight.shape
+    def forward(ctx, hidden, weight, targets, counted, smoothing, dtype, wanted):  # type: ignore[no-untyped-def]
+        n, vocab = hidden.shape[0], weight.shape[0]
         h, w = hidden.to(dtype), weight.to(dtype)
-        rows = max(1, (_CHUNK_ELEMENTS_GPU if hidden.is_cuda else _CHUNK_ELEMENTS) // vocab)
-        n_chunks = max(1, -(-n // rows))
+        held = _CHUNK_ELEMENTS_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
+        rows = max(1, -(-n // max(1, -(-n * vocab // held))))
+        nll, mean_log_p = torch.zeros(2, dtype=torch.float32, device=hidden.device).unbind()
         grad_h = torch.empty_like(hidden, dtype=torch.float32) if wanted else None
         grad_w = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
-        nll, mean_log_p = (torch.zeros((), dtype=torch.float32, device=hidden.device) for _ in range(2))
         w_sum = weight.float().sum(0)
-        for part in torch.arange(n, device="cpu").tensor_split(n_chunks) if n else ():
-            cut = slice(int(part[0]), int(part[-1]) + 1)
-            gold = targets[cut, None]
+        for start in range(0, n, rows):
+            cut = slice(start, start + rows)
+            gold, c = targets[cut, None], counted[cut, None]
             logits = h[cut] @ w.t()  # [rows, V]
-            gold_logit = logits.gather(1, gold).float()
             p = torch.softmax(logits, -1, dtype=torch.float32)
-            p_gold = p.gather(1, gold)
-            log_z = gold_logit - p_gold.log()
-            if hidden.is_cuda or bool(p_gold.min() < _UNDERFLOW):  # a GPU would wait for the answer
-                of_largest = logits.amax(-1, keepdim=True).float() - p.amax(-1, keepdim=True).log()
-                log_z = torch.where(p_gold < _UNDERFLOW, of_largest, log_z)
-            nll += (log_z - gold_logit).sum()
-            if smoothing:
-                mean_log_p += ((h[cut].float() @ w_sum) / vocab - log_z[:, 0]).sum()
+            log_z = _log_normalizer(logits, p, gold)
+            nll += ((log_z - logits.gather(1, gold).float()) * c).sum()
+            mean_log_p += (((h[cut].float() @ w_sum)[:, None] / vocab - log_z) * c).sum()
             if grad_h is not None and grad_w is not None:
                 p.scatter_add_(1, gold, p.new_full((1, 1), smoothing - 1).expand_as(gold))
                 p = p.to(dtype)
                 grad_h[cut] = p @ w
-                grad_w += p.t() @ h[cut]
-        if grad_h is not None and grad_w is not None and smoothing:
-            grad_h -= w_sum * (smoothing / vocab)
-            grad_w -= h.float().sum(0) * (smoothing / vocab)
+                grad_w += p.t() @ (h[cut] * c.to(dtype))
+        if grad_h is not None and grad_w is not None:
+            grad_h = (grad_h - w_sum * (smoothing / vocab)) * counted[:, None]
+            grad_w -= (counted @ h.float()) * (smoothing / vocab)
         ctx.save_for_backward(grad_h, grad_w)
-        loss = (1 - smoothing) * nll - smoothing * mean_log_p
         ctx.mark_non_differentiable(nll)
-        return loss, nll
+        return (1 - smoothing) * nll - smoothing * mean_log_p, nll
 
     @staticmethod
-    def backward(ctx, grad_loss: Tensor, _grad_nll: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
         grad_h, grad_w = ctx.saved_tensors
-        return grad_h * grad_loss, grad_w * grad_loss, None, None, None, None
+        return grad_h * grad_loss, grad_w * grad_loss, None, None, None, None, None
 
 
 def label_smoothed_loss(
@@ -78,10 +80,12 @@ def label_smoothed_loss(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    rows = (targets.flatten() != pad).nonzero()[:, 0]
+    rows, gold = hidden.flatten(0, 1), targets.flatten()
+    if device == "cpu":  # leave padding out; a GPU would have to wait to learn how many rows stay
+        kept = (gold != pad).nonzero()[:, 0]
+        rows, gold = rows.index_select(0, kept), gold.index_select(0, kept)
+    counted = (gold != pad).float()
     with torch.autocast(device, enabled=False):
-        kept = hidden.flatten(0, 1).index_select(0, rows)
-        gold = targets.flatten().index_select(0, rows)
         wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-        loss, nll = _LinearCrossEntropy.apply(kept, weight, gold, smoothing, dtype, wanted)
-    return loss, nll, torch.tensor(rows.shape[0], device=hidden.device)
+        loss, nll = _LinearCrossEntropy.apply(rows, weight, gold, counted, smoothing, dtype, wanted)
+    return loss, nll, counted.sum().long()
