@@ -46,15 +46,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
             p = torch.softmax(logits, -1, dtype=torch.float32)
             log_z = _log_normalizer(logits, p, gold)
             nll += ((log_z - logits.gather(1, gold).float()) * c).sum()
-            mean_log_p += (((h[cut].float() @ w_sum)[:, None] / vocab - log_z) * c).sum()
+            if smoothing:
+                mean_log_p += (((h[cut].float() @ w_sum)[:, None] / vocab - log_z) * c).sum()
             if grad_h is not None and grad_w is not None:
                 p.scatter_add_(1, gold, p.new_full((1, 1), smoothing - 1).expand_as(gold))
                 p = p.to(dtype)
                 grad_h[cut] = p @ w
                 grad_w += p.t() @ (h[cut] * c.to(dtype))
         if grad_h is not None and grad_w is not None:
-            grad_h = (grad_h - w_sum * (smoothing / vocab)) * counted[:, None]
-            grad_w -= (counted @ h.float()) * (smoothing / vocab)
+            if smoothing:
+                grad_h -= w_sum * (smoothing / vocab)
+                grad_w -= (counted @ h.float()) * (smoothing / vocab)
+            grad_h *= counted[:, None]
         ctx.save_for_backward(grad_h, grad_w)
         ctx.mark_non_differentiable(nll)
         return (1 - smoothing) * nll - smoothing * mean_log_p, nll
