@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
 from transduce.errors import RunFolderError
 from transduce.files import write_text
@@ -21,6 +21,7 @@ from transduce.files import write_text
 SECONDS_BETWEEN_LINES = 10.0
 
 
+@runtime_checkable
 class Bar(Protocol):
     """What shows how far a long job is."""
 
