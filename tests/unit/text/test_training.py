@@ -1,0 +1,118 @@
+"""Learning vocabularies: sizes that do not fit, samples, long lines, determinism, silence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from transduce.config import TokenizerSettings
+from transduce.errors import DataError, SettingsError
+from transduce.text.tokenizer import UNK
+from transduce.text.training import parts_of, sample_of, train_tokenizer, train_tokenizers
+
+LINES = [
+    f"der {a} Hund sieht die {b} Katze {n}" for n in range(40) for a in ("alte", "junge") for b in ("graue", "rote")
+]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_a_size_beyond_the_text_becomes_the_largest_and_says_so(kind: str) -> None:
+    tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=5000, seed=1)
+    assert 20 < tokenizer.vocab_size < 1000
+    assert tokenizer.notes == (
+        f"vocabulary: {tokenizer.vocab_size} pieces instead of 5,000, which is all that the text supports",
+    )
+    assert UNK not in tokenizer.encode(LINES[0])
+    fits = train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=tokenizer.vocab_size, seed=1)
+    assert fits.vocab_size == tokenizer.vocab_size and fits.notes == ()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_size_below_the_characters_is_one_line(kind: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=10, seed=1)
+    n = len(set("".join(LINES)) - {" "}) + len("▁") + 4
+    assert str(caught.value) == (
+        f"tokenizer.vocab_size = 10: the characters of the text alone need {n}; "
+        "raise it, or lower tokenizer.character_coverage (1)"
+    )
+    assert train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=n, seed=1).vocab_size == n
+
+
+@pytest.mark.parametrize("lines", [[], [""], ["  ", "\t", "\u200b"]])
+def test_no_text_is_one_line(lines: list[str]) -> None:
+    with pytest.raises(DataError, match="there is no text to learn a vocabulary from"):
+        train_tokenizer(lines, TokenizerSettings(), vocab_size=50, seed=1)
+
+
+def test_a_misspelt_normalization_names_the_nearest() -> None:
+    with pytest.raises(SettingsError, match=r"'nmt_nkfc'; did you mean 'nmt_nfkc'\?; known: nmt_nfkc, nfkc"):
+        train_tokenizer(LINES, TokenizerSettings(normalization="nmt_nkfc"), vocab_size=50, seed=1)
+
+
+def test_case_folding_is_a_normalization() -> None:
+    tokenizer = train_tokenizer(LINES, TokenizerSettings(normalization="nmt_nfkc_cf"), vocab_size=60, seed=1)
+    assert tokenizer.decode(tokenizer.encode("Der HUND")) == "der hund"
+
+
+def test_joint_or_separate() -> None:
+    src, tgt = ["abc abd"] * 20, ["xyz xyw"] * 20
+    joint = train_tokenizers(src, tgt, TokenizerSettings(), vocab_size=30, seed=1)
+    assert joint.joint and UNK not in joint.src.encode("abc xyz")
+    separate = train_tokenizers(src, tgt, TokenizerSettings(joint=False), vocab_size=30, seed=1)
+    assert UNK in separate.src.encode("xyz") and UNK in separate.tgt.encode("abc")
+    assert all(note.startswith("vocabulary: ") for note in separate.notes) and separate.notes
+
+
+def test_a_long_line_is_not_skipped() -> None:
+    """SentencePiece's own limit is 4192 bytes; here the only Q stands beyond it."""
+    line = "der Hund " * 3000 + "Querflöte"
+    tokenizer = train_tokenizer([*LINES, line], TokenizerSettings(kind="bpe"), vocab_size=80, seed=1)
+    assert tokenizer.decode(tokenizer.encode("Querflöte")) == "Querflöte"
+
+
+def test_lines_are_parted_at_spaces_and_whole_again() -> None:
+    lines = ["short", "word " * 400, "x" * 1201, "", "a" * 300 + " " + "b" * 600]
+    parts = list(parts_of(lines))
+    assert "".join(parts) == "".join(lines)
+    assert max(map(len, parts)) <= 500
+    assert all(part.endswith(" ") for part in parts[1:4])
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_another_process_learns_the_same_silently(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("\n".join(LINES), encoding="utf-8")
+    code = (
+        "import sys, hashlib; from transduce.config import TokenizerSettings\n"
+        "from transduce.text.training import train_tokenizer\n"
+        "lines = open(sys.argv[2], encoding='utf-8').read().split('\\n')\n"
+        "t = train_tokenizer(lines, TokenizerSettings(kind=sys.argv[1]), vocab_size=60, seed=3, sample_lines=100)\n"
+        "print(hashlib.sha256(t.model).hexdigest())\n"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code, kind, str(tmp_path / "text")], capture_output=True, text=True, check=True
+        )
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout) == 65
+    assert [run.stderr for run in runs] == ["", ""]
+
+
+def test_a_sample_is_uniform_and_a_function_of_the_seed() -> None:
+    lines = [str(i) for i in range(50)]
+    assert sample_of(lines, 60, seed=1) == lines
+    assert sample_of(iter(lines), 20, seed=1) == sample_of(lines, 20, seed=1) != sample_of(lines, 20, seed=2)
+    counts = Counter(line for seed in range(2000) for line in sample_of(lines, 10, seed=seed))
+    assert set(counts) == set(lines)
+    assert all(abs(count - 400) < 5 * 18 for count in counts.values())  # binomial, standard deviation 17.9
+
+
+def test_only_the_sample_is_learned_from() -> None:
+    lines = (f"wort{'abcdefghij'[n % 10]}" for n in range(10_000))
+    few = train_tokenizer(lines, TokenizerSettings(kind="char"), vocab_size=100, seed=1, sample_lines=2)
+    assert few.vocab_size <= 4 + len("▁wort") + 2
