@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -14,7 +13,7 @@ from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
 from transduce.nn.init import initialize
 from transduce.nn.linear import linear
-from transduce.nn.masks import attention_bias, causal_mask, padding_mask
+from transduce.nn.masks import attention_bias, padding_mask
 from transduce.nn.positions import POSITIONS
 
 
@@ -121,21 +120,25 @@ class Transformer(nn.Module):
         layers = []
         for block in self.decoder:
             key, value = block.cross_attention.key_value(memory)
-            shape = (src.shape[0] * n_beams, key.shape[1], capacity, key.shape[3])
+            shape = (*key.shape[:2], capacity * n_beams, key.shape[3])
             keys, values = (key.new_empty(shape), key.new_empty(shape)) if capacity else (None, None)
             layers.append(LayerCache(keys=keys, values=values, cross_keys=key, cross_values=value))
         return DecoderState(layers=layers, memory_bias=attention_bias(padding_mask(src)), n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
         """Hidden states [N, T, D] of the next T tokens of every row; the state moves on in place."""
-        n_steps, length = ids.shape[1], state.length
-        bias = attention_bias(causal_mask(n_steps, length + n_steps, device=ids.device)) if n_steps > 1 else None
+        length = state.length
+        bias = state.next_bias(ids.shape[1])
         rotate = self.tgt_embedding.positions.rotate
-        x = self.tgt_embedding(ids, offset=length)
+
+        def turn(y: Tensor) -> Tensor:
+            return rotate(y.unflatten(2, (state.n_beams, -1)), length).flatten(2, 3)
+
+        x = self.tgt_embedding(ids, offset=length).unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, D]
         for block, cache in zip(self.decoder, state.layers, strict=True):
-            x = block(x, bias=bias, rotate=lambda y: rotate(y, length), cache=cache, state=state)
-        state.length += n_steps
-        return self.decoder_norm(x)
+            x = block(x, bias=bias, rotate=turn, cache=cache, state=state)
+        state.length += ids.shape[1]
+        return self.decoder_norm(x).reshape(*ids.shape, -1)
 
     def step(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T V"]:
         """Logits [N, T, V] after the next T tokens of every row; the state moves on in place."""

@@ -154,13 +154,13 @@ class SelfAttention(MultiHeadAttention):
         bias: Tensor | None,
         rotate: Rotate,
         cache: LayerCache | None = None,
-        length: int = 0,
+        known: int = 0,
     ) -> Float[Tensor, "B T D"]:
-        """x attends to itself and, with a cache of `length` positions, to what came before; the cache grows in place."""
+        """x attends to itself and, with a cache of `known` keys, to what came before; the cache grows in place."""
         query, key, value = self.query_key_value(x)
         query, key = rotate(query), rotate(key)
         if cache is not None:
-            key, value = cache.append(key, value, length)
+            key, value = cache.append(key, value, known)
         return self.attend(query, key, value, bias=bias)
 
 
@@ -183,12 +183,8 @@ class CrossAttention(MultiHeadAttention):
         self.key_value = table(d_model, (self.n_kv_heads, self.n_kv_heads), d_head=self.d_head, bias=bias)
 
     def forward(
-        self, x: Float[Tensor, "N T D"], key: Float[Tensor, "B H S K"], value: Float[Tensor, "B H S K"], *, bias: Tensor
-    ) -> Float[Tensor, "N T D"]:
-        """x attends to keys and values of the memory. N = B x beams: a sentence's beams share its memory as T x beams queries."""
-        (query,) = self.query(x)  # [N, H, T, K]
-        n_rows, n_sentences, n_steps = x.shape[0], key.shape[0], x.shape[1]
-        if n_rows == n_sentences:
-            return self.attend(query, key, value, bias=bias)
-        query = query.unflatten(0, (n_sentences, -1)).transpose(1, 2).flatten(2, 3)  # [B, H, beams*T, K]
-        return self.attend(query, key, value, bias=bias).unflatten(1, (-1, n_steps)).flatten(0, 1)  # [N, T, D]
+        self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B H S K"], value: Float[Tensor, "B H S K"], *, bias: Tensor
+    ) -> Float[Tensor, "B T D"]:
+        """x attends to keys and values of the memory."""
+        (query,) = self.query(x)  # [B, H, T, K]
+        return self.attend(query, key, value, bias=bias)

@@ -72,16 +72,23 @@ class DecoderBlock(nn.Module):
         self.feed_forward_residual = residual()
 
     def forward(
-        self, x: Float[Tensor, "N T D"], *, bias: Tensor | None, rotate: Rotate, cache: LayerCache, state: DecoderState
-    ) -> Float[Tensor, "N T D"]:
-        """x [N, T, D] after the block, which appends to `cache`; `bias` [1, 1, T, length + T] is causal."""
+        self, x: Float[Tensor, "B Q D"], *, bias: Tensor | None, rotate: Rotate, cache: LayerCache, state: DecoderState
+    ) -> Float[Tensor, "B Q D"]:
+        """x [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
+
+        `bias` [B or 1, 1, Q, n_known + Q] hides what is to come and other beams' histories.
+        """
 
         def attend_self(y: Tensor) -> Tensor:
-            return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, length=state.length)
+            return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, known=state.n_known)
 
         def attend_memory(y: Tensor) -> Tensor:
             return self.cross_attention(y, cache.cross_keys, cache.cross_values, bias=state.memory_bias)
 
+        def transform(y: Tensor) -> Tensor:
+            rows = y.reshape(state.n_rows, -1, y.shape[2])  # [N, T, D]
+            return self.feed_forward(rows, None, cache.history).reshape(y.shape)
+
         x = self.self_attention_residual(x, attend_self)
         x = self.cross_attention_residual(x, attend_memory)
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, None, cache.history))
+        return self.feed_forward_residual(x, transform)

@@ -74,7 +74,7 @@ def test_self_attention(causal: bool) -> None:
 
 @pytest.mark.parametrize("n_beams", [1, 3])
 def test_cross_attention(n_beams: int) -> None:
-    """A sentence's beams share its memory: PyTorch is given the memory once for each beam."""
+    """A sentence's beams share its memory, as more queries: PyTorch is given the memory once for each beam."""
     ours = CrossAttention(d_model=D, n_heads=H).double()
     randomize(ours)
     theirs = nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)
@@ -83,7 +83,7 @@ def test_cross_attention(n_beams: int) -> None:
     seen = torch.tensor([[1] * 7, [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
     repeated, hidden = memory.repeat_interleave(n_beams, 0), ~seen.repeat_interleave(n_beams, 0)
     compare(
-        lambda x: ours(x, *ours.key_value(memory), bias=attention_bias(seen[:, None])),
+        lambda x: ours(x.view(B, -1, D), *ours.key_value(memory), bias=attention_bias(seen[:, None])).view(x.shape),
         lambda x: theirs(x, repeated, repeated, key_padding_mask=hidden, need_weights=False)[0],
         torch.randn(B * n_beams, T, D, dtype=torch.float64),
         torch.ones(B * n_beams, T, dtype=torch.bool),

@@ -118,7 +118,7 @@ def test_cross_attention(n_kv_heads: int | None, projection: str, n_beams: int) 
     randomize(module)
     memory, x = torch.randn(2, 7, 12).double(), torch.randn(2 * n_beams, 3, 12).double()
     seen = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)[:, None]
-    ours = module(x, *module.key_value(memory), bias=attention_bias(seen))
+    ours = module(x.view(2, -1, 12), *module.key_value(memory), bias=attention_bias(seen)).view(x.shape)
     mask = seen.repeat_interleave(n_beams, 0).expand(-1, 3, -1)
     theirs, _ = expected(module, x, memory.repeat_interleave(n_beams, 0), mask, projection=projection)
     np.testing.assert_allclose(ours.detach().numpy(), theirs, **EXACT)
