@@ -33,15 +33,12 @@ class Pair:
 def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order, empty sides included. The language codes pick the sides of TSV, JSONL, TMX.
 
-    A `DataError` names the file and the line of whatever cannot be read; a corpus that names no files, or a file of an
-    unknown format, is a `SettingsError`. Both are raised before the first pair where they can be.
+    A `DataError` names the file and the line of whatever cannot be read. A file of an unknown format is a
+    `SettingsError`, raised at once.
     """
     if corpus.path is None:
-        if corpus.src is None or corpus.tgt is None:
-            raise SettingsError("a corpus needs two text files (src and tgt), or one file with both sides (path)")
+        assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
         return _read_text(corpus.src, corpus.tgt)
-    if corpus.src is not None or corpus.tgt is not None:
-        raise SettingsError(f"corpus {corpus.path}: give either path, or src and tgt, not both")
     reader = FORMATS.get(bare_suffix(corpus.path))
     if reader is None:
         known, packed = ", ".join(FORMATS), ", ".join(COMPRESSIONS)

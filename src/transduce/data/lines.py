@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import cast
 
 import zstandard
 
@@ -29,7 +29,7 @@ _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.Zst
 class _ZstdFile(io.RawIOBase):
     """Reads .zst frames one after another. Unlike zstandard's own reader it does not take a cut-off file for whole."""
 
-    _CHUNK = 4096  # bytes read at once: decompressed, even a bomb stays near 100 MiB
+    _CHUNK = 512  # bytes read at once: of a bomb these become 16 MiB at most
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
@@ -61,19 +61,23 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
-def _open_zst(path: Path) -> BinaryIO:
+def _open_plain(path: Path) -> io.BufferedIOBase:
+    return path.open("rb")
+
+
+def _open_zst(path: Path) -> io.BufferedIOBase:
     return io.BufferedReader(_ZstdFile(path), 1 << 16)
 
 
-def _open_gz(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb"))
+def _open_gz(path: Path) -> io.BufferedIOBase:
+    return gzip.GzipFile(path)
 
 
-def _open_xz(path: Path) -> BinaryIO:
-    return cast(BinaryIO, lzma.open(path, "rb"))
+def _open_xz(path: Path) -> io.BufferedIOBase:
+    return lzma.LZMAFile(path)
 
 
-COMPRESSIONS: dict[str, Callable[[Path], BinaryIO]] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}
+COMPRESSIONS: dict[str, Callable[[Path], io.BufferedIOBase]] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}
 
 
 def bare_suffix(path: Path) -> str:
@@ -82,11 +86,11 @@ def bare_suffix(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def open_bytes(path: Path) -> Iterator[BinaryIO]:
+def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file for reading, decompressed by its suffix. Missing and damaged files become a `DataError`."""
     path = Path(path)
     try:
-        with COMPRESSIONS.get(path.suffix.lower(), lambda p: p.open("rb"))(path) as file:
+        with COMPRESSIONS.get(path.suffix.lower(), _open_plain)(path) as file:
             yield file
     except _DAMAGE as error:
         raise DataError(f"{path}: damaged or cut short: {error}") from None
@@ -101,13 +105,13 @@ def read_lines(path: Path | str) -> Iterator[str]:
     byte order mark at the start are dropped. A last line without `\n` counts.
     """
     if str(path) == "-":
-        yield from decode_lines(sys.stdin.buffer, "standard input")
+        yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
     with open_bytes(Path(path)) as file:
         yield from decode_lines(file, str(path))
 
 
-def decode_lines(file: IO[bytes], name: str) -> Iterator[str]:
+def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     """The lines of an open file, strictly decoded; a `DataError` names the line that is not UTF-8 or has no end."""
     number = 0
     while raw := file.readline(MAX_LINE):

@@ -1,6 +1,7 @@
 """Translation memories (TMX 1.1 to 1.4): a stream of translation units, read safely and in bounded memory.
 
-The reader never builds a tree: one unit at a time. Entities and external references are refused (defusedxml).
+The reader never builds a tree: one unit at a time. Entities, the way to make a small file explode or to have other
+files read, are refused where they are declared; the DTD that most memories name, which nobody has, is left alone.
 """
 
 from __future__ import annotations
@@ -8,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-from xml.sax import SAXParseException
-from xml.sax.handler import ContentHandler
-from xml.sax.xmlreader import AttributesImpl, Locator
-
-from defusedxml import DefusedXmlException
-from defusedxml.expatreader import DefusedExpatParser
+from xml.parsers import expat
 
 from transduce.data.lines import MAX_LINE, open_bytes
 from transduce.errors import DataError
@@ -30,78 +26,81 @@ class Unit(NamedTuple):
     segments: dict[str, str]
 
 
-class _Handler(ContentHandler):
+class _Units:
     """Collects finished units from the parser's events."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.units: list[Unit] = []
-        self.root = ""
-        self.locator = Locator()
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: list[Unit] = []
+        self._root = ""
         self._unit = Unit(0, {})
         self._language = ""
         self._text: list[str] | None = None  # the segment being read
         self._codes = 0  # open elements of mark-up
         self._size = 0
+        self.parser = expat.ParserCreate()
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._characters
+        self.parser.EntityDeclHandler = self._refuse
+        self.parser.UnparsedEntityDeclHandler = self._refuse
+        self.parser.ExternalEntityRefHandler = self._refuse
 
-    def setDocumentLocator(self, locator: Locator) -> None:
-        self.locator = locator
+    def take(self) -> list[Unit]:
+        """The units finished since the last call."""
+        done, self.done = self.done, []
+        return done
 
-    @property
-    def line(self) -> int:
-        return self.locator.getLineNumber() or 0
-
-    def startElement(self, name: str, attrs: AttributesImpl) -> None:
-        self.root = self.root or name
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if not self._root:
+            self._root = name
+            if name != "tmx":
+                raise DataError(f"{self.path}: the root element is <{name}>, not <tmx>")
         if name == "tu":
-            self._unit = Unit(self.line, {})
+            self._unit = Unit(self.parser.CurrentLineNumber, {})
         elif name == "tuv":
-            self._language = attrs.get("xml:lang") or attrs.get("lang") or ""
+            self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
             self._text, self._codes, self._size = [], 0, 0
         elif name in _CODES:
             self._codes += 1
 
-    def characters(self, content: str) -> None:
-        if self._text is not None and not self._codes:
-            self._text.append(content)
-            self._size += len(content)
-            if self._size > MAX_LINE:
-                raise SAXParseException(f"a segment longer than {MAX_LINE >> 20} MiB", None, self.locator)
+    def _characters(self, content: str) -> None:
+        if self._text is None or self._codes:
+            return
+        self._text.append(content)
+        self._size += len(content)
+        if self._size > MAX_LINE:
+            raise DataError(f"{self.path}, line {self._unit.line}: a segment longer than {MAX_LINE >> 20} MiB")
 
-    def endElement(self, name: str) -> None:
+    def _end(self, name: str) -> None:
         if name == "tu":
-            self.units.append(self._unit)
+            self.done.append(self._unit)
         elif name == "seg" and self._text is not None:
             self._unit.segments.setdefault(self._language, "".join(self._text))
             self._text = None
         elif name in _CODES:
             self._codes -= 1
 
-    def take(self) -> list[Unit]:
-        """The units finished since the last call."""
-        done, self.units = self.units, []
-        return done
+    def _refuse(self, *_: object) -> int:
+        line = self.parser.CurrentLineNumber
+        raise DataError(f"{self.path}, line {line}: refused for safety: the file declares XML entities")
 
 
 def read_units(path: Path) -> Iterator[Unit]:
     """Yield the translation units of a TMX file. Malformed or dangerous XML is a `DataError` with file and line."""
-    parser, handler = DefusedExpatParser(), _Handler()
-    parser.setContentHandler(handler)
+    units = _Units(path)
     with open_bytes(path) as file:
         try:
             while chunk := file.read(_CHUNK):
-                parser.feed(chunk)
-                if handler.root not in ("", "tmx"):
-                    raise DataError(f"{path}: the root element is <{handler.root}>, not <tmx>")
-                yield from handler.take()
-            parser.close()
-        except SAXParseException as error:
-            raise DataError(f"{path}, line {error.getLineNumber()}: not valid TMX: {error.getMessage()}") from None
-        except DefusedXmlException as error:
-            kind = type(error).__name__
-            raise DataError(f"{path}, line {handler.line}: refused for safety: XML entities ({kind})") from None
-    yield from handler.take()
+                units.parser.Parse(chunk)
+                yield from units.take()
+            units.parser.Parse(b"", True)
+        except expat.ExpatError as error:
+            reason = expat.ErrorString(error.code)
+            raise DataError(f"{path}, line {error.lineno}: not valid TMX: {reason}") from None
+    yield from units.take()
 
 
 def choose_language(wanted: str, known: set[str]) -> str | None:

@@ -1,0 +1,142 @@
+"""Pairs from every format, with their places; every malformed file gets one line that says where."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from transduce.config import Corpus
+from transduce.data.corpus import Pair, corpus_files, corpus_name, read_pairs
+from transduce.errors import DataError, SettingsError
+
+
+def pairs_of(corpus: Corpus, src_lang: str = "en", tgt_lang: str = "de") -> list[Pair]:
+    return list(read_pairs(corpus, src_lang=src_lang, tgt_lang=tgt_lang))
+
+
+def texts(corpus: Corpus, src_lang: str = "en", tgt_lang: str = "de") -> list[tuple[str, str]]:
+    return [(pair.src, pair.tgt) for pair in pairs_of(corpus, src_lang, tgt_lang)]
+
+
+def file(folder: Path, name: str, content: str) -> Corpus:
+    path = folder / name
+    path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
+    return Corpus(path=path)
+
+
+def two_files(folder: Path, src: str, tgt: str) -> Corpus:
+    (folder / "a.en").write_bytes(src.encode())
+    (folder / "a.de").write_bytes(tgt.encode())
+    return Corpus(src=folder / "a.en", tgt=folder / "a.de")
+
+
+def problem(corpus: Corpus) -> str:
+    with pytest.raises(DataError) as caught:
+        pairs_of(corpus)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_two_text_files_line_for_line(tmp_path: Path) -> None:
+    corpus = two_files(tmp_path, "one\n\nthree\u2028\x00\r\n", "eins\nzwei\n")
+    (tmp_path / "a.de").write_text("eins\nzwei\ndrei")
+    name = str(tmp_path / "a.en")
+    assert pairs_of(corpus) == [
+        Pair("one", "eins", (name, 1)),
+        Pair("", "zwei", (name, 2)),
+        Pair("three\u2028\x00", "drei", (name, 3)),
+    ]
+    assert corpus_files(corpus) == [tmp_path / "a.en", tmp_path / "a.de"]
+    assert corpus_name(corpus) == "a.en + a.de"
+
+
+@pytest.mark.parametrize(("n_src", "n_tgt"), [(5, 3), (3, 5), (1, 0), (0, 2), (3, 4)])
+def test_files_of_different_length_tell_where(tmp_path: Path, n_src: int, n_tgt: int) -> None:
+    corpus = two_files(tmp_path, "s\n" * n_src, "t\n" * n_tgt)
+    (longer, most), (shorter, least) = sorted(
+        ((corpus.src, n_src), (corpus.tgt, n_tgt)), key=lambda side: side[1], reverse=True
+    )
+    assert problem(corpus) == (
+        f"{longer} has {most} lines, {shorter} has {least}: line {least + 1} of {longer.name} has no counterpart"  # type: ignore[union-attr]
+    )
+
+
+def test_a_fault_in_one_of_two_files_is_placed(tmp_path: Path) -> None:
+    corpus = two_files(tmp_path, "a\nb\n", "c\n")
+    (tmp_path / "a.de").write_bytes(b"c\n\xfc\n")
+    assert problem(corpus) == f"{tmp_path / 'a.de'}, line 2: not valid UTF-8 (byte 0xfc at byte 1 of the line)"
+    (tmp_path / "a.de").unlink()
+    assert problem(corpus) == f"cannot read {tmp_path / 'a.de'}: No such file or directory"
+
+
+def test_tsv(tmp_path: Path) -> None:
+    corpus = file(tmp_path, "a.tsv", 'one "two\teins\tCC-BY\n\n\t"zwei\t\n')
+    assert texts(corpus) == [('one "two', "eins"), ("", ""), ("", '"zwei')]
+    assert [pair.place for pair in pairs_of(corpus)] == [(str(corpus.path), n) for n in (1, 2, 3)]
+
+
+def test_a_tsv_header_names_the_columns(tmp_path: Path) -> None:
+    corpus = file(tmp_path, "a.tsv.gz", "id\tDE\ten\n1\teins\tone\n")
+    assert texts(corpus) == [("one", "eins")]
+    assert texts(corpus, "de", "en") == [("eins", "one")]
+    assert texts(corpus, "fr", "en") == [("id", "DE"), ("1", "eins")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("one eins\n", "line 1: no tab; expected source<TAB>target"),
+        ("one\teins\ntwo\n", "line 2: 1 columns where line 1 has 2"),
+        ("one\teins\ntwo\tzwei\tdrei\n", "line 2: 3 columns where line 1 has 2"),
+    ],
+)
+def test_malformed_tsv(tmp_path: Path, content: str, message: str) -> None:
+    corpus = file(tmp_path, "a.tsv", content)
+    assert problem(corpus) == f"{corpus.path}, {message}"
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    values = [
+        {"src": "one", "tgt": "eins"},
+        {"en": "two\u2028", "de": "zwei", "id": 2},
+        {"translation": {"de": "drei", "en": "three\n  lines\r\nhere\n"}},
+        {"src": "\U0001f600", "tgt": ""},
+    ]
+    lines = [json.dumps(value) for value in values]
+    corpus = file(tmp_path, "a.jsonl", "\n".join([*lines[:2], "", *lines[2:]]) + "\n")
+    assert texts(corpus) == [
+        ("one", "eins"),
+        ("two\u2028", "zwei"),
+        ("", ""),
+        ("three lines here", "drei"),
+        ("\U0001f600", ""),
+    ]
+    assert pairs_of(corpus)[-1].place == (str(corpus.path), 5)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"src": "a"', "not valid JSON: Expecting ',' delimiter"),
+        ("[" * 100_000, "not valid JSON: "),
+        ('{"src": "a"}', 'expected {"src": "...", "tgt": "..."} or {"en": "...", "de": "..."}'),
+        ('{"src": "a", "tgt": 5}', 'expected {"src": "...", "tgt": "..."} or'),
+        ('["a", "b"]', 'expected {"src": "...", "tgt": "..."} or'),
+        ('{"src": "a", "tgt": "\\ud83d"}', "half of a surrogate pair, which is no character"),
+    ],
+)
+def test_malformed_jsonl(tmp_path: Path, line: str, message: str) -> None:
+    corpus = file(tmp_path, "a.jsonl", '{"src": "a", "tgt": "b"}\n' + line + "\n")
+    assert problem(corpus).startswith(f"{corpus.path}, line 2: {message}")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt.gz", "a"])
+def test_an_unknown_format_names_the_known(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_pairs(Corpus(path=tmp_path / name), src_lang="en", tgt_lang="de")  # at once, before any pair is drawn
+    assert str(caught.value).startswith(
+        f"{tmp_path / name}: unknown format; known: .tsv, .jsonl, .tmx (also .gz, .xz, .zst)"
+    )

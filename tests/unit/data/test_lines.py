@@ -1,0 +1,151 @@
+"""Lines of files: where they are cut, what they may hold, and one clear line for each fault."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.data import lines
+from transduce.data.lines import bare_suffix, decode_lines, read_lines
+from transduce.errors import DataError
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+TEXT = "eins\nzwei\u2028drei\x0c\x85\r\n\nvier \x00 \r fünf\n猫\n"
+WANTED = ["eins", "zwei\u2028drei\x0c\x85", "", "vier \x00 \r fünf", "猫"]
+
+packed = pytest.mark.parametrize("suffix", list(PACKERS))
+
+
+def write(folder: Path, suffix: str, content: bytes) -> Path:
+    path = folder / f"text.en{suffix}"
+    path.write_bytes(PACKERS[suffix](content))
+    return path
+
+
+def problem(path: Path | str) -> str:
+    with pytest.raises(DataError) as caught:
+        list(read_lines(path))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@packed
+def test_lines_end_at_newlines_only(tmp_path: Path, suffix: str) -> None:
+    assert list(read_lines(write(tmp_path, suffix, TEXT.encode()))) == WANTED
+
+
+@packed
+def test_a_last_line_without_an_end_counts_and_a_byte_order_mark_does_not(tmp_path: Path, suffix: str) -> None:
+    content = b"\xef\xbb\xbf" + "\ufeffa\n\ufeffb".encode()
+    assert list(read_lines(write(tmp_path, suffix, content))) == ["\ufeffa", "\ufeffb"]
+    assert list(read_lines(write(tmp_path, suffix, b""))) == []
+    assert list(read_lines(write(tmp_path, suffix, b"\n"))) == [""]
+    assert list(read_lines(write(tmp_path, suffix, b"a\r"))) == ["a\r"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text().filter(lambda s: "\n" not in s and not s.endswith("\r")), max_size=6))
+def test_any_lines_come_back(wanted: list[str]) -> None:
+    content = "".join(line + "\n" for line in wanted).encode()
+    first = [line.removeprefix("\ufeff") if n == 0 else line for n, line in enumerate(wanted)]
+    assert list(decode_lines(io.BytesIO(content), "text")) == first
+
+
+@packed
+def test_parts_of_a_compressed_file_follow_each_other(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(PACKERS[suffix](b"a\nb") + PACKERS[suffix](b"c\nd\n"))
+    assert list(read_lines(path)) == ["a", "bc", "d"]
+
+
+@packed
+def test_bytes_that_are_not_utf8_are_placed(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, suffix, "gut\nschön ".encode() + b"\xe4h\nrest\n")
+    assert problem(path) == f"{path}, line 2: not valid UTF-8 (byte 0xe4 at byte 8 of the line)"
+
+
+def test_utf16_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("Straße\n".encode("utf-16"))
+    assert problem(path).startswith(f"{path}, line 1: this is UTF-16, not UTF-8; convert it")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("keep", [-1, 0.5])
+def test_a_compressed_file_cut_short_is_an_error_never_a_shorter_text(tmp_path: Path, suffix: str, keep: float) -> None:
+    path = write(tmp_path, suffix, b"".join(b"line %d\n" % n for n in range(50_000)))
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if keep == -1 else int(len(content) * keep)])
+    assert problem(path).startswith(f"{path}: damaged or cut short: ")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_a_file_that_is_not_what_its_suffix_says(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(b"plain text, not compressed at all\n" * 10)
+    assert problem(path).startswith(f"{path}: damaged or cut short: ")
+
+
+@packed
+def test_missing_files_and_folders(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"none{suffix}"
+    assert problem(path) == f"cannot read {path}: No such file or directory"
+    path.mkdir()
+    assert problem(path) == f"cannot read {path}: Is a directory"
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+def test_a_line_without_end_is_refused_in_bounded_memory(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decompression bomb: 32 MiB of one letter from a few kilobytes."""
+    monkeypatch.setattr(lines, "MAX_LINE", 1 << 20)
+    path = write(tmp_path, suffix, b"short\n" + b"x" * (32 << 20))
+    tracemalloc.start()
+    assert problem(path) == f"{path}, line 2: longer than 1 MiB; is this a text file?"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 << 20
+
+
+def test_the_longest_line_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE", 6)
+    assert list(decode_lines(io.BytesIO(b"12345\nabcde\n123"), "text")) == ["12345", "abcde", "123"]
+    with pytest.raises(DataError, match="text, line 1: longer than"):
+        list(decode_lines(io.BytesIO(b"1234567\n"), "text"))
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("ä\n\nb\xa0\r\n".encode()), encoding="ascii"))
+    assert list(read_lines("-")) == ["ä", "", "b\xa0"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\n")))
+    assert problem("-") == "standard input, line 2: not valid UTF-8 (byte 0xff at byte 1 of the line)"
+
+
+def test_lines_stream(tmp_path: Path) -> None:
+    """The first line comes before the rest is read, so the fault in line 2 is not seen yet."""
+    path = write(tmp_path, "", b"good\n\xff\n")
+    assert next(iter(read_lines(path))) == "good"
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [("a.tsv", ".tsv"), ("a.TSV.gz", ".tsv"), ("a.b.jsonl.zst", ".jsonl"), ("a", ""), ("a.xz", ""), ("a.de", ".de")],
+)
+def test_the_suffix_that_tells_the_format(name: str, suffix: str) -> None:
+    assert bare_suffix(Path("x.y") / name) == suffix

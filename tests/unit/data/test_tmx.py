@@ -1,0 +1,147 @@
+"""Translation memories: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transduce.config import Corpus
+from transduce.data import tmx
+from transduce.data.corpus import read_pairs
+from transduce.data.tmx import choose_language
+from transduce.errors import DataError
+
+HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
+FOOT = "</body></tmx>\n"
+
+
+def unit(**segments: str) -> str:
+    variants = "".join(
+        f'<tuv xml:lang="{lang.replace("_", "-")}"><seg>{text}</seg></tuv>' for lang, text in segments.items()
+    )
+    return f"<tu>{variants}</tu>\n"
+
+
+def write(folder: Path, content: str, encoding: str = "utf-8") -> Path:
+    path = folder / "memory.tmx"
+    path.write_bytes(content.encode(encoding))
+    return path
+
+
+def texts(path: Path, src: str = "en", tgt: str = "de") -> list[tuple[str, str, int]]:
+    return [(p.src, p.tgt, p.place[1]) for p in read_pairs(Corpus(path=path), src_lang=src, tgt_lang=tgt)]
+
+
+def problem(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        texts(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_units_become_pairs_with_their_lines(tmp_path: Path) -> None:
+    body = unit(en="One &amp; two", de="Eins &#228; <hi>zwei</hi>!") + unit(de_AT="Servus", EN_us="Hi", fr="Salut")
+    path = write(tmp_path, HEAD + body + FOOT)
+    assert texts(path) == [("One & two", "Eins ä zwei!", 4), ("Hi", "Servus", 5)]
+    with pytest.raises(DataError, match="no unit has both 'de' and 'it'"):
+        texts(path, "de", "it")
+
+
+def test_mark_up_of_the_document_is_left_out_and_line_breaks_become_spaces(tmp_path: Path) -> None:
+    segment = '\n  Press <bpt i="1">&lt;b&gt;</bpt>OK<ept i="1">&lt;/b&gt;</ept>\n  now<ph>{0}<sub>x</sub></ph>.\n'
+    assert texts(write(tmp_path, HEAD + unit(en=segment, de="Jetzt") + FOOT))[0][0].strip() == "Press OK now."
+
+
+def test_a_unit_without_one_side_gives_an_empty_one(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + unit(en="a", de="b") + unit(en="only") + unit(fr="rien") + FOOT)
+    assert texts(path) == [("a", "b", 4), ("only", "", 5)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "iso-8859-1"])
+def test_the_encoding_that_the_file_declares(tmp_path: Path, encoding: str) -> None:
+    content = HEAD.replace("UTF-8", encoding) + unit(en="a", de="schön") + FOOT
+    assert texts(write(tmp_path, content, encoding)) == [("a", "schön", 4)]
+
+
+def test_older_files_say_lang(tmp_path: Path) -> None:
+    assert texts(write(tmp_path, (HEAD + unit(en="a", de="b") + FOOT).replace("xml:lang", "lang"))) == [("a", "b", 4)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (HEAD + unit(en="a", de="b") + "<tu></body>", ", line 5: not valid TMX: mismatched tag"),
+        (HEAD + unit(en="a", de="b"), ", line 5: not valid TMX: no element found"),
+        ("", ", line 1: not valid TMX: no element found"),
+        ("just text\n", ", line 1: not valid TMX: syntax error"),
+        ("<html><body/></html>", ": the root element is <html>, not <tmx>"),
+        (HEAD + unit(en="a", fr="b") + FOOT, ": no unit has both 'en' and 'de'; languages in the file: en, fr"),
+    ],
+)
+def test_malformed_files_are_one_line(tmp_path: Path, content: str, message: str) -> None:
+    path = write(tmp_path, content)
+    assert problem(path) == f"{path}{message}"
+
+
+def test_invalid_bytes_are_placed(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + unit(en="a", de="schön") + FOOT, "latin-1")
+    assert problem(path) == f"{path}, line 4: not valid TMX: not well-formed (invalid token)"
+
+
+@pytest.mark.parametrize(
+    "declarations",
+    [
+        '<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;">',
+        '<!ENTITY a SYSTEM "file:///etc/hostname">',
+        '<!ENTITY % a SYSTEM "http://localhost/evil.dtd"> %a;',
+    ],
+)
+def test_entities_are_refused(tmp_path: Path, declarations: str) -> None:
+    head = f"<?xml version='1.0'?>\n<!DOCTYPE tmx [{declarations}]>\n<tmx><body>"
+    path = write(tmp_path, head + unit(en="&a;", de="b") + FOOT)
+    assert problem(path).startswith(f"{path}, line 2: refused for safety: the file declares XML entities")
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """3 MB of units pass through less than 1 MB."""
+    path = tmp_path / "big.tmx"
+    with path.open("w") as file:
+        file.write(HEAD)
+        for n in range(1500):
+            file.write(unit(en=f"{n} " + "x" * 950, de=f"{n} " + "y" * 950))
+        file.write(FOOT)
+    tracemalloc.start()
+    n_pairs = sum(1 for _ in read_pairs(Corpus(path=path), src_lang="en", tgt_lang="de"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert n_pairs == 1500 and peak < 1 << 20
+
+
+def test_a_segment_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tmx, "MAX_LINE", 1 << 20)
+    path = write(tmp_path, HEAD + unit(en=("x" * 999 + "\n") * (1 << 11), de="b") + FOOT)
+    assert problem(path) == f"{path}, line 4: a segment longer than 1 MiB"
+
+
+def test_units_stream(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + unit(en="a", de="b") * 5000 + "<broken")
+    pairs: Iterator = read_pairs(Corpus(path=path), src_lang="en", tgt_lang="de")
+    assert next(pairs).src == "a"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "found"),
+    [
+        ("en", {"en", "en-US"}, "en"),
+        ("en", {"EN-us", "de"}, "EN-us"),
+        ("en-GB", {"en-US"}, "en-US"),
+        ("pt_br", {"pt-PT", "pt-BR"}, "pt-BR"),
+        ("en", {"eng", "de"}, None),
+        ("en", set(), None),
+    ],
+)
+def test_the_nearest_language(wanted: str, known: set[str], found: str | None) -> None:
+    assert choose_language(wanted, known) == found
