@@ -50,13 +50,28 @@ def test_forward_equals_the_oracle_in_float64(options: dict[str, Any]) -> None:
     assert_close(ours, oracle_logits(model, settings, srcs, tgts), FLOAT64[settings.positions])
 
 
+@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "no gradients"])
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
-def test_forward_equals_the_oracle_to_float32_rounding(options: dict[str, Any]) -> None:
+def test_forward_equals_the_oracle_to_float32_rounding(options: dict[str, Any], gradients: bool) -> None:
+    """With gradients as in training, without as in translation: products may go by other ways there."""
     model, settings = make(seed=1, **options)
     srcs, tgts = sentences(SRC_LENGTHS, seed=2), sentences(TGT_LENGTHS, seed=3)
-    ours = model.logits(model(pad(srcs), pad(tgts)))
+    with torch.set_grad_enabled(gradients):
+        ours = model.logits(model(pad(srcs), pad(tgts)))
     assert ours.dtype == torch.float32
     assert_close(ours, oracle_logits(model, settings, srcs, tgts), FLOAT32)
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_steps_equal_the_oracle_to_float32_rounding(options: dict[str, Any]) -> None:
+    """As translation goes: no gradients, token by token, three beams of each sentence."""
+    model, settings = make(seed=1, **options)
+    srcs, tgts = sentences(SRC_LENGTHS, seed=2), sentences([6] * 12, seed=3)
+    with torch.inference_mode():
+        state = model.start(pad(srcs), capacity=6, n_beams=3)
+        ours = torch.cat([model.step(part, state) for part in pad(tgts).split(1, dim=1)], 1)
+    repeated = [src for src in srcs for _ in range(3)]
+    assert_close(ours, oracle_logits(model, settings, repeated, tgts), FLOAT32)
 
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
