@@ -83,3 +83,25 @@ class Meter:
     def load(self, rows: Sequence[Sequence[Any]]) -> None:
         """Take up saved rows."""
         self.rows, self._pending = [Row(*row) for row in rows], []
+
+
+@dataclass(slots=True)
+class Pace:
+    """Target tokens a second since the last line of the log, validation and saving left out."""
+
+    since: float
+    n_targets: int = 0
+
+    def add(self, n_targets: int) -> None:
+        """Note an update."""
+        self.n_targets += n_targets
+
+    def pause(self, seconds: float) -> None:
+        """Leave out the last `seconds`."""
+        self.since += seconds
+
+    def restart(self, now: float) -> float:
+        """Tokens a second up to `now`; then start anew."""
+        speed = self.n_targets / max(now - self.since, 1e-9)
+        self.since, self.n_targets = now, 0
+        return speed

@@ -102,9 +102,7 @@ def validate(average: Average, update: int, score: float, *, better: bool) -> tu
 
 
 def mean(*seeds: int) -> dict[str, Tensor]:
-    return {
-        name: torch.stack([weights(seed)[name].double() for seed in seeds]).mean(0).float() for name in weights(0)
-    }
+    return {name: torch.stack([weights(seed)[name].double() for seed in seeds]).mean(0).float() for name in weights(0)}
 
 
 def close(one: object, other: dict[str, Tensor]) -> bool:

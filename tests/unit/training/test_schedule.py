@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ def test_every_schedule_rises_evenly_to_the_peak_and_never_rises_again(name: str
     assert values[: max(0, warmup - 1)] == pytest.approx([(n + 1) / warmup for n in range(max(0, warmup - 1))])
     assert max(values) == values[max(0, warmup - 1)] == 1.0
     after = values[max(0, warmup - 1) :]
-    assert all(a >= b for a, b in zip(after, after[1:], strict=False))
+    assert all(a >= b for a, b in pairwise(after))
     assert min(values) > 0
 
 
@@ -60,11 +61,14 @@ def test_a_time_limit_ends_at_zero_whatever_the_speed(name: str) -> None:
     assert values[warmup] == 1.0
     assert values[-1] < 0.03
     assert SCHEDULES[name](Moment(done, 1.0, warmup)) == pytest.approx(0.0, abs=1e-12)
-    assert all(a >= b - 1e-12 for a, b in zip(values[warmup:], values[warmup + 1 :], strict=False))
+    assert all(a >= b - 1e-12 for a, b in pairwise(values[warmup:]))
 
 
 @given(
-    done=st.integers(0, 10**6), warmup=st.integers(0, 10**6), progress=st.floats(0, 1), name=st.sampled_from(list(SCHEDULES))
+    done=st.integers(0, 10**6),
+    warmup=st.integers(0, 10**6),
+    progress=st.floats(0, 1),
+    name=st.sampled_from(list(SCHEDULES)),
 )
 def test_factors_stay_between_zero_and_one(done: int, warmup: int, progress: float, name: str) -> None:
     assert 0.0 <= SCHEDULES[name](Moment(done, progress, warmup)) <= 1.0

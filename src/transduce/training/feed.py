@@ -1,0 +1,188 @@
+"""What the loop eats: the planned batches of epoch after epoch, from any position on, ready on the device."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from transduce.config import TrainingSettings
+from transduce.data.batch import Batch, collate
+from transduce.data.batching import plan, split
+from transduce.data.objectives import Example, Ids, translation
+from transduce.data.store import TokenStore
+from transduce.errors import DataError
+from transduce.text.tokenizer import UNK, Tokenizer, Tokenizers
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where in the data a run is: the number of the epoch and of the next batch in its plan, both from 0."""
+
+    epoch: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One update's sentences, as micro-batches. `after` is the position of the next; `epochs` the passes made then."""
+
+    indices: np.ndarray
+    batches: tuple[Batch, ...]
+    n_targets: int
+    n_tokens: int
+    n_slots: int
+    after: Position
+    epochs: float
+
+
+Segmenter = Callable[[list[Example], Position], list[Example]]
+"""Turns the stored examples of the batch at a position into those that are trained on: a pure function."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubwordSampling:
+    """Subword regularisation (Kudo 2018; Provilkov et al. 2020): the text of a batch, segmented anew in each epoch.
+
+    A deterministic function of (seed, epoch, batch), so that a resumed run sees the same pieces. Batches are planned by
+    the lengths of the best segmentation; sampled ones are longer, so an update holds somewhat more tokens than its
+    budget, while micro-batches are cut by the real lengths. A sentence with unknown pieces cannot be read back from its
+    ids and keeps its best segmentation, as does one that would become longer than `max_length`.
+    """
+
+    tokenizers: Tokenizers
+    amount: float
+    seed: int
+    max_length: int
+
+    def __call__(self, examples: list[Example], position: Position) -> list[Example]:
+        """The same sentences in other pieces."""
+        entropy = (self.seed, position.epoch, position.index)
+        src_seed, tgt_seed = (int(n) for n in np.random.SeedSequence(entropy).generate_state(2))
+        src = self._side(self.tokenizers.src, [np.asarray(e.src).tolist() for e in examples], src_seed)
+        tgt = self._side(self.tokenizers.tgt, [np.asarray(e.tgt).tolist() for e in examples], tgt_seed)
+        return [Example(src=s, tgt=t) for s, t in zip(src, tgt, strict=True)]
+
+    def _side(self, tokenizer: Tokenizer, stored: Sequence[list[int]], seed: int) -> list[list[int]]:
+        sampled = tokenizer.sample([tokenizer.decode(ids) for ids in stored], amount=self.amount, seed=seed)
+        return [
+            new if new and len(new) < self.max_length and UNK not in old else old
+            for old, new in zip(stored, sampled, strict=True)
+        ]
+
+
+class Feeder:
+    """Plans, collates and sends the examples of a store to the device."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        weights: np.ndarray | None = None,
+        segment: Segmenter | None = None,
+        objective: Callable[[Ids, Ids], Example] = translation,
+    ) -> None:
+        """`weights`: how often an epoch passes over each pair; `settings` with batch sizes chosen."""
+        assert settings.batch_tokens is not None, "choose the batch size first"
+        self.store, self.device, self.weights = store, device, weights
+        self.segment, self.objective = segment, objective
+        self.seed, self.budget = settings.seed, settings.batch_tokens
+        self.micro_budget = settings.micro_batch_tokens or settings.batch_tokens
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        """The batches of an epoch, as indices into the store."""
+        lengths = self.store.src_lengths, self.store.tgt_lengths
+        batches = plan(*lengths, budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
+        if not batches:
+            raise DataError("there is no sentence pair in the data to train on, or to validate with")
+        return batches
+
+    def batches(self, epoch: int = 0) -> Iterator[Batch]:
+        """All pairs of one epoch, without the limits of an update: what validation reads."""
+        for indices in self.plan(epoch):
+            yield from self._feed(indices, Position(epoch), n_batches=1).batches
+
+    def feeds(self, start: Position) -> Iterator[Feed]:
+        """From `start` on, without end."""
+        for epoch in count(start.epoch):
+            batches = self.plan(epoch)
+            first = start.index if epoch == start.epoch else 0
+            for index in range(first, len(batches)):
+                yield self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
+
+    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+        examples = [self.objective(*self.store[int(i)]) for i in indices]
+        if self.segment is not None:
+            examples = self.segment(examples, position)
+        src = np.array([len(e.src) + 1 for e in examples], dtype=np.int32)
+        tgt = np.array([len(e.tgt) + 1 for e in examples], dtype=np.int32)
+        parts = split(np.arange(len(examples)), src, tgt, budget=self.micro_budget)
+        batches = [collate([examples[i] for i in part]) for part in parts]
+        last = position.index + 1 == n_batches
+        return Feed(
+            indices=indices,
+            batches=tuple(batch.to(self.device) for batch in batches),
+            n_targets=int(tgt.sum()),
+            n_tokens=int(src.sum() + tgt.sum()),
+            n_slots=sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches),
+            after=Position(position.epoch + 1) if last else Position(position.epoch, position.index + 1),
+            epochs=position.epoch + (position.index + 1) / n_batches,
+        )
+
+
+@contextmanager
+def ahead(items: Iterator[T], *, n: int) -> Iterator[Iterator[T]]:
+    """`items`, with up to `n` of them made ahead by a thread, so that a GPU does not wait; 0: no thread.
+
+    An error in the thread is raised where the item would have come. Leaving the context ends the thread.
+    """
+    if n == 0:
+        yield items
+        return
+    waiting: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=n)
+    left = threading.Event()
+
+    def put(item: T | None, error: BaseException | None) -> None:
+        while not left.is_set():
+            try:
+                return waiting.put((item, error), timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if left.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as error:  # told to the consumer, whatever it is
+            put(None, error)
+
+    def received() -> Iterator[T]:
+        while True:
+            item, error = waiting.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]  # an item comes without an error
+
+    thread = threading.Thread(target=work, name="batches-ahead", daemon=True)
+    thread.start()
+    try:
+        yield received()
+    finally:
+        left.set()
+        thread.join()

@@ -1,0 +1,275 @@
+"""The training loop: update, log, validate, keep, save; it stops at a limit, and goes on exactly where it was stopped.
+
+What is exact: a run that was killed at any moment and started again gives, with limits in updates or epochs, the same
+losses and the same final weights, bit for bit, as one that was left alone (on the same machine with as many threads).
+With a limit in minutes the schedule follows the clock, so there it is equal in kind only.
+
+What is never lost: the last checkpoint, and the weights of the last validation that were worth keeping
+(`model.safetensors`). Both are written aside and renamed.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from transduce.checkpoint import Checkpoint, RunFolder
+from transduce.errors import Interrupted, TrainingError
+from transduce.files import remove_leftovers, write_json
+from transduce.log import Bar, Log, MetricsFile
+from transduce.training.averaging import AVERAGES, borrowed
+from transduce.training.feed import Feed, Feeder, ahead
+from transduce.training.meter import Meter, NotFinite, Pace, Row
+from transduce.training.schedule import Clock, Limits, Moment, find_schedule
+from transduce.training.state import TrainingResult, TrainingState, full_weights, joined, part_of
+from transduce.training.step import Updater
+from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
+from transduce.training.validate import Validator
+
+LOG_UPDATES = 10  # updates a line of metrics.jsonl; between two lines nothing is read from the device
+SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far validations lie apart
+
+
+def train(
+    model: nn.Module,
+    folder: RunFolder,
+    *,
+    updater: Updater,
+    feeder: Feeder,
+    validator: Validator,
+    log: Log,
+    log_updates: int = LOG_UPDATES,
+) -> TrainingResult:
+    """Train `model` in `folder` from its latest checkpoint, or from the start, to the end that its settings ask for.
+
+    At the end `model.safetensors` holds the weights that `training.average` asks for. Raises `Interrupted` after SIGINT
+    or SIGTERM (everything is saved), `TrainingError` when a loss is not finite, `RunFolderError` when the disk fails.
+    """
+    trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
+    trainer.log_updates = log_updates
+    return trainer.run()
+
+
+class Trainer:
+    """The loop and its state; `train` is how to use it."""
+
+    log_updates = LOG_UPDATES
+
+    def __init__(
+        self, model: nn.Module, folder: RunFolder, *, updater: Updater, feeder: Feeder, validator: Validator, log: Log
+    ) -> None:
+        self.model, self.folder, self.log = model, folder, log
+        self.updater, self.feeder, self.validator = updater, feeder, validator
+        self.settings = s = folder.settings.training
+        assert s.schedule is not None and s.warmup_updates is not None and s.valid_updates is not None, "choose first"
+        self.schedule, self.warmup, self.valid_updates = find_schedule(s.schedule), s.warmup_updates, s.valid_updates
+        self.limits = Limits.of(s)
+        self.live = dict(model.named_parameters())
+        self.snapshots = folder.path / "averaging"
+        self.average = AVERAGES[s.average](self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay)
+        self.stopper = Stopper(by=s.stop_by, patience=s.patience)
+        self.metrics = MetricsFile(folder.path / "metrics.jsonl")
+        self.state, self.meter, self.clock, self.pace = TrainingState(), Meter(), Clock(), Pace(0.0)
+        self._saved_at = self._save_seconds = 0.0
+        self._shown: dict[str, float] = {}  # loss and speed of the last line, for the bar
+
+    def run(self) -> TrainingResult:
+        """Train to the end."""
+        self._take_up()
+        if not self.state.finished:
+            with stop_on_signals(self.log.say) as asked, self.log.progress("training") as bar:
+                try:
+                    self._updates(bar, asked)
+                except NotFinite as error:
+                    raise self._explained(error) from None
+        return self._end()
+
+    # -- the way through the updates
+
+    def _updates(self, bar: Bar, asked: StopRequest) -> None:
+        state = self.state
+        self.model.train()
+        with ahead(self.feeder.feeds(state.position), n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
+            while not (reason := self._reason_to_end()):
+                self._update(next(feeds))
+                bar.update(state.progress, **self._shown, note=f"update {state.update}")
+                if state.update % self.valid_updates == 0:
+                    self._validate(bar)
+                elif asked or self.clock.seconds() - self._saved_at > SAVE_SECONDS:
+                    self._save()
+                if asked:
+                    raise self._interrupted(asked.name)
+        if state.validated != state.update:
+            self._validate(bar, finished=reason)
+        else:
+            state.finished = reason
+            self._save()
+
+    def _reason_to_end(self) -> str:
+        """Why training is over, or nothing. Brings the progress up to date."""
+        state, limits, seconds = self.state, self.limits, self.clock.seconds()
+        used = limits.progress(updates=state.update, epochs=state.epochs, seconds=seconds, reserve=state.reserve)
+        state.progress = max(state.progress, used)
+        if self.stopper.exhausted:
+            return f"no better {self.settings.stop_by} in {self.settings.patience} validations"
+        if state.progress < 1.0:
+            return ""
+        if limits.updates is not None and state.update >= limits.updates:
+            return "max_updates"
+        return "max_epochs" if limits.epochs is not None and state.epochs >= limits.epochs else "max_minutes"
+
+    def _update(self, feed: Feed) -> None:
+        state = self.state
+        factor = self.schedule(Moment(state.update, state.progress, self.warmup))
+        result = self.updater.update(feed.batches, factor)
+        self.average.after_update()
+        state.update, state.position, state.epochs = state.update + 1, feed.after, feed.epochs
+        lr = self.updater.optimizer.param_groups[-1]["lr"]  # of embeddings and norms where matrices have their own
+        row = Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots)
+        self.meter.add(row, (result.loss_sum, result.nll_sum, result.grad_norm), feed.indices)
+        self.pace.add(feed.n_targets)
+        if state.update % self.log_updates == 0:
+            self._write_line()
+
+    def _write_line(self) -> None:
+        self.meter.settle()
+        line, now = self.meter.line(), self.clock.seconds()
+        speed = self.pace.restart(now)
+        self.metrics.append(
+            {"event": "update", "seconds": now, "epoch": self.state.epochs, "tokens_per_second": speed, **line}
+        )
+        self._shown = {"loss": line["loss"], "tokens_per_second": speed}
+
+    # -- validation and saving
+
+    def _validate(self, bar: Bar, *, finished: str = "") -> None:
+        """Score the candidate weights, write the model if they are worth it, and save."""
+        state, began = self.state, self.clock.seconds()
+        self.meter.settle()
+        bar.update(state.progress, **self._shown, note="validating")
+        with borrowed(self.live, self.average.candidate(state.update)):
+            scores = self.validator()
+        if not math.isfinite(scores["loss"]):
+            raise TrainingError(f"the validation loss after update {state.update} is not finite; {self._advice()}")
+        better = self.stopper.see(state.update, scores)
+        score = score_of(scores, self.settings.stop_by)[0]
+        kept = self.average.keep(state.update, score, better=better)
+        if kept is not None:
+            self.folder.save_model(full_weights(self.model, kept))
+        seconds = self.clock.seconds() - began
+        event = {"event": "validation", "update": state.update, "seconds": self.clock.seconds(), "epoch": state.epochs}
+        self.metrics.append({**event, **scores, "validation_seconds": seconds, "best": better})
+        self._say(scores, better=better)
+        state.validated, state.scores, state.finished = state.update, scores, finished
+        state.reserve = seconds + self._save_seconds
+        self.pace.pause(seconds)
+        self._save()
+
+    def _say(self, scores: dict[str, float], *, better: bool) -> None:
+        state, names = self.state, {"bleu": "BLEU", "chrf": "chrF"}
+        texts = [f"update {state.update}", f"epoch {state.epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
+        texts += [f"{label} {scores[name]:.1f}" for name, label in names.items() if name in scores]
+        self.log.say("  ".join(texts) + ("  (best)" if better else ""))
+
+    def _save(self) -> None:
+        """Write a checkpoint; clear what no checkpoint needs any more."""
+        began = self.clock.seconds()
+        self.meter.settle()
+        self.state.seconds = began
+        tensors, updater = self.updater.state()
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "model": self.live,
+            "updater": tensors,
+            "average": self.average.tensors(),
+        }
+        state = {
+            "training": self.state.json(),
+            "updater": updater,
+            "average": self.average.state(),
+            "stopper": self.stopper.state(),
+            "meter": self.meter.state(),
+        }
+        self.folder.save_checkpoint(self.state.update, joined(parts), state)
+        self.folder.prune(self.settings.keep_checkpoints)
+        self.average.saved()
+        self._saved_at = self.clock.seconds()
+        self._save_seconds = self._saved_at - began
+        self.pace.pause(self._save_seconds)
+
+    # -- beginning and end
+
+    def _take_up(self) -> None:
+        """Go on from the latest checkpoint, or begin."""
+        if self.snapshots.is_dir():
+            remove_leftovers(self.snapshots)
+        checkpoint = self.folder.latest_checkpoint()
+        if checkpoint is None:
+            self.metrics.truncate_after(-1)
+            n_weights = sum(parameter.numel() for parameter in self.live.values())
+            start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
+            self.metrics.append({**start, "device": str(self.feeder.device), "threads": torch.get_num_threads()})
+        else:
+            self._load(checkpoint)
+            if not self.state.finished:
+                seconds = self.state.seconds
+                self.metrics.append({"event": "restart", "update": self.state.update, "seconds": seconds})
+                self.log.say(f"going on from update {self.state.update}, epoch {self.state.epochs:.2f}")
+        self.clock = Clock(self.state.seconds)
+        self.pace, self._saved_at = Pace(self.state.seconds), self.state.seconds
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        self.state = TrainingState.of(state["training"])
+        self.stopper.load(state["stopper"])
+        self.metrics.truncate_after(self.state.update)
+        if self.state.finished:
+            return
+        tensors = checkpoint.tensors()
+        with torch.no_grad():
+            for name, value in part_of(tensors, "model").items():
+                self.live[name].copy_(value)
+        self.updater.load_state(part_of(tensors, "updater"), state["updater"])
+        notes = self.average.load(part_of(tensors, "average"), state["average"])
+        self.meter.load(state["meter"])
+        for note in (*checkpoint.notes, *notes):
+            self.log.warn(note)
+
+    def _end(self) -> TrainingResult:
+        state, best = self.state, self.stopper.best_update
+        shutil.rmtree(self.snapshots, ignore_errors=True)
+        if all(event["event"] != "end" for event in self.metrics.read()):
+            event = {"event": "end", "update": state.update, "seconds": state.seconds, "minutes": state.seconds / 60}
+            self.metrics.append({**event, "reason": state.finished, "epochs": state.epochs, "best_update": best})
+        return TrainingResult(state.update, state.epochs, state.seconds, state.finished, best, state.scores)
+
+    def _interrupted(self, signal_name: str) -> Interrupted:
+        return Interrupted(
+            f"{signal_name}: stopped after update {self.state.update}; all is saved in {self.folder.path}; "
+            "the same command goes on from there"
+        )
+
+    def _explained(self, error: NotFinite) -> TrainingError:
+        """The error for the user, and the sentences of the bad update in a file."""
+        row, path = error.row, self.folder.path / "not_finite.json"
+        sentences = [{"index": i, "text": self._text(i)} for i in error.indices]
+        numbers = {"loss": repr(row.loss_sum / row.n_targets), "grad_norm": repr(row.grad_norm)}
+        write_json(path, {"update": row.update, **numbers, "lr": row.lr, "sentences": sentences})
+        return TrainingError(
+            f"update {row.update} is not finite (loss {numbers['loss']}, gradient norm {numbers['grad_norm']}); "
+            f"its {len(sentences)} sentences are in {path}; {self._advice()}"
+        )
+
+    def _text(self, index: int) -> list[str]:
+        """Both sides of a training pair, if the folder has a vocabulary to read it with."""
+        if not self.folder.has_tokenizers:
+            return []
+        tokenizers = self.folder.tokenizers()
+        src, tgt = self.feeder.store[index]
+        return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
+
+    def _advice(self) -> str:
+        return "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"

@@ -1,0 +1,68 @@
+"""What a run knows about itself: where it is, how it ended, and its tensors under the names of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from transduce.training.feed import Position
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """Where a run is. `seconds` are those of all restarts; `progress` never falls."""
+
+    update: int = 0
+    position: Position = field(default_factory=Position)
+    epochs: float = 0.0
+    seconds: float = 0.0
+    progress: float = 0.0
+    reserve: float = 0.0  # seconds that the last validation took, with its saving
+    validated: int = -1  # the update of the last validation
+    scores: dict[str, float] = field(default_factory=dict)
+    finished: str = ""  # why, once it is
+
+    def json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> TrainingState:
+        """From JSON."""
+        return cls(**{**values, "position": Position(**values["position"])})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """How a run ended. `scores` are those of its last validation; `seconds` count all restarts."""
+
+    update: int
+    epochs: float
+    seconds: float
+    reason: str
+    best_update: int
+    scores: dict[str, float]
+
+
+def full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's whole state dict with the parameters' values from `weights`; a tied one under each of its names.
+
+    `weights` goes by the names of `model.named_parameters()`, where a tied parameter has its first name only.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    state = model.state_dict(keep_vars=True)
+    return {key: weights[names[id(tensor)]] if id(tensor) in names else tensor for key, tensor in state.items()}
+
+
+def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of several parts in one mapping: `part/name`."""
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+
+def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The tensors of one part of what `joined` made."""
+    start = f"{part}/"
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

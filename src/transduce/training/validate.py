@@ -1,0 +1,63 @@
+"""Validation: the loss over all held-out pairs, and the scores of real translations where a judge is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from transduce.data.batch import Batch
+from transduce.training.loss import label_smoothed_loss
+from transduce.training.step import autocast
+
+Judge = Callable[[nn.Module], Mapping[str, float]]
+"""Translates held-out sentences with a model and scores the output: `bleu` and `chrf`, higher is better."""
+
+
+class Validator:
+    """Scores the weights that a model has at the moment. Draws no random numbers of the training's."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Callable[[], Iterable[Batch]],
+        *,
+        smoothing: float,
+        judge: Judge | None = None,
+        precision: str = "float32",
+    ) -> None:
+        """`batches` gives the held-out pairs, collated, on the model's device, anew at each call."""
+        self.model, self.batches, self.judge = model, batches, judge
+        self.smoothing, self.precision = smoothing, precision
+
+    def __call__(self) -> dict[str, float]:
+        """Smoothed `loss` and `nll` (nats a target token, over all pairs), `perplexity`, and the judge's scores."""
+        training = self.model.training
+        self.model.eval()
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        try:
+            # no_grad, not inference_mode: buffers made lazily in here must serve training too.
+            with torch.no_grad(), torch.random.fork_rng(devices=devices):
+                scores = self._loss()
+                if self.judge is not None:
+                    scores |= self.judge(self.model)
+        finally:
+            self.model.train(training)
+        return scores
+
+    def _loss(self) -> dict[str, float]:
+        weight = self.model.output_weight
+        assert isinstance(weight, Tensor)
+        sums = torch.zeros(2, dtype=torch.float64, device=weight.device)
+        n_targets = 0
+        for batch in self.batches():
+            with autocast(weight.device, self.precision):
+                hidden = self.model(batch.src, batch.tgt_in)
+                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.tgt_out, smoothing=self.smoothing)
+            sums += torch.stack([loss, nll])
+            n_targets += batch.n_targets
+        loss_sum, nll_sum = sums.tolist()
+        nll = nll_sum / n_targets
+        return {"loss": loss_sum / n_targets, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}

@@ -1,0 +1,153 @@
+"""A killed run goes on from its last checkpoint to the very same end: real SIGKILLs, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import toys
+from transduce.checkpoint import RunFolder
+
+TIMELESS = ("event", "update", "loss", "nll", "lr", "grad_norm", "padding", "epoch", "n_targets", "perplexity", "best")
+EMA = ("average=ema", "optimizer=adam", "schedule=inverse_sqrt")
+BEST = ("average=best", "average_n=2", "optimizer=muon", "schedule=cosine", "matrix_lr=0.01")
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Processes from a server that has imported torch already: fresh ones, in a hundredth of the time."""
+    context = multiprocessing.get_context("forkserver")
+    with pytest.MonkeyPatch.context() as patch:
+        here = Path(__file__).parents[1]
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent / "src"), str(here)]))
+        context.set_forkserver_preload(["toys"])
+        first = context.Process(target=int)
+        first.start()
+        first.join()
+    return context
+
+
+class Runs:
+    """Training processes whose folders and error output lie in one place."""
+
+    def __init__(self, context: ForkServerContext, path: Path) -> None:
+        self.context, self.path = context, path
+
+    def start(self, name: str, *arguments: str) -> ForkServerProcess:
+        errors = self.path / f"{name}.err"
+        process = self.context.Process(target=toys.process, args=([str(self.path / name), *arguments], errors))
+        process.start()
+        return process
+
+    def finish(self, process: ForkServerProcess, *codes: int) -> None:
+        process.join(timeout=120)
+        errors = "".join(path.read_text() for path in self.path.glob("*.err"))
+        assert process.exitcode in codes, errors
+
+    def train(self, name: str, *arguments: str) -> Path:
+        killed = "--kill" in arguments
+        self.finish(self.start(name, *arguments), -signal.SIGKILL if killed else 0)
+        return self.path / name
+
+    def start_and_wait(self, name: str, *arguments: str, seen: Callable[[str], bool]) -> ForkServerProcess:
+        """A process that goes on until its log holds what is to be seen, or a moment longer."""
+        process = self.start(name, *arguments)
+        metrics = self.path / name / "metrics.jsonl"
+        while process.is_alive() and not (metrics.exists() and seen(metrics.read_text())):
+            time.sleep(0.001)
+        return process
+
+
+@pytest.fixture
+def runs(processes: ForkServerContext, tmp_path: Path) -> Runs:
+    return Runs(processes, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
+    """Runs that were left alone."""
+    runs = Runs(processes, tmp_path_factory.mktemp("whole"))
+    return {settings: runs.train(settings[0], *settings) for settings in (EMA, BEST)}
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """The log without times and restarts."""
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: e[k] for k in TIMELESS if k in e} for e in events if e["event"] != "restart"]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Equal to the bit: the log, the model, and all that the last checkpoint holds."""
+    assert timeless(one) == timeless(other)
+    for read in (lambda run: run.load_model(), lambda run: run.latest_checkpoint().tensors()):
+        a, b = (read(RunFolder.open(folder, model=False)) for folder in (one, other))
+        assert a.keys() == b.keys()
+        assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "kills"),
+    [
+        # before the first checkpoint; in place of a save; between the weights and the checkpoint; amid updates; after a
+        # save and before the old ones are cleared. The counts start anew with every process.
+        (EMA, ("update:13", "checkpoint:1", "model:2", "update:13", "prune:2")),
+        # before a line of the log; with snapshots that a later checkpoint refers to
+        (BEST, ("line:4", "checkpoint:2", "update:27", "model:1")),
+    ],
+    ids=["ema", "best"],
+)
+def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
+    runs: Runs, whole: dict[tuple[str, ...], Path], settings: tuple[str, ...], kills: tuple[str, ...]
+) -> None:
+    for kill in kills:
+        runs.train("cut", "--kill", kill, *settings)
+    assert_same(whole[settings], runs.train("cut", *settings))
+
+
+def test_a_kill_from_outside_leaves_a_model_and_a_state(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
+    """Whenever it comes: here as soon as the second validation is in the log, which is before its checkpoint is."""
+    process = runs.start_and_wait("cut", *EMA, seen=lambda log: log.count('"validation"') >= 2)
+    process.kill()
+    runs.finish(process, -signal.SIGKILL)
+    run = RunFolder.open(runs.path / "cut", model=False)
+    assert all(tensor.isfinite().all() for tensor in run.load_model().values())
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.update >= 20
+    assert checkpoint.notes == ()
+    assert_same(whole[EMA], runs.train("cut", *EMA))
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_serves(
+    runs: Runs, whole: dict[tuple[str, ...], Path]
+) -> None:
+    cut = runs.train("cut", "--kill", "update:50", *BEST)
+    damaged = cut / "checkpoints" / "u00000040" / "training.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert_same(whole[BEST], runs.train("cut", *BEST))
+    assert "u00000040" in (runs.path / "cut.err").read_text()
+
+
+def test_signals_save_everything_and_the_run_goes_on(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
+    for number, update in ((signal.SIGINT, 10), (signal.SIGTERM, 30)):
+        process = runs.start_and_wait("cut", *EMA, seen=lambda log, update=update: f'"update": {update}' in log)
+        assert process.pid is not None
+        os.kill(process.pid, number)
+        runs.finish(process, 130)
+        errors = (runs.path / "cut.err").read_text()
+        assert f"{number.name}: stopped after update" in errors
+        assert "the same command goes on" in errors
+        assert RunFolder.open(runs.path / "cut", model=False).latest_checkpoint() is not None
+    assert_same(whole[EMA], runs.train("cut", *EMA))

@@ -1,0 +1,121 @@
+"""A run small enough for a test, whole: data, model, loop and run folder; and in a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings
+from transduce.data.store import TokenStore
+from transduce.errors import Interrupted
+from transduce.log import Log, MetricsFile
+from transduce.models.build import build_model
+from transduce.training.feed import Feeder
+from transduce.training.loop import train
+from transduce.training.state import TrainingResult
+from transduce.training.step import Updater
+from transduce.training.validate import Validator
+
+CPU = torch.device("cpu")
+FIRST = 4  # ids below are special
+
+MODEL = {
+    "d_model": 32, "d_ff": 64, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1, "dropout": 0.1,
+}  # fmt: skip
+TRAINING = {
+    "seed": 3, "batch_tokens": 256, "micro_batch_tokens": 100, "optimizer": "adam", "lr": 3e-3, "schedule": "linear",
+    "warmup_updates": 10, "max_updates": 60, "valid_updates": 20, "precision": "float32", "device": "cpu",
+}  # fmt: skip
+
+
+def pairs(n: int, *, seed: int, vocab_size: int = 24, longest: int = 9, reverse: bool = False) -> TokenStore:
+    """Random strings of ids and the same strings, or their mirror images."""
+    draw = np.random.default_rng(seed)
+    src = [draw.integers(FIRST, vocab_size, size=draw.integers(1, longest + 1)).tolist() for _ in range(n)]
+    return TokenStore.from_lists(src, [ids[::-1] for ids in src] if reverse else src)
+
+
+def settings(*, model: Mapping[str, Any] | None = None, **training: Any) -> Settings:
+    """Resolved settings of a toy run."""
+    return Settings.from_mapping({"model": {**MODEL, **(model or {})}, "training": {**TRAINING, **training}})
+
+
+def run(
+    path: Path,
+    asked: Settings,
+    *,
+    train_on: TokenStore,
+    validate_on: TokenStore,
+    judge: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    log: Log | None = None,
+    vocab_size: int = 24,
+) -> tuple[nn.Module, TrainingResult]:
+    """Train in `path`; the model with its last live weights, and the result."""
+    torch.manual_seed(asked.training.seed)
+    model = build_model(asked.model, n_src=vocab_size, n_tgt=vocab_size)
+    with RunFolder.create(path, asked, "") as folder:
+        feeder = Feeder(train_on, asked.training, device=CPU)
+        held_out = Feeder(validate_on, asked.training, device=CPU)
+        validator = Validator(model, held_out.batches, smoothing=asked.training.label_smoothing, judge=judge)
+        updater = Updater(model, asked.training, device=CPU, precision="float32")
+        log = log or Log(quiet=True)
+        result = train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
+    return model, result
+
+
+def toy_run(path: Path, asked: Settings) -> tuple[nn.Module, TrainingResult]:
+    """Learn a little of copying. 320 pairs: several epochs in 60 updates."""
+    return run(path, asked, train_on=pairs(320, seed=1), validate_on=pairs(40, seed=2))
+
+
+KILLS: dict[str, tuple[type, str]] = {
+    "update": (Updater, "update"),
+    "line": (MetricsFile, "append"),
+    "model": (RunFolder, "save_model"),
+    "checkpoint": (RunFolder, "save_checkpoint"),
+    "prune": (RunFolder, "prune"),
+}
+
+
+def kill_at(what: str, number: int) -> None:
+    """From now on the `number`-th call of `what` kills this process."""
+    owner, name = KILLS[what]
+    original, calls = getattr(owner, name), [0]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, counted)
+
+
+def process(arguments: list[str], errors: Path) -> None:
+    """What a process does: FOLDER [--kill WHAT:N] [key=value ...], settings of the section `training`. Never returns.
+
+    At the N-th call of WHAT, a name in KILLS, it kills itself with SIGKILL. What it says on stderr goes to `errors`.
+    """
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    folder, *rest = arguments
+    if rest[:1] == ["--kill"]:
+        what, number = rest[1].split(":")
+        kill_at(what, int(number))
+        rest = rest[2:]
+    try:
+        toy_run(Path(folder), settings(**dict(argument.split("=", 1) for argument in rest)))
+    except Interrupted as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)

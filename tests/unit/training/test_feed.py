@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, takewhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from toys import CPU, pairs, settings
+from transduce.config import TokenizerSettings
+from transduce.data.batch import Batch
+from transduce.data.objectives import Example
+from transduce.data.store import TokenStore
+from transduce.errors import DataError
+from transduce.text.tokenizer import UNK, Tokenizers
+from transduce.text.training import train_tokenizers
+from transduce.training.feed import Feed, Feeder, Position, SubwordSampling, ahead
+
+
+def feeder(n: int = 60, **training: object) -> Feeder:
+    return Feeder(pairs(n, seed=1), settings(**training).training, device=CPU)
+
+
+def same(one: Feed, other: Feed) -> bool:
+    tensors = [
+        (getattr(a, name), getattr(b, name))
+        for a, b in zip(one.batches, other.batches, strict=True)
+        for name in ("src", "tgt_in", "tgt_out")
+    ]
+    return one.after == other.after and one.epochs == other.epochs and all(torch.equal(a, b) for a, b in tensors)
+
+
+def test_any_position_goes_on_as_the_whole_would() -> None:
+    """Over more than two epochs: from each `after` on, the same feeds follow."""
+    feeds = list(islice(feeder().feeds(Position()), 12))
+    assert feeds[-1].after.epoch >= 2
+    for number, feed in enumerate(feeds[:-1]):
+        assert same(next(feeder().feeds(feed.after)), feeds[number + 1])
+
+
+def test_an_epoch_holds_every_pair_once_and_ends_on_a_whole_number() -> None:
+    feeds = list(takewhile(lambda feed: feed.epochs <= 1.0, feeder().feeds(Position())))
+    seen = np.concatenate([feed.indices for feed in feeds])
+    assert sorted(seen.tolist()) == list(range(60))
+    assert feeds[-1].epochs == 1.0
+    assert feeds[-1].after == Position(1, 0)
+
+
+def test_micro_batches_hold_the_batch_within_their_budget() -> None:
+    store = pairs(60, seed=1)
+    for feed in islice(feeder(batch_tokens=128, micro_batch_tokens=40).feeds(Position()), 6):
+        assert len(feed.batches) > 1 or max(feed.batches[0].src.numel(), feed.batches[0].tgt_out.numel()) <= 40
+        for batch in feed.batches:
+            assert max(batch.src.numel(), batch.tgt_out.numel()) <= 40
+        rows = sorted(tuple(row[row > 3].tolist()) for batch in feed.batches for row in batch.src)
+        assert rows == sorted(tuple(store[int(i)][0].tolist()) for i in feed.indices)
+
+
+def test_counts_are_those_of_the_tensors() -> None:
+    feed = next(feeder().feeds(Position()))
+    assert feed.n_targets == sum(int((batch.tgt_out != 0).sum()) for batch in feed.batches)
+    assert feed.n_targets == sum(batch.n_targets for batch in feed.batches)
+    assert feed.n_tokens == sum(int((t != 0).sum()) for batch in feed.batches for t in (batch.src, batch.tgt_out))
+    assert feed.n_slots == sum(batch.src.numel() + batch.tgt_in.numel() for batch in feed.batches)
+
+
+def test_validation_reads_every_pair_once_and_the_same_at_each_time() -> None:
+    held_out = feeder()
+    one, two = list(held_out.batches()), list(held_out.batches())
+    assert sum(len(batch.src) for batch in one) == 60
+    assert all(torch.equal(a.src, b.src) for a, b in zip(one, two, strict=True))
+
+
+def test_no_pairs_at_all_is_told() -> None:
+    empty = Feeder(TokenStore.from_lists([], []), settings().training, device=CPU)
+    with pytest.raises(DataError, match="no sentence pair"):
+        next(empty.feeds(Position()))
+
+
+def test_batches_come_from_a_thread_in_order_and_the_thread_ends() -> None:
+    before = threading.active_count()
+    with ahead(feeder().feeds(Position()), n=2) as feeds:
+        made_ahead = list(islice(feeds, 7))
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    assert all(map(same, made_ahead, islice(feeder().feeds(Position()), 7)))
+
+
+def test_an_error_in_the_thread_is_raised_where_the_item_would_have_come() -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        raise DataError("line 2")
+
+    with ahead(failing(), n=2) as items:
+        assert next(items) == 1
+        with pytest.raises(DataError, match="line 2"):
+            next(items)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_what_ends_ends(n: int) -> None:
+    with ahead(iter(range(5)), n=n) as items:
+        assert list(items) == [0, 1, 2, 3, 4]
+
+
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "pack", "boxes")
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    draw = np.random.default_rng(0)
+    lines = [" ".join(draw.choice(WORDS, size=8)) for _ in range(200)]
+    return train_tokenizers(lines, lines, TokenizerSettings(), vocab_size=80, seed=1)
+
+
+def text_feeder(tokenizers: Tokenizers, sampling: SubwordSampling | None, *, extra: str = "") -> Feeder:
+    draw = np.random.default_rng(5)
+    texts = [" ".join(draw.choice(WORDS, size=6)) + extra for _ in range(40)]
+    ids = [tokenizers.src.encode(text) for text in texts]
+    return Feeder(TokenStore.from_lists(ids, ids), settings().training, device=CPU, segment=sampling)
+
+
+def texts_of(tokenizers: Tokenizers, batches: tuple[Batch, ...], name: str) -> list[str]:
+    return sorted(tokenizers.src.decode(row.tolist()) for batch in batches for row in getattr(batch, name))
+
+
+def test_sampled_pieces_say_the_same_and_change_with_the_epoch_only(tokenizers: Tokenizers) -> None:
+    sampling = SubwordSampling(tokenizers, amount=1.0, seed=7, max_length=256)
+    plain, one, two = (text_feeder(tokenizers, s) for s in (None, sampling, sampling))
+    feeds, again, best = (list(islice(f.feeds(Position()), 30)) for f in (one, two, plain))
+    assert all(map(same, feeds, again)), "the same position, the same pieces"
+    for sampled, feed in zip(feeds, best, strict=True):
+        for name in ("src", "tgt_out"):
+            assert texts_of(tokenizers, sampled.batches, name) == texts_of(tokenizers, feed.batches, name)
+    epochs: list[set[tuple[int, ...]]] = [set(), set()]
+    for feed, place in ((f, Position(f.after.epoch - (f.after.index == 0))) for f in feeds):
+        if place.epoch < 2:
+            epochs[place.epoch] |= {tuple(row[row > 3].tolist()) for batch in feed.batches for row in batch.src}
+    assert len(epochs[0] & epochs[1]) < 30, "a new epoch must draw anew"
+    assert sum(f.n_targets for f in feeds) > sum(f.n_targets for f in best), "sampled pieces are shorter"
+
+
+def test_a_position_resumes_sampled_pieces_too(tokenizers: Tokenizers) -> None:
+    sampling = SubwordSampling(tokenizers, amount=0.5, seed=7, max_length=256)
+    feeds = list(islice(text_feeder(tokenizers, sampling).feeds(Position()), 8))
+    for number, feed in enumerate(feeds[:-1]):
+        assert same(next(text_feeder(tokenizers, sampling).feeds(feed.after)), feeds[number + 1])
+
+
+def test_what_cannot_be_read_back_or_becomes_too_long_keeps_its_pieces(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    sampling = SubwordSampling(tokenizers, amount=1.0, seed=7, max_length=256)
+    unknown = tokenizers.src.encode("the lazy ж dogs")
+    assert UNK in unknown
+    assert sampling([Example(unknown, unknown)], Position()) == [Example(unknown, unknown)]
+    known = tokenizers.src.encode("seven wizards pack boxes over dogs")
+    short = replace(sampling, max_length=len(known))
+    for index in range(20):
+        assert short([Example(known, known)], Position(0, index)) == [Example(known, known)]

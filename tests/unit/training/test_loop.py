@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import toys
+from transduce.checkpoint import RunFolder
+from transduce.errors import Interrupted, RunFolderError, TrainingError
+from transduce.models.build import build_model
+from transduce.training import loop
+from transduce.training.averaging import decay_at
+from transduce.training.schedule import Clock
+from transduce.training.step import Updater
+
+
+def events(path: Path, kind: str = "") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [event for event in lines if not kind or event["event"] == kind]
+
+
+def judge_with(values: Iterator[float]) -> Any:
+    return lambda model: {"bleu": next(values), "chrf": 1.0}
+
+
+def run(path: Path, judge: Any = None, **training: Any) -> tuple[nn.Module, Any]:
+    data = {"train_on": toys.pairs(120, seed=1), "validate_on": toys.pairs(20, seed=2)}
+    return toys.run(path, toys.settings(**training), judge=judge, **data)
+
+
+def saved(path: Path) -> dict[str, torch.Tensor]:
+    return RunFolder(path, toys.settings()).load_model()
+
+
+def test_a_run_learns_writes_its_log_and_a_model_that_loads(tmp_path: Path) -> None:
+    _, result = run(tmp_path / "run", max_updates=60, valid_updates=25, lr=1e-2, average="none")
+    path = tmp_path / "run"
+    assert events(path)[0]["event"] == "start"
+    updates = events(path, "update")
+    assert [event["update"] for event in updates] == [10, 20, 30, 40, 50, 60]
+    assert updates[-1]["loss"] < updates[0]["loss"] - 0.3
+    assert [event["update"] for event in events(path, "validation")] == [25, 50, 60]
+    for event in updates:
+        assert set(event) >= {"loss", "nll", "lr", "grad_norm", "tokens_per_second", "epoch", "padding", "seconds"}
+        assert event["tokens_per_second"] > 0
+    end = events(path)[-1]
+    assert (end["event"], end["update"], end["reason"]) == ("end", 60, "max_updates")
+    assert (result.update, result.reason, result.scores["loss"]) == (60, "max_updates", events(path)[-2]["loss"])
+    fresh = build_model(toys.settings().model, n_src=24, n_tgt=24)
+    fresh.load_state_dict(saved(path))
+    assert len(list((path / "checkpoints").iterdir())) == 2
+
+
+def test_the_learning_rates_are_the_schedules(tmp_path: Path) -> None:
+    run(tmp_path / "run", max_updates=20, valid_updates=20, warmup_updates=5, lr=0.01)
+    assert [event["lr"] for event in events(tmp_path / "run", "update")] == pytest.approx(
+        [0.01 * (1 - 4 / 15), 0.01 / 15 * 1]
+    )
+
+
+def test_ema_is_what_is_validated_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The average, recomputed here from the weights after every update."""
+    average: dict[str, torch.Tensor] = {}
+    count = [0]
+    original = Updater.update
+
+    def noted(self: Updater, *args: Any) -> Any:
+        live = dict(self.model.named_parameters())
+        if not average:
+            average.update({name: p.detach().double().clone() for name, p in live.items()})
+        result = original(self, *args)
+        decay = decay_at(count[0], 0.9)
+        for name, p in live.items():
+            average[name].mul_(decay).add_(p.detach().double(), alpha=1 - decay)
+        count[0] += 1
+        return result
+
+    monkeypatch.setattr(Updater, "update", noted)
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        return {"bleu": 1.0, "chrf": 1.0}
+
+    model, _ = run(tmp_path / "run", judge, max_updates=20, valid_updates=20, ema_decay=0.9)
+    kept = saved(tmp_path / "run")
+    for name, expected in average.items():
+        torch.testing.assert_close(kept[name].double(), expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(seen[0][name], kept[name])
+    assert not torch.equal(model.state_dict()["tgt_embedding.table.weight"], kept["tgt_embedding.table.weight"])
+
+
+def test_the_best_validation_is_kept_and_patience_ends_the_run(tmp_path: Path) -> None:
+    weights: list[torch.Tensor] = []
+    values = iter([10.0, 30.0, 20.0, 25.0, 99.0])
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        weights.append(model.state_dict()["tgt_embedding.table.weight"].clone())
+        return {"bleu": next(values), "chrf": 1.0}
+
+    _, result = run(tmp_path / "run", judge, max_updates=500, valid_updates=5, patience=2, average="none")
+    assert (result.update, result.best_update) == (20, 10)
+    assert "no better bleu in 2 validations" in result.reason
+    assert torch.equal(saved(tmp_path / "run")["tgt_embedding.table.weight"], weights[1])
+    assert [event["best"] for event in events(tmp_path / "run", "validation")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("average", "chosen"), [("last", (1, 2, 3)), ("best", (0, 2, 3))])
+def test_means_of_the_last_and_of_the_best(tmp_path: Path, average: str, chosen: tuple[int, ...]) -> None:
+    live: list[torch.Tensor] = []
+    name = "src_embedding.table.weight"
+    values = iter([40.0, 10.0, 20.0, 30.0])
+
+    original = loop.Trainer._validate
+
+    def noted(self: loop.Trainer, *args: Any, **kwargs: Any) -> None:
+        live.append(self.live[name].detach().clone())
+        original(self, *args, **kwargs)
+        assert torch.equal(self.live[name], live[-1]), "validation must give the live weights back"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "_validate", noted)
+        run(tmp_path / "run", judge_with(values), max_updates=20, valid_updates=5, average=average, average_n=3)
+    expected = torch.stack([live[i].double() for i in chosen]).mean(0).float()
+    torch.testing.assert_close(saved(tmp_path / "run")[name], expected)
+    assert not (tmp_path / "run" / "averaging").exists(), "snapshots are of no use after the end"
+
+
+def test_loss_alone_is_judged_where_nothing_is_translated(tmp_path: Path) -> None:
+    _, result = run(tmp_path / "run", max_updates=20, valid_updates=10, stop_by="bleu")
+    losses = [event["loss"] for event in events(tmp_path / "run", "validation")]
+    assert result.best_update == 10 * (1 + losses.index(min(losses)))
+
+
+@pytest.mark.parametrize(("epochs", "n_updates"), [(2.0, 2), (0.4, 0.4)])
+def test_epochs_are_a_limit(tmp_path: Path, epochs: float, n_updates: float) -> None:
+    _, result = run(tmp_path / "run", max_updates=None, max_epochs=epochs, valid_updates=1000)
+    assert result.reason == "max_epochs"
+    assert epochs <= result.epochs < epochs + 0.3
+    assert events(tmp_path / "run", "validation")[-1]["update"] == result.update
+
+
+def test_a_time_limit_ends_the_run_with_a_small_learning_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that ticks half a second at each look."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(loop, "Clock", partial(Clock, now=lambda: 0.5 * next(ticks)))
+    _, result = run(tmp_path / "run", max_updates=None, max_minutes=1.0, valid_updates=25, warmup_updates=5)
+    assert result.reason == "max_minutes"
+    assert 55 <= result.seconds <= 62
+    lrs = [event["lr"] for event in events(tmp_path / "run", "update")]
+    assert lrs == sorted(lrs, reverse=True)
+    assert lrs[-1] < 0.35 * lrs[0]
+
+
+def test_a_signal_saves_and_the_same_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    run(tmp_path / "whole", max_updates=30, valid_updates=10)
+    calls = [0]
+    original = Updater.update
+
+    def interrupting(self: Updater, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted, match=r"after update 13.*goes on") as caught:
+        patch.setattr(Updater, "update", interrupting)
+        run(tmp_path / "cut", max_updates=30, valid_updates=10)
+    assert caught.value.exit_code == 130
+    _, result = run(tmp_path / "cut", max_updates=30, valid_updates=10)
+    assert result.update == 30
+    assert [event["update"] for event in events(tmp_path / "cut", "restart")] == [13]
+    timeless = [
+        [{k: e[k] for k in ("update", "loss", "lr", "grad_norm", "padding")} for e in events(tmp_path / name, "update")]
+        for name in ("whole", "cut")
+    ]
+    assert timeless[0] == timeless[1]
+    one, two = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    _, first = run(tmp_path / "run", max_updates=10, valid_updates=10)
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.name == "model.safetensors"
+    }
+    _, second = run(tmp_path / "run", max_updates=10, valid_updates=10)
+    assert first == second
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert len(events(tmp_path / "run", "end")) == 1
+    assert events(tmp_path / "run", "restart") == []
+
+
+def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = Updater.update, [0]
+
+    def poisoned(self: Updater, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 14:
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("nan"))
+        return original(self, *args)
+
+    monkeypatch.setattr(Updater, "update", poisoned)
+    with pytest.raises(TrainingError, match=r"update 14 is not finite.*not_finite\.json"):
+        run(tmp_path / "run", max_updates=100, valid_updates=10)
+    report = json.loads((tmp_path / "run" / "not_finite.json").read_text())
+    assert report["update"] == 14
+    monkeypatch.undo()
+    folder = RunFolder(tmp_path / "run", toys.settings())
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.update == 10, "nothing is saved after the bad update"
+    assert all(tensor.isfinite().all() for tensor in folder.load_model().values())
+    planned = toys.Feeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU)
+    feeds = planned.feeds(loop.TrainingState().position)
+    indices = [next(feeds).indices.tolist() for _ in range(14)][-1]
+    assert [sentence["index"] for sentence in report["sentences"]] == indices
+
+
+def test_a_full_disk_is_told_and_the_last_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = RunFolder.save_checkpoint
+
+    def full(self: RunFolder, update: int, *args: Any) -> Path:
+        if update == 20:
+            raise RunFolderError("cannot write: No space left on device")
+        return original(self, update, *args)
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", full)
+    with pytest.raises(RunFolderError, match="No space left"):
+        run(tmp_path / "run", max_updates=30, valid_updates=10)
+    monkeypatch.undo()
+    _, result = run(tmp_path / "run", max_updates=30, valid_updates=10)
+    assert result.update == 30
+    assert [event["update"] for event in events(tmp_path / "run", "validation")] == [10, 20, 30]
+
+
+def test_a_long_way_between_validations_is_saved_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    updates: list[int] = []
+    original = RunFolder.save_checkpoint
+    monkeypatch.setattr(
+        RunFolder,
+        "save_checkpoint",
+        lambda self, update, *args: updates.append(update) or original(self, update, *args),
+    )
+    run(tmp_path / "run", max_updates=5, valid_updates=1000)
+    assert updates == [1, 2, 3, 4, 5, 5]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from toys import CPU, pairs, settings
+from transduce.models.build import build_model
+from transduce.training.feed import Feeder
+from transduce.training.validate import Validator
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return build_model(settings().model, n_src=24, n_tgt=24).train()
+
+
+def held_out(**training: object) -> Feeder:
+    return Feeder(pairs(50, seed=2), settings(**training).training, device=CPU)
+
+
+def test_the_loss_is_that_of_all_pairs_one_by_one(model: nn.Module) -> None:
+    """Against log_softmax of each sentence alone, in float64: mean over tokens, not over batches."""
+    scores = Validator(model, held_out().batches, smoothing=0.1)()
+    model.eval()
+    loss = nll = n = 0.0
+    for src, tgt in map(pairs(50, seed=2).__getitem__, range(50)):
+        src_ids = torch.tensor([[*src.tolist(), 3]])
+        with torch.no_grad():
+            logits = model.logits(model(src_ids, torch.tensor([[2, *tgt.tolist()]])))  # type: ignore[operator]
+        log_p = torch.log_softmax(logits[0].double(), -1)
+        gold = log_p.gather(1, torch.tensor([*tgt.tolist(), 3])[:, None]).sum()
+        nll -= float(gold)
+        loss -= float(0.9 * gold + 0.1 * log_p.mean(1).sum())
+        n += len(tgt) + 1
+    assert scores["nll"] == pytest.approx(nll / n, rel=1e-5)
+    assert scores["loss"] == pytest.approx(loss / n, rel=1e-5)
+    assert scores["perplexity"] == pytest.approx(math.exp(nll / n), rel=1e-4)
+
+
+def test_batches_of_another_size_give_the_same(model: nn.Module) -> None:
+    one, two = (Validator(model, held_out(batch_tokens=n).batches, smoothing=0.1)() for n in (32, 4096))
+    assert one == pytest.approx(two, rel=1e-5)
+
+
+def test_training_goes_on_as_if_nothing_had_been(model: nn.Module) -> None:
+    """Mode, weights and random numbers are as before, even where the judge draws some."""
+    weights = [p.detach().clone() for p in model.parameters()]
+
+    def judge(judged: nn.Module) -> dict[str, float]:
+        assert not judged.training
+        assert not torch.is_grad_enabled()
+        return {"bleu": float(torch.rand(()) * 0) + 12.5, "chrf": 30.0}
+
+    before = torch.get_rng_state()
+    scores = Validator(model, held_out().batches, smoothing=0.1, judge=judge)()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    assert (scores["bleu"], scores["chrf"]) == (12.5, 30.0)
+
+
+def test_a_judge_that_fails_leaves_the_model_in_training(model: nn.Module) -> None:
+    def judge(judged: nn.Module) -> dict[str, float]:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        Validator(model, held_out().batches, smoothing=0.1, judge=judge)()
+    assert model.training
