@@ -64,8 +64,8 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
 def shard(batches: Sequence[np.ndarray], rank: int, world: int) -> list[np.ndarray]:
     """The batches of one of `world` ranks. The shards hold every sentence once and are equal in number.
 
-    Where the number of batches does not divide, the largest are halved until it does. `ValueError` where there are
-    fewer sentences than ranks.
+    Where the number of batches does not divide, the largest are halved until it does; a `ValueError` where there are
+    too few sentences for that.
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} of {world}")
@@ -74,7 +74,7 @@ def shard(batches: Sequence[np.ndarray], rank: int, world: int) -> list[np.ndarr
         largest = max(range(len(whole)), key=lambda i: len(whole[i]))
         batch = whole[largest]
         if len(batch) < 2:
-            raise ValueError(f"{len(whole)} sentences cannot be shared among {world} ranks")
+            raise ValueError(f"{len(whole)} batches of one sentence cannot be shared among {world} ranks")
         whole[largest : largest + 1] = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
     return whole[rank::world]
 

@@ -128,8 +128,8 @@ class Cleaner:
         return False
 
     def _was_seen(self, pair: Pair) -> bool:
-        key = blake2b(f"{pair.src}\n{pair.tgt}".encode(), digest_size=16).digest()
-        if key in self._seen:
+        key = blake2b(f"{pair.src}\0{pair.tgt}".encode(), digest_size=16).digest()
+        if key in self._seen:  # NUL separates: it is a control character, so no side holds it
             return True
         self._seen.add(key)
         return False

@@ -6,6 +6,7 @@ A folder with `src.npy` and `tgt.npy` (all ids in a row, uint16 where they fit),
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -219,7 +220,7 @@ class _Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for file in (self._ids, self._offsets):
-            file.close()
+            file.close() if kind is None else file.abandon()
 
 
 class _ArrayFile:
@@ -240,6 +241,11 @@ class _ArrayFile:
         self._header()
         assert end == self._file.tell() + self.n * self.dtype.itemsize, "the header has grown"
         self._file.close()
+
+    def abandon(self) -> None:
+        """Close a file that is not to be used; what cannot be flushed does not matter."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _header(self) -> None:
         described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.n,)}

@@ -1,0 +1,178 @@
+"""Plans: every sentence once, within the budget, little padding, another composition in every epoch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transduce.data.batching import padding_share, plan, shard, split
+
+some_lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=150)
+seeds = st.integers(-(2**63), 2**63 - 1)
+
+
+def arrays(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    src, tgt = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
+    return src, tgt
+
+
+def like_captions(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths as those of Multi30k: mean 16, deviation 5, correlation 0.85."""
+    draw = np.random.default_rng(seed)
+    common, own = draw.gamma(9.5, 1.52, size=n), draw.normal(0, 1.95, size=(2, n))
+    src, tgt = (np.maximum(3, np.rint(common + noise + 2)).astype(np.int32) for noise in own)
+    return src, tgt
+
+
+def size(batch: np.ndarray, src: np.ndarray, tgt: np.ndarray) -> int:
+    return int(max(src[batch].max(), tgt[batch].max())) * len(batch)
+
+
+def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@settings(max_examples=300, deadline=None)
+@given(pairs=some_lengths, budget=st.integers(1, 400), seed=seeds, epoch=st.integers(0, 1000))
+def test_every_sentence_once_within_the_budget(
+    pairs: list[tuple[int, int]], budget: int, seed: int, epoch: int
+) -> None:
+    src, tgt = arrays(pairs)
+    batches = plan(src, tgt, budget=budget, seed=seed, epoch=epoch)
+    assert sorted(i for batch in batches for i in batch.tolist()) == list(range(len(pairs)))
+    assert all(len(batch) for batch in batches)
+    for batch in batches:
+        assert size(batch, src, tgt) <= budget or len(batch) == 1
+    assert as_lists(plan(src, tgt, budget=budget, seed=seed, epoch=epoch)) == as_lists(batches)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs=some_lengths, budget=st.integers(1, 400), world=st.integers(1, 8))
+def test_shards_hold_everything_once_and_are_equal_in_number(
+    pairs: list[tuple[int, int]], budget: int, world: int
+) -> None:
+    src, tgt = arrays(pairs)
+    batches = plan(src, tgt, budget=budget, seed=1, epoch=0)
+    if -(-len(batches) // world) * world > len(pairs):
+        with pytest.raises(ValueError, match=f"batches of one sentence cannot be shared among {world} ranks"):
+            shard(batches, 0, world)
+        return
+    shards = [shard(batches, rank, world) for rank in range(world)]
+    assert len({len(part) for part in shards}) == 1
+    assert sorted(i for part in shards for batch in part for i in batch) == list(range(len(pairs)))
+    assert all(size(batch, src, tgt) <= budget or len(batch) == 1 for part in shards for batch in part)
+    if len(batches) % world == 0:
+        assert as_lists(shards[world - 1]) == as_lists(batches[world - 1 :: world])
+
+
+def test_a_rank_beyond_the_world_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        shard([np.arange(3)], 2, 2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pairs=some_lengths.filter(bool), budget=st.integers(1, 400), data=st.data())
+def test_micro_batches_part_a_batch_within_the_budget(
+    pairs: list[tuple[int, int]], budget: int, data: st.DataObject
+) -> None:
+    src, tgt = arrays(pairs)
+    chosen = st.lists(st.integers(0, len(pairs) - 1), unique=True)
+    indices = np.array(data.draw(chosen), dtype=np.int64)
+    parts = split(indices, src, tgt, budget=budget)
+    assert sorted(i for part in parts for i in part.tolist()) == sorted(indices.tolist())
+    assert all(len(part) and (size(part, src, tgt) <= budget or len(part) == 1) for part in parts)
+    if len(indices) and size(indices, src, tgt) <= budget:
+        assert as_lists(parts) == [indices.tolist()]
+    assert len(parts) == fewest_parts(np.maximum(src, tgt)[indices].tolist(), budget)
+
+
+def fewest_parts(longer: list[int], budget: int) -> int:
+    """The slow twin: from the longest down, each part as full as it can be."""
+    rest, n = sorted(longer, reverse=True), 0
+    while rest:
+        rest = rest[max(1, budget // rest[0]) :]
+        n += 1
+    return n
+
+
+def test_micro_batches_are_of_like_size() -> None:
+    lengths = np.full(481, 17)
+    assert [len(part) for part in split(np.arange(481), lengths, lengths, budget=4096)] == [161, 160, 160]
+
+
+@pytest.mark.parametrize("budget", [2048, 4096, 8192])
+def test_little_padding(budget: int) -> None:
+    src, tgt = like_captions(29_000)
+    assert 15 < src.mean() < 18 and 0.8 < np.corrcoef(src, tgt)[0, 1] < 0.9
+    for epoch in range(3):
+        batches = plan(src, tgt, budget=budget, seed=1, epoch=epoch)
+        assert padding_share(batches, src, tgt) < 0.05
+        least = (src.sum() + tgt.sum()) / 2 / budget
+        assert len(batches) < 1.2 * least + 2  # the budget is used
+
+
+def test_padding_share_is_of_both_sides() -> None:
+    src, tgt = np.array([3, 5, 2]), np.array([4, 4, 7])
+    assert padding_share([np.array([0, 1]), np.array([2])], src, tgt) == pytest.approx(2 / 27)
+    assert padding_share([], src, tgt) == 0.0
+
+
+def again(one: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
+    """The chance that two sentences that share a batch of `one` share one of `other` too."""
+    where = np.empty((2, n), dtype=np.int64)
+    for row, batches in zip(where, (one, other), strict=True):
+        for number, batch in enumerate(batches):
+            row[batch] = number
+    both, alone = (np.unique(key, return_counts=True)[1] for key in (where[0] * n + where[1], where[0]))
+    return float((both * (both - 1.0)).sum() / (alone * (alone - 1.0)).sum())
+
+
+def test_composition_and_order_change_with_epoch_and_seed() -> None:
+    src, tgt = like_captions(29_000)
+    plans = [plan(src, tgt, budget=4096, seed=seed, epoch=epoch) for seed, epoch in ((1, 0), (1, 1), (1, 2), (2, 0))]
+    for one, other in pairwise(plans):
+        assert again(one, other, 29_000) < 0.65
+        same = {tuple(sorted(batch)) for batch in one} & {tuple(sorted(batch)) for batch in other}
+        assert len(same) < 0.05 * len(one)
+    mean_lengths = np.array([src[batch].mean() for batch in plans[0]])
+    assert abs(np.corrcoef(mean_lengths[1:], mean_lengths[:-1])[0, 1]) < 0.3  # no curriculum
+
+
+def test_sentences_of_one_length_are_mixed_freely() -> None:
+    lengths = np.full(4000, 10)
+    one, other = (plan(lengths, lengths, budget=1000, seed=1, epoch=epoch) for epoch in (0, 1))
+    assert again(one, other, 4000) < 0.05
+
+
+def test_weights_repeat_and_leave_out() -> None:
+    src, tgt = like_captions(1000)
+    weights = np.repeat([1.0, 2.0, 0.25, 2.5], 250)
+    counts = np.zeros((8, 1000), dtype=int)
+    for epoch in range(8):
+        batches = plan(src, tgt, budget=2000, seed=3, epoch=epoch, weights=weights)
+        assert all(size(batch, src, tgt) <= 2000 for batch in batches)
+        np.add.at(counts[epoch], np.concatenate(batches), 1)
+        again_ = plan(src, tgt, budget=2000, seed=3, epoch=epoch, weights=weights)
+        assert as_lists(again_) == as_lists(batches)
+    assert (counts[:, :250] == 1).all() and (counts[:, 250:500] == 2).all()
+    quarter, more = counts[:, 500:750], counts[:, 750:]
+    assert set(quarter.sum(1)) <= {62, 63} and (quarter.sum(0) == 2).all()  # each in two of eight epochs
+    assert (more.sum(1) == 625).all() and (more.sum(0) == 20).all()
+    assert not (quarter[0] & quarter[1]).any()
+
+
+def test_weights_of_one_change_nothing() -> None:
+    src, tgt = like_captions(500)
+    plain, weighted = (plan(src, tgt, budget=900, seed=1, epoch=2, weights=w) for w in (None, np.ones(500)))
+    assert as_lists(plain) == as_lists(weighted)
+
+
+def test_the_type_of_the_lengths_does_not_matter() -> None:
+    """Lengths of 16 bits do not overflow."""
+    src, tgt = np.full(300, 300, dtype=np.int16), np.full(300, 200, dtype=np.int16)
+    batches = plan(src, tgt, budget=60_000, seed=1, epoch=0)
+    assert 51_000 <= max(size(batch, src, tgt) for batch in batches) <= 60_000 and len(batches) <= 3

@@ -1,0 +1,219 @@
+"""The token store: the same ids come back, a damaged or foreign store is never used, memory stays bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transduce.config import Corpus, DataSettings, TokenizerSettings
+from transduce.data import store as store_module
+from transduce.data.corpus import Pair, read_pairs
+from transduce.data.store import TokenStore, build_store, find_store, fingerprint_of
+from transduce.errors import DataError, RunFolderError
+from transduce.text.tokenizer import Tokenizers
+from transduce.text.training import train_tokenizers
+
+SRC = [f"the {a} dog sees {n} {b}" for n in range(30) for a in ("old", "young") for b in ("cats", "red birds")]
+TGT = [f"der {a} Hund sieht {n} {b}" for n in range(30) for a in ("alte", "junge") for b in ("Katzen", "rote Vögel")]
+TOKENIZERS = train_tokenizers(SRC, TGT, TokenizerSettings(joint=False), vocab_size=60, seed=1)
+SETTINGS = DataSettings(max_length=40)
+
+
+def pairs(n: int = len(SRC)) -> Iterator[Pair]:
+    return (Pair(SRC[i], TGT[i], ("a.tsv", i + 1)) for i in range(n))
+
+
+def build(folder: Path, fingerprint: str = "f", settings: DataSettings = SETTINGS) -> TokenStore:
+    return build_store(folder, [pairs()], TOKENIZERS, settings, fingerprint=fingerprint)
+
+
+def contents(store: TokenStore) -> list[tuple[list[int], list[int]]]:
+    return [(src.tolist(), tgt.tolist()) for src, tgt in (store[i] for i in range(len(store)))]
+
+
+def test_the_ids_come_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_CHUNK", 7)
+    folder = tmp_path / "tokens"
+    expected = list(zip(TOKENIZERS.src.encode_batch(SRC), TOKENIZERS.tgt.encode_batch(TGT), strict=True))
+    for store in (build(folder), TokenStore.open(folder), find_store(folder, "f")):
+        assert store is not None and contents(store) == expected
+        assert store.src.ids.dtype == np.uint16
+        assert store.src_lengths.tolist() == [len(src) + 1 for src, _ in expected]
+        assert store.tgt_lengths.tolist() == [len(tgt) + 1 for _, tgt in expected]
+        assert store.src_lengths.dtype == store.tgt_lengths.dtype == np.int32
+        assert store.n_tokens == (sum(len(s) for s, _ in expected), sum(len(t) for _, t in expected))
+        assert store.n_unknown == (0, 0) and store.fingerprint == "f" and store.sizes == (len(SRC),)
+        assert store[-1][0].tolist() == expected[-1][0]
+        with pytest.raises(IndexError):
+            store[len(SRC)]
+    assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
+    odd = [Pair("the dog", "", ("b.tsv", 1)), Pair("the old dog Ω", "der Hund", ("b.tsv", 2))]
+    long = Pair("the dog " * 30, "der Hund", ("b.tsv", 3))
+    store = build_store(tmp_path / "t", [pairs(10), [*odd, long], pairs(5)], TOKENIZERS, SETTINGS, fingerprint="f")
+    assert store.sizes == (10, 1, 5) and store.n_unknown == (1, 0)
+    assert store.weights([1, 1.0, 1]) is None
+    weights = store.weights([1, 2, 0.5])
+    assert weights is not None and weights.tolist() == [1.0] * 10 + [2.0] + [0.5] * 5
+    assert store.cleaning["read"] == 18 and store.cleaning["kept"] == 16
+    assert [(r["reason"], r["count"], r["samples"][0]["place"]) for r in store.cleaning["dropped"]] == [
+        ("empty", 1, "b.tsv:1"),
+        ("too long", 1, "b.tsv:3"),
+    ]
+
+
+def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_CHUNK", 50)
+    told: list[int] = []
+    build_store(tmp_path / "t", [pairs()], TOKENIZERS, SETTINGS, progress=told.append)
+    assert told == [50, 100, 120]
+
+
+def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
+    class Many:
+        vocab_size = 70_000
+        model = b""
+
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
+            return [[69_999] for _ in texts]
+
+    both = Tokenizers.__new__(Tokenizers)
+    object.__setattr__(both, "src", Many())
+    object.__setattr__(both, "tgt", Many())
+    store = build_store(tmp_path / "t", [pairs(3)], both, SETTINGS)
+    assert store.src.ids.dtype == np.int32 and store[2][0].tolist() == [69_999]
+
+
+@pytest.mark.parametrize("name", ["src.npy", "tgt.npy", "src_offsets.npy", "tgt_offsets.npy", "store.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-2]),
+        lambda path: path.write_bytes(path.read_bytes()[:-9] + b"7" + path.read_bytes()[-8:]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(),
+    ],
+    ids=["cut", "changed", "emptied", "removed"],
+)
+def test_a_damaged_store_is_named_and_built_again(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    folder = tmp_path / "tokens"
+    wanted = contents(build(folder))
+    damage(folder / name)
+    with pytest.raises(RunFolderError, match=name.split(".")[0]) as caught:
+        TokenStore.open(folder, "f")
+    assert "\n" not in str(caught.value)
+    assert find_store(folder, "f") is None
+    assert contents(build(folder)) == wanted
+    assert find_store(folder, "f") is not None
+
+
+def test_a_store_of_other_text_is_not_used(tmp_path: Path) -> None:
+    build(tmp_path / "t", "one")
+    assert find_store(tmp_path / "t", "other") is None
+    assert find_store(tmp_path / "none", "one") is None
+    facts = json.loads((tmp_path / "t" / "store.json").read_text())
+    (tmp_path / "t" / "store.json").write_text(json.dumps(facts | {"format": 999}))
+    assert find_store(tmp_path / "t", "one") is None
+
+
+def files(folder: Path, name: str = "a") -> Corpus:
+    (folder / f"{name}.en").write_text("\n".join(SRC), encoding="utf-8")
+    (folder / f"{name}.de").write_text("\n".join(TGT), encoding="utf-8")
+    return Corpus(src=folder / f"{name}.en", tgt=folder / f"{name}.de")
+
+
+def test_the_fingerprint_is_of_content_vocabulary_and_cleaning(tmp_path: Path) -> None:
+    corpus = files(tmp_path)
+    base = fingerprint_of([corpus], SETTINGS, TOKENIZERS)
+    assert base == fingerprint_of([corpus], SETTINGS, TOKENIZERS) and len(base) == 64
+    assert fingerprint_of([files(tmp_path, "b")], SETTINGS, TOKENIZERS) == base  # another name, the same text
+    assert fingerprint_of([corpus.model_copy(update={"weight": 2.0})], SETTINGS, TOKENIZERS) == base
+    assert corpus.src is not None
+    others = [
+        fingerprint_of([corpus, corpus], SETTINGS, TOKENIZERS),
+        fingerprint_of([Corpus(src=corpus.tgt, tgt=corpus.src)], SETTINGS, TOKENIZERS),
+        fingerprint_of([corpus], DataSettings(max_length=41), TOKENIZERS),
+        fingerprint_of([corpus], DataSettings(max_length=40, deduplicate=True), TOKENIZERS),
+        fingerprint_of([corpus], SETTINGS, Tokenizers(TOKENIZERS.tgt, TOKENIZERS.src)),
+        fingerprint_of([corpus], SETTINGS, TOKENIZERS, "seed 1"),
+    ]
+    corpus.src.write_text("\n".join([*SRC[:-1], SRC[-1] + "x"]), encoding="utf-8")
+    others.append(fingerprint_of([corpus], SETTINGS, TOKENIZERS))
+    assert len({base, *others}) == 8
+    corpus.src.unlink()
+    with pytest.raises(DataError, match=r"cannot read .*a\.en: No such file or directory"):
+        fingerprint_of([corpus], SETTINGS, TOKENIZERS)
+
+
+@pytest.mark.parametrize(
+    ("streams", "message"),
+    [
+        ([], "training text: there is no text, not one sentence pair"),
+        ([[]], "training text: there is no text, not one sentence pair"),
+        ([[Pair("", "", ("a", 1))]], "training text: no sentence pair is left of 1: 1 empty"),
+        ([[Pair("dog " * 99, "Hund", ("a", 1))]], "training text: no sentence pair is left of 1: 1 too long; raise"),
+    ],
+)
+def test_nothing_to_train_on_leaves_nothing_behind(tmp_path: Path, streams: list[list[Pair]], message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        build_store(tmp_path / "t", streams, TOKENIZERS, SETTINGS)
+    assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fault_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
+    build(tmp_path / "t")
+    (tmp_path / "bad.tsv").write_bytes(b"the dog\tder Hund\n\xff\t\n")
+    with pytest.raises(DataError, match="line 2: not valid UTF-8"):
+        stream = read_pairs(Corpus(path=tmp_path / "bad.tsv"), src_lang="en", tgt_lang="de")
+        build_store(tmp_path / "t", [stream], TOKENIZERS, SETTINGS, fingerprint="g")
+    assert find_store(tmp_path / "t", "f") is not None
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tsv", "t"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
+def test_a_disk_that_fills_is_one_line(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from transduce.config import DataSettings, TokenizerSettings\nfrom transduce.data.corpus import Pair\n"
+        "from transduce.data.store import build_store\nfrom transduce.text.training import train_tokenizers\n"
+        "text = ['ab ba aab'] * 9\n"
+        "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9, seed=1)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
+        "pairs = (Pair('ab ' * 20, 'ba ' * 20, ('a', n)) for n in range(20000))\n"
+        "try: build_store(Path(sys.argv[1]), [pairs], t, DataSettings())\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "t")], capture_output=True, text=True, check=True)
+    assert done.stdout == f"RunFolderError cannot write {tmp_path / 't'}: File too large\n", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_CHUNK", 100)
+    peaks = []
+    for n in (5, 60):
+        stream = (pair for _ in range(n) for pair in pairs())
+        tracemalloc.start()
+        store = build_store(tmp_path / "t", [stream], TOKENIZERS, SETTINGS)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(store) == n * len(SRC)
+    ids = int(store.n_tokens[0] + store.n_tokens[1]) * 8 * 55 // 60  # what the ids of the others take as lists
+    assert ids > 2 << 20 > 1 << 20 > peaks[1] - peaks[0]  # lengths, and the block that checksums are made of
+
+
+def test_a_store_in_memory() -> None:
+    store = TokenStore.from_lists([[5, 6], [], [7]], [[8], [9, 10, 11], [12]])
+    assert contents(store) == [([5, 6], [8]), ([], [9, 10, 11]), ([7], [12])]
+    assert store.src_lengths.tolist() == [3, 1, 2] and store.fingerprint == "" and store.sizes == (3,)
