@@ -45,7 +45,7 @@ def test_future_tokens_change_nothing(options: dict[str, Any]) -> None:
     model, _ = make(**options)
     src, tgt = pad(sentences((5, 3))), pad(sentences((8, 8), seed=1))
     before = logits(model, src, tgt)
-    for t in range(1, 8):
+    for t in (1, 4, 7):
         changed = tgt.clone()
         changed[:, t:] = changed[:, t:] % (VOCAB - 1) + 1  # another token each
         after = logits(model, src, changed)
@@ -132,12 +132,12 @@ def test_the_order_of_a_batch_is_of_no_effect() -> None:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cuts", [[1] * 9, [4, 1, 1, 3], [9], [1, 8]], ids=str)
+@pytest.mark.parametrize("cuts", [[1] * 6, [3, 1, 2]], ids=str)
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 def test_cached_steps_equal_one_forward(options: dict[str, Any], cuts: list[int]) -> None:
     model, _ = make(dtype=torch.float64, **options)
-    src, tgt = pad(sentences((5, 1, 7))), pad(sentences((9, 9, 9), seed=1))
-    state = model.start(src, capacity=9)
+    src, tgt = pad(sentences((5, 1, 7))), pad(sentences((6, 6, 6), seed=1))
+    state = model.start(src, capacity=6)
     steps = []
     for part in tgt.split(cuts, dim=1):
         assert state.length == sum(step.shape[1] for step in steps)
@@ -145,15 +145,16 @@ def test_cached_steps_equal_one_forward(options: dict[str, Any], cuts: list[int]
     torch.testing.assert_close(torch.cat(steps, 1), model.logits(model(src, tgt)), **ROUNDED)
 
 
-@pytest.mark.parametrize("n_beams", [1, 4])
-@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize(
+    ("options", "n_beams"), [*((options, 3) for options in EVERY.values()), ({}, 1)], ids=[*EVERY, "one beam"]
+)
 def test_beams_that_are_reordered_and_sentences_that_leave(options: dict[str, Any], n_beams: int) -> None:
     """After any walk of reorder and select, every row's next logits equal one forward over the row's own history."""
     model, _ = make(dtype=torch.float64, **options)
     src = pad(sentences((5, 2, 7)))
-    state = model.start(src, capacity=6, n_beams=n_beams)
+    state = model.start(src, capacity=4, n_beams=n_beams)
     alive, history = torch.arange(3), torch.empty(3 * n_beams, 0, dtype=torch.long)
-    for stay in ([0, 1, 2], [0, 1, 2], [0, 2], [0, 1], [1], [0]):  # of those that are still there
+    for stay in ([0, 1, 2], [0, 2], [1], [0]):  # of those that are still there
         assert state.n_rows == len(history) == len(alive) * n_beams
         ids = torch.randint(1, VOCAB, (len(history), 1))
         ours = model.step(ids, state)[:, -1]
