@@ -1,0 +1,144 @@
+"""The update: gradients of the mean over all targets however it is cut, clipping, rates, precision, and its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oracle.cases import VOCAB, settings
+from transduce.config import TrainingSettings
+from transduce.data.batch import Batch, collate
+from transduce.data.objectives import Example
+from transduce.models.build import build_model
+from transduce.training.optim import OPTIMIZERS
+from transduce.training.step import Updater
+
+CPU = torch.device("cpu")
+
+
+def examples(n: int, *, seed: int = 0) -> list[Example]:
+    """Pairs of 1 to 9 random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids() -> list[int]:
+        length = int(torch.randint(1, 10, (), generator=generator))
+        return torch.randint(4, VOCAB, (length,), generator=generator).tolist()
+
+    return [Example(src=ids(), tgt=ids()) for _ in range(n)]
+
+
+def cut(pairs: list[Example], sizes: list[int]) -> list[Batch]:
+    parts, rest = [], list(pairs)
+    for size in sizes:
+        parts.append(collate(rest[:size]))
+        rest = rest[size:]
+    return parts
+
+
+def make(*, dropout: float = 0.0, precision: str = "float32", **training: Any) -> Updater:
+    torch.manual_seed(7)
+    model = build_model(settings(dropout=dropout, residual="pre"), n_src=VOCAB, n_tgt=VOCAB)
+    return Updater(model, TrainingSettings(**training), device=CPU, precision=precision)
+
+
+def weights(updater: Updater) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in updater.model.parameters()])
+
+
+def reference(model: nn.Module, batch: Batch) -> Tensor:
+    """The sum of smoothed losses by PyTorch's own cross-entropy, padding left out."""
+    logits = model.logits(model(batch.src, batch.tgt_in))
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=0, reduction="sum", label_smoothing=0.1
+    )
+
+
+@pytest.mark.parametrize("sizes", [[12], [6, 6], [1, 11], [3, 4, 5], [1] * 12], ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_update_does_not_depend_on_how_it_is_cut(optimizer: str, sizes: list[int]) -> None:
+    """Not the mean of the parts' means: their sizes and lengths differ."""
+    whole, parted = make(optimizer=optimizer), make(optimizer=optimizer)
+    before = weights(whole)
+    for seed in range(2):
+        pairs = examples(12, seed=seed)
+        one, many = whole.update([collate(pairs)], 0.1), parted.update(cut(pairs, sizes), 0.1)
+        assert one.n_targets == many.n_targets == sum(len(pair.tgt) + 1 for pair in pairs)
+        torch.testing.assert_close(many.loss_sum, one.loss_sum, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(many.nll_sum, one.nll_sum, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(many.grad_norm, one.grad_norm, rtol=1e-4, atol=1e-5)
+    way = weights(whole) - before
+    # Adam divides by the size of a gradient: one near zero, as of the bias of keys, steps by its rounding
+    assert (weights(parted) - weights(whole)).norm() < (0.1 if optimizer == "muon" else 0.05) * way.norm()
+
+
+def test_the_gradient_is_that_of_the_mean_loss_and_is_clipped_by_its_norm() -> None:
+    """Plain descent shows the gradient that the optimizer was given."""
+    batch = collate(examples(8))
+    for clip_norm in (0.0, 0.5, 1e6):
+        updater = make(clip_norm=clip_norm)
+        updater.optimizer = torch.optim.SGD([{"params": list(updater.model.parameters()), "peak_lr": 2.0}], lr=2.0)
+        before, model = weights(updater), make().model
+        loss = reference(model, batch) / batch.n_targets
+        loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        result = updater.update([batch], 0.25)
+        assert result.grad_norm.item() == pytest.approx(gradient.norm().item(), rel=1e-4)  # as it was before clipping
+        assert result.loss_sum.item() == pytest.approx(loss.item() * batch.n_targets, rel=1e-5)
+        scale = min(1.0, clip_norm / gradient.norm().item()) if clip_norm else 1.0
+        torch.testing.assert_close(weights(updater), before - 2.0 * 0.25 * scale * gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_no_gradient_is_left_over() -> None:
+    updater, batch = make(), collate(examples(4))
+    updater.update([batch], 1.0)
+    assert all(p.grad is None for p in updater.model.parameters())
+
+
+def test_rates_are_their_peaks_times_the_factor() -> None:
+    updater = make(optimizer="muon", lr=0.003, matrix_lr=0.02)
+    updater.update([collate(examples(4))], 0.5)
+    assert {group["lr"] for group in updater.optimizer.param_groups} == {0.0015, 0.01}
+    before = weights(updater)
+    updater.update([collate(examples(4))], 0.0)
+    assert torch.equal(weights(updater), before)
+
+
+def test_dropout_is_on_in_updates() -> None:
+    updater, batch = make(dropout=0.5), collate(examples(8))
+    updater.model.eval()
+    losses = {updater.update([batch], 0.0).loss_sum.item() for _ in range(3)}
+    assert len(losses) == 3
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_bfloat16_learns_as_float32_does(optimizer: str) -> None:
+    """The same tiny task, the same seed: losses stay within 5 % of each other all the way down."""
+    batch, curves = collate(examples(8)), {}
+    for precision in ("float32", "bfloat16"):
+        updater = make(optimizer=optimizer, precision=precision, lr=0.003, matrix_lr=0.01)
+        results = [updater.update([batch], 1.0) for _ in range(25)]
+        assert all(p.dtype == torch.float32 for p in updater.model.parameters())
+        curves[precision] = torch.stack([result.loss_sum for result in results])
+    assert curves["float32"][-1] < 0.7 * curves["float32"][0]
+    torch.testing.assert_close(curves["bfloat16"], curves["float32"], rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_updater_goes_on_bit_by_bit(optimizer: str) -> None:
+    """Weights, optimizer and the generator of dropout."""
+    updater = make(optimizer=optimizer, dropout=0.3, weight_decay=0.01)
+    for seed in range(3):
+        updater.update([collate(examples(6, seed=seed))], 0.5)
+    tensors, state = updater.state()
+    saved = {name: tensor.clone() for name, tensor in tensors.items()}
+    kept = {name: tensor.clone() for name, tensor in updater.model.state_dict().items()}
+    further = [updater.update([collate(examples(6, seed=seed))], 0.5).loss_sum.item() for seed in (3, 4)]
+
+    again = make(optimizer=optimizer, dropout=0.3, weight_decay=0.01)
+    again.model.load_state_dict(kept)
+    again.load_state(saved, state)
+    assert [again.update([collate(examples(6, seed=seed))], 0.5).loss_sum.item() for seed in (3, 4)] == further
+    assert torch.equal(weights(again), weights(updater))
