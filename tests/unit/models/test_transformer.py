@@ -152,14 +152,14 @@ def test_beams_that_are_reordered_and_sentences_that_leave(options: dict[str, An
     """After any walk of reorder and select, every row's next logits equal one forward over the row's own history."""
     model, _ = make(dtype=torch.float64, **options)
     src = pad(sentences((5, 2, 7)))
-    state = model.start(src, capacity=4, n_beams=n_beams)
+    state = model.start(src, capacity=7, n_beams=n_beams)
     alive, history = torch.arange(3), torch.empty(3 * n_beams, 0, dtype=torch.long)
-    for stay in ([0, 1, 2], [0, 2], [1], [0]):  # of those that are still there
+    for n_steps, stay in ((1, [0, 1, 2]), (3, [0, 2]), (1, [1]), (2, [0])):  # stay: of those that are still there
         assert state.n_rows == len(history) == len(alive) * n_beams
-        ids = torch.randint(1, VOCAB, (len(history), 1))
-        ours = model.step(ids, state)[:, -1]
+        ids = torch.randint(1, VOCAB, (len(history), n_steps))
+        ours = model.step(ids, state)
         history = torch.cat([history, ids], 1)
-        theirs = model.logits(model(src[alive].repeat_interleave(n_beams, 0), history))[:, -1]
+        theirs = model.logits(model(src[alive].repeat_interleave(n_beams, 0), history))[:, -n_steps:]
         torch.testing.assert_close(ours, theirs, **ROUNDED)
         picks = torch.randint(0, n_beams, (len(alive), n_beams))
         rows = (torch.arange(len(alive))[:, None] * n_beams + picks).flatten()
