@@ -4,8 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TESTS  ?= tests
-# For a machine without a GPU, where the index would send the large CUDA build of torch:
-#   make demo PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+# Options for pip, such as the index of PyTorch's CPU builds on a machine without a GPU.
 PIP_FLAGS ?=
 
 .PHONY: help install demo test lint format clean
