@@ -1,0 +1,138 @@
+"""Training speed beside the peers': target tokens a second, interleaved in one run, as ratios.
+
+    python benchmarks/training.py --peers PEERS_FOLDER --python PEERS_PYTHON --size tiny --systems hf torchnn marian
+
+PEERS_FOLDER holds the peers' scripts (common.py, train.py, marian.py); PEERS_PYTHON is the interpreter of an environment
+with `transformers` and `pymarian`. All train one architecture on the same pieces of Multi30k in the same batches (at most
+4,096 padded tokens a side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every system once, alone, in a
+process of its own; the table gives the median of the rounds. Ours also tells its share of the machine's measured peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SIZES = {"tiny": {"dropout": 0.3}, "base": {"dropout": 0.1}}
+WARM = 5
+
+
+def peak_flops(dtype: str, seconds: float = 1.0) -> float:
+    """Operations a second of a large matrix product on this machine, the best of many."""
+    import torch
+
+    a = torch.randn(2048, 2048, dtype=getattr(torch, dtype))
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        a @ a
+        best = max(best, 2 * 2048**3 / (time.perf_counter() - began))
+    return best
+
+
+def training_flops(src_tokens: int, tgt_tokens: int, settings: object, vocab: int) -> float:
+    """Operations of matrix products of forward and backward for so many real tokens (attention scores left out)."""
+    d, ff = settings.d_model, settings.d_ff  # type: ignore[attr-defined]
+    encoder = settings.n_encoder_layers * (4 * d * d + 2 * d * ff)  # type: ignore[attr-defined]
+    decoder = settings.n_decoder_layers * (6 * d * d + 2 * d * ff)  # type: ignore[attr-defined]
+    memory = settings.n_decoder_layers * 2 * d * d  # type: ignore[attr-defined]
+    return 6.0 * (src_tokens * (encoder + memory) + tgt_tokens * (decoder + vocab * d))
+
+
+def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, object]:
+    """Our training step on the peers' batches."""
+    sys.path.insert(0, str(peers))
+    import torch
+    from common import EOS, V, batches, load  # type: ignore[import-not-found]
+
+    from transduce.config import ModelSettings, TrainingSettings
+    from transduce.data.batch import collate
+    from transduce.data.objectives import Example
+    from transduce.models.build import build_model, resolve_preset
+    from transduce.training.step import Updater, keep_freed_memory
+
+    keep_freed_memory()
+    model_settings = resolve_preset(ModelSettings(preset=size, **SIZES[size]))
+    model = build_model(model_settings, n_src=V + 4, n_tgt=V + 4)
+    settings = TrainingSettings(optimizer="adam", lr=1e-3)
+    updater = Updater(model, settings, device=torch.device("cpu"), precision=precision)
+    pairs = load("train")
+
+    def side(ids: list[int]) -> list[int]:
+        return [i + 4 for i in ids if i != EOS]
+
+    seen = []
+    for rows in batches(pairs)[: updates + WARM]:
+        began = time.perf_counter()
+        batch = collate([Example(src=side(pairs[i][0]), tgt=side(pairs[i][1])) for i in rows])
+        result = updater.update([batch], 1.0)
+        float(result.loss_sum)
+        seen.append((batch.n_targets, int((batch.src != 0).sum()), time.perf_counter() - began))
+    seen = seen[WARM:]
+    tgt, src, seconds = (sum(column) for column in zip(*seen, strict=True))
+    peak = peak_flops(precision)
+    used = training_flops(src, tgt, model_settings, V + 4) / seconds
+    return {
+        "tgt_tokens_s": round(tgt / seconds),
+        "gflops": round(used / 1e9),
+        "peak_gflops": round(peak / 1e9),
+        "share_of_peak": round(used / peak, 3),
+    }
+
+
+def command(system: str, args: argparse.Namespace) -> list[str]:
+    """How to run one system once."""
+    if system.startswith("transduce"):
+        precision = "float32" if system.endswith("float32") else "bfloat16"
+        head = [sys.executable, __file__, "--worker", precision, "--peers", str(args.peers)]
+        return [*head, "--size", args.size, "--updates", str(args.updates)]
+    updates = max(args.updates + 10, 20)
+    if system == "marian":
+        return [args.python, str(args.peers / "marian.py"), "--size", args.size, "--updates", str(max(updates, 60))]
+    return [args.python, str(args.peers / "train.py"), system, "--size", args.size, "--updates", str(updates)]
+
+
+def main() -> None:
+    """Parse, run the rounds, print the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--systems", nargs="*", default=["hf", "torchnn"])
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.peers = args.peers.resolve()
+    if args.worker:
+        print(json.dumps(ours(args.peers, args.size, args.updates, args.worker)))
+        return
+    speeds: dict[str, list[float]] = {}
+    details: dict[str, object] = {}
+    for _ in range(args.rounds):
+        for system in ("transduce", *args.systems):
+            done = subprocess.run(command(system, args), capture_output=True, text=True, check=False)
+            found = re.search(r"(?:tgt_tokens_s|words_s)['\"]: ([\d.]+)", done.stdout)
+            if not found:
+                sys.exit(f"{system} gave no figure:\n{done.stdout[-500:]}\n{done.stderr[-1500:]}")
+            speeds.setdefault(system, []).append(float(found[1]))
+            print(f"# {system}: {found[1]}", file=sys.stderr, flush=True)
+            if system.startswith("transduce"):
+                details = json.loads(done.stdout.splitlines()[-1])
+    own = statistics.median(speeds["transduce"])
+    print(f"| system | target tokens/s, {args.size} | transduce is faster by |\n|---|---|---|")
+    for system, values in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
+        middle = statistics.median(values)
+        spread = f"{min(values):,.0f}-{max(values):,.0f}"
+        print(f"| {system} | {middle:,.0f} ({spread}) | {own / middle:.2f} |")
+    print(f"\nlast run of transduce: {json.dumps(details)}")
+
+
+if __name__ == "__main__":
+    main()
