@@ -56,7 +56,10 @@ class Muon(torch.optim.Optimizer):
             if not params:
                 continue
             grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
-            momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            momenta = [self.state[p]["momentum"] for p in params]
             torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
             torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; the gradients are of no further use
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
