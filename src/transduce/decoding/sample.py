@@ -1,0 +1,108 @@
+"""Sampling (ancestral, with temperature, top-k and top-p) over any model that offers `start` and `step`.
+
+Each sample draws from a generator of its own, one number a token, so that it does not depend on what shares its batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.decoding.filters import apply_temperature, keep_top_k, keep_top_p
+from transduce.decoding.search import Hypothesis, Stepper, check_limits
+from transduce.text.tokenizer import BOS, EOS, PAD
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw: the logits are divided by the temperature, then cut to the top k, then to the top p."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def filtered(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
+        """The logits that are drawn from."""
+        return keep_top_p(keep_top_k(apply_temperature(logits, self.temperature), self.top_k), self.top_p)
+
+
+def draw(probability: Float[Tensor, "N V"], number: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """The token at which the summed probabilities pass a number of [0, 1): never one of probability 0."""
+    total = probability.double().cumsum(-1)
+    token = torch.searchsorted(total, number.double()[:, None] * total[:, -1:], right=True)[:, 0]
+    last = probability.shape[-1] - 1 - (probability > 0).flip(-1).int().argmax(-1)  # rounding may pass the end
+    return torch.minimum(token, last)
+
+
+def sample(
+    model: Stepper,
+    src: Int[Tensor, "B S"],
+    *,
+    max_length: int | Sequence[int],
+    seeds: Sequence[tuple[int, ...]],
+    sampling: Sampling,
+    n_samples: int = 1,
+) -> list[list[Hypothesis]]:
+    """`n_samples` outputs of every sentence, in the order drawn. `seeds`: one a sentence, the seed of its numbers.
+
+    Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
+    """
+    limits = check_limits(max_length, len(src))
+    if not len(src):
+        return []
+    numbers = torch.from_numpy(_numbers(seeds, n_samples, int(limits.max()))).to(src.device)  # [B, n, C]
+    with torch.inference_mode():
+        return _sample(model, src, limits.to(src.device), numbers, sampling)
+
+
+def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
+    """Numbers of [0, 1) for every token: those of a sample depend on its seed and its place only."""
+    return np.array([[np.random.default_rng([*seed, i]).random(length) for i in range(n_samples)] for seed in seeds])
+
+
+def _sample(
+    model: Stepper, src: Tensor, limits: Int[Tensor, " B"], numbers: Float[Tensor, "B n C"], sampling: Sampling
+) -> list[list[Hypothesis]]:
+    n_samples, capacity = numbers.shape[1:]
+    results: list[list[Hypothesis]] = [[] for _ in src]
+    number = torch.arange(len(src), device=src.device)
+    ids = src.new_full((len(src), n_samples, capacity), PAD)
+    token = src.new_full((len(src), n_samples), BOS)
+    log_prob = torch.zeros(len(src), n_samples, dtype=torch.float64, device=src.device)
+    n_ids = torch.zeros_like(token)
+    ended = torch.zeros_like(token, dtype=torch.bool)
+    state = model.start(src, capacity=capacity, n_beams=n_samples)
+    for length in range(1, capacity + 1):
+        logits = model.step(token.view(-1, 1), state)[:, -1].float()
+        known = logits.log_softmax(-1)
+        logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=src.device), -math.inf)
+        drawn = draw(sampling.filtered(logits).softmax(-1), numbers[:, :, length - 1].flatten())
+        log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
+        token = drawn.view_as(token)
+        going = ~ended & (token != EOS)
+        ids[:, :, length - 1] = token.masked_fill(~going, PAD)
+        n_ids += going
+        ended |= token == EOS
+        done = (ended.all(1) | (limits <= length)).nonzero().squeeze(1)
+        if len(done):
+            rows = (x[done].tolist() for x in (number, ids, log_prob, n_ids, ended))
+            for place, *sentence in zip(*rows, strict=True):
+                results[place] = [_hypothesis(*one) for one in zip(*sentence, strict=True)]
+            stay = (~(ended.all(1) | (limits <= length))).nonzero().squeeze(1)
+            if not len(stay):
+                break
+            state.select(stay)
+            number, ids, log_prob, n_ids, ended, token, numbers, limits = (
+                x.index_select(0, stay) for x in (number, ids, log_prob, n_ids, ended, token, numbers, limits)
+            )
+    return results
+
+
+def _hypothesis(ids: list[int], log_prob: float, n_ids: int, ended: bool) -> Hypothesis:
+    return Hypothesis(ids=tuple(ids[:n_ids]), log_prob=log_prob, score=log_prob / (n_ids + ended), finished=ended)

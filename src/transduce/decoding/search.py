@@ -1,0 +1,232 @@
+"""Greedy and beam search over any model that offers `start` and `step`; nothing here knows what the model is.
+
+One code path: greedy search is a beam of one. All bookkeeping is tensors; Python sees a sentence once, when it is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.decoding.topk import best_continuations
+from transduce.text.tokenizer import BOS, EOS, PAD
+
+_DEAD = -math.inf  # log-probability of a place that holds nothing
+_LEAVE = 8  # sentences that are done leave the batch together, as soon as they are an eighth of it
+
+
+@runtime_checkable
+class Stepper(Protocol):
+    """What search needs of a model. Rows: sentence * n_beams + beam.
+
+    Of the state it needs `reorder(rows)`: row r goes on from the history of rows[r], a row of the same sentence; and
+    `select(sentences)`: only these sentences stay, with all their beams.
+    """
+
+    def start(self, src: Tensor, *, capacity: int, n_beams: int) -> Any:
+        """State before the first token, for sources [B, S], with room for `capacity` tokens a row."""
+
+    def step(self, ids: Tensor, state: Any) -> Tensor:
+        """Logits [N, 1, V] after the next token [N, 1] of every row; the state moves on in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One output. `ids` without special ids; the end of the sentence counts in `log_prob` and in the length.
+
+    log_prob: sum of the log-probabilities (nats) of its tokens. score: log_prob / length ** length_penalty.
+    finished: False where the output was cut off at the length limit, so that it holds no end of sentence.
+    """
+
+    ids: tuple[int, ...]
+    log_prob: float
+    score: float
+    finished: bool = True
+
+
+def beam_search(
+    model: Stepper,
+    src: Int[Tensor, "B S"],
+    *,
+    max_length: int | Sequence[int],
+    beam: int = 5,
+    length_penalty: float = 1.0,
+    n_best: int = 1,
+    patience: float = 1.0,
+) -> list[list[Hypothesis]]:
+    """The `n_best` hypotheses of every sentence, best first; fewer where the search found fewer.
+
+    At each step the `beam` best continuations of a sentence's live hypotheses count. Those that end are finished, and
+    ranked by log_prob / length ** length_penalty (Wu et al. 2016, equation 14, without its constant); the `beam` best
+    continuations that do not end live on. A sentence is done as soon as
+
+    - beam * patience of its hypotheses have finished (Kasai et al. 2022; 1 is what most systems do), or
+    - the last of its n_best finished ones cannot be beaten: its score is at least the best live log-probability, which
+      can only fall, over max_length ** length_penalty, the most that length can help, or
+    - max_length tokens (one limit or one a sentence; the end counts) are reached: the best live hypotheses then fill
+      the places that are left, after all finished ones, with `finished=False`.
+
+    The second rule never changes a result. With patience `inf` only the last two hold, and the search gives up nothing.
+    """
+    if not 1 <= n_best <= beam:
+        raise ValueError(f"n_best {n_best} is not within 1 .. beam {beam}")
+    if length_penalty < 0 or patience <= 0:
+        raise ValueError(f"length_penalty {length_penalty} must be at least 0 and patience {patience} above 0")
+    limits = check_limits(max_length, len(src))
+    if not len(src):
+        return []
+    with torch.inference_mode():
+        search = _Search(limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience)
+        state = model.start(src, capacity=search.capacity, n_beams=beam)
+        while True:
+            rows = search.extend(model.step(search.last_ids, state)[:, -1])
+            staying = search.release()
+            if not search.n_sentences:
+                return search.results
+            if rows is not None:
+                state.reorder(rows)
+            if staying is not None:
+                state.select(staying)
+
+
+def check_limits(max_length: int | Sequence[int], n_sentences: int) -> Int[Tensor, " B"]:
+    """The longest output of each sentence in tokens, given as one number or one a sentence; ValueError if unfit."""
+    limits = torch.tensor([max_length] * n_sentences if isinstance(max_length, int) else list(max_length)).long()
+    if len(limits) != n_sentences or (limits < 1).any():
+        raise ValueError("max_length must be at least 1, one for all sentences or one for each")
+    return limits
+
+
+class _Search:
+    """The live and the finished hypotheses of a batch: k places for live, n for finished ones, a sentence."""
+
+    def __init__(self, limits: Int[Tensor, " B"], *, beam: int, n_best: int, alpha: float, quota: float) -> None:
+        self.beam, self.n_best, self.alpha, self.quota = beam, n_best, alpha, quota
+        self.n_sentences, self.capacity = len(limits), int(limits.max())
+        self.results: list[list[Hypothesis]] = [[] for _ in range(self.n_sentences)]
+        self.length = 0  # tokens of every live hypothesis
+        size, device = (self.n_sentences,), limits.device
+        self.live = torch.full((*size, beam), _DEAD, device=device)  # log-probabilities, best first
+        self.live[:, 0] = 0.0
+        self.live_ids = torch.full((*size, beam, self.capacity), PAD, device=device)
+        self.last_ids = torch.full((self.n_sentences * beam, 1), BOS, device=device)
+        self.score = torch.full((*size, n_best), _DEAD, device=device)  # of finished hypotheses, best first
+        self.log_prob = torch.full((*size, n_best), _DEAD, device=device)
+        self.n_ids = torch.zeros((*size, n_best), dtype=torch.int64, device=device)
+        self.ids = torch.full((*size, n_best, self.capacity), PAD, device=device)
+        self.cut = torch.zeros((*size, n_best), dtype=torch.bool, device=device)
+        self.n_ended = torch.zeros(size, dtype=torch.int64, device=device)
+        self.done = torch.zeros(size, dtype=torch.bool, device=device)
+        self.number = torch.arange(self.n_sentences, device=device)  # the sentence's place in the results
+        self.limits, self._next_limit = limits, int(limits.min())
+        self._n_done, self._any_ended = 0, False
+
+    def extend(self, logits: Float[Tensor, "N V"]) -> Int[Tensor, " N"] | None:
+        """Every live hypothesis one token longer; the rows that they go on from, None if each goes on from itself."""
+        beam = self.beam
+        values, parent, token = best_continuations(logits, self.live, 2 * beam, banned=(PAD, BOS))
+        self.length += 1
+        ends = token == EOS
+        if ends.any():
+            self._finish(values[:, :beam].masked_fill(~ends[:, :beam], _DEAD), parent[:, :beam])
+            self.live, place = values.masked_fill(ends, _DEAD).topk(beam)
+            parent, token = parent.gather(1, place), token.gather(1, place)
+        else:
+            self.live, parent, token = values[:, :beam].contiguous(), parent[:, :beam], token[:, :beam]
+        rows = self._move(parent, token)
+        self._mark_done()
+        return rows
+
+    def release(self) -> Int[Tensor, " b"] | None:
+        """Hand out the results of sentences that are done, once they are enough; the places of those that stay."""
+        if not self._n_done or (self._n_done < self.n_sentences and self._n_done * _LEAVE < self.n_sentences):
+            return None
+        self._hand_out(self.done.nonzero().squeeze(1))
+        staying = (~self.done).nonzero().squeeze(1)
+        self.n_sentences, self._n_done = len(staying), 0
+        self.last_ids = self.last_ids.view(-1, self.beam).index_select(0, staying).view(-1, 1)
+        for name in _OF_A_SENTENCE:
+            setattr(self, name, getattr(self, name).index_select(0, staying))
+        self._next_limit = int(self.limits.min()) if self.n_sentences else 0
+        return staying
+
+    def _finish(self, log_prob: Float[Tensor, "B k"], parent: Int[Tensor, "B k"]) -> None:
+        """Keep the best among the finished hypotheses and those that end now; `log_prob` is -inf where nothing ends."""
+        self.n_ended += (log_prob > _DEAD).sum(1)
+        score = torch.cat([self.score, log_prob / self.length**self.alpha], 1)
+        self.score, place = score.topk(self.n_best)
+        self.log_prob = torch.cat([self.log_prob, log_prob], 1).gather(1, place)
+        n_ids = torch.full_like(parent, self.length - 1)
+        self.n_ids = torch.cat([self.n_ids, n_ids], 1).gather(1, place)
+        self.ids = _pick(torch.cat([self.ids, _pick(self.live_ids, parent)], 1), place)
+        self._any_ended = True
+
+    def _move(self, parent: Int[Tensor, "B k"], token: Int[Tensor, "B k"]) -> Int[Tensor, " N"] | None:
+        """Write the tokens behind the histories that they continue."""
+        itself = torch.arange(self.beam, device=parent.device)
+        rows = None
+        if not torch.equal(parent, itself.expand_as(parent)):
+            self.live_ids = _pick(self.live_ids, parent)
+            rows = (parent + torch.arange(self.n_sentences, device=parent.device)[:, None] * self.beam).flatten()
+        self.live_ids[:, :, self.length - 1] = token
+        self.last_ids = token.reshape(-1, 1)
+        return rows
+
+    def _mark_done(self) -> None:
+        """Find the sentences that are done; what is live of them dies."""
+        at_limit = self.length >= self._next_limit
+        if not self._any_ended and not at_limit:
+            return
+        best = self.live[:, 0] / self.limits**self.alpha
+        done = (self.n_ended >= self.quota) | (self.score[:, -1] >= best)
+        if at_limit:
+            over = self.limits <= self.length
+            self._cut_off((over & ~done & ~self.done).nonzero().squeeze(1))
+            done |= over
+        self.done |= done
+        self._n_done = int(self.done.sum())
+        if self._n_done:
+            self.live = self.live.masked_fill(self.done[:, None], _DEAD)
+
+    def _cut_off(self, at: Int[Tensor, " b"]) -> None:
+        """Fill places without a finished hypothesis with the best live ones, in the sentences `at`."""
+        if not len(at):
+            return
+        order = torch.arange(self.n_best, device=at.device)
+        n_finished = (self.score[at] > _DEAD).sum(1, keepdim=True)
+        place = (order - n_finished).clamp_min(0)  # [b, n]: the live hypothesis that comes into each place
+        log_prob = self.live[at].gather(1, place)
+        free = (order >= n_finished) & (log_prob > _DEAD)
+        for name, value in (
+            ("score", log_prob / self.length**self.alpha),
+            ("log_prob", log_prob),
+            ("n_ids", torch.full_like(place, self.length)),
+            ("cut", torch.ones_like(free)),
+        ):
+            known = getattr(self, name)
+            known[at] = torch.where(free, value, known[at])
+        self.ids[at] = torch.where(free[:, :, None], _pick(self.live_ids[at], place), self.ids[at])
+
+    def _hand_out(self, at: Int[Tensor, " b"]) -> None:
+        """Turn the finished hypotheses of the sentences `at` into results."""
+        names = ("number", "score", "log_prob", "n_ids", "cut", "ids")
+        for number, *columns in zip(*(getattr(self, name)[at].tolist() for name in names), strict=True):
+            self.results[number] = [
+                Hypothesis(ids=tuple(ids[:n_ids]), log_prob=log_prob, score=score, finished=not cut)
+                for score, log_prob, n_ids, cut, ids in zip(*columns, strict=True)
+                if score > _DEAD
+            ]
+
+
+_OF_A_SENTENCE = ("live", "live_ids", "score", "log_prob", "n_ids", "ids", "cut", "n_ended", "done", "number", "limits")
+
+
+def _pick(ids: Int[Tensor, "B m C"], place: Int[Tensor, "B n"]) -> Int[Tensor, "B n C"]:
+    """The sequences of ids that stand at `place` in each sentence."""
+    return ids.gather(1, place[:, :, None].expand(-1, -1, ids.shape[2]))

@@ -1,0 +1,52 @@
+"""The best continuations of live hypotheses, found without sorting the vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_CHUNK = 64  # columns whose maximum stands for them in the first stage
+
+
+def best_continuations(
+    logits: Float[Tensor, "N V"], log_prob: Float[Tensor, "B k"], n: int, *, banned: Sequence[int] = ()
+) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
+    """The n best of log_prob[b, i] + log_softmax(logits[b * k + i]) of every sentence b, best first.
+
+    Returns the sums, the beams i and the tokens, [B, n] each (fewer columns if there are fewer than n continuations).
+    Tokens that are `banned` are never chosen, though their probability counts. Log-probabilities are float32.
+    """
+    n_sentences, beam = log_prob.shape
+    known = logits.float().log_softmax(-1)
+    if banned:
+        known.index_fill_(1, torch.tensor(banned, device=known.device), -math.inf)
+    n_tokens = known.shape[1]
+    n = min(n, beam * n_tokens)
+    if n_tokens < 4 * _CHUNK or n > n_tokens // _CHUNK:
+        values, place = (known.view(n_sentences, beam, -1) + log_prob[:, :, None]).flatten(1).topk(n)
+        return values, place // n_tokens, place % n_tokens
+    return _in_two_stages(known, log_prob, n)
+
+
+def _in_two_stages(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The n best stand in the n chunks with the highest maxima: pick these, then the best inside them."""
+    n_sentences, beam = log_prob.shape
+    n_tokens = known.shape[1]
+    n_full = n_tokens // _CHUNK
+    maxima = known[:, : n_full * _CHUNK].unflatten(1, (n_full, _CHUNK)).amax(-1)  # [N, chunks]
+    if n_full * _CHUNK < n_tokens:
+        maxima = torch.cat([maxima, known[:, n_full * _CHUNK :].amax(-1, keepdim=True)], dim=1)
+    n_chunks = maxima.shape[1]
+    chunk = (maxima.view(n_sentences, beam, n_chunks) + log_prob[:, :, None]).flatten(1).topk(n, sorted=False).indices
+    parent, first = chunk // n_chunks, chunk % n_chunks * _CHUNK  # [B, n]
+    token = first[:, :, None] + torch.arange(_CHUNK, device=known.device)  # [B, n, _CHUNK]
+    row = parent + torch.arange(n_sentences, device=known.device)[:, None] * beam
+    inside = token < n_tokens
+    values = known.take(row[:, :, None] * n_tokens + token.clamp_max(n_tokens - 1))
+    values = (values + log_prob.gather(1, parent)[:, :, None]).masked_fill_(~inside, -math.inf)
+    values, place = values.flatten(1).topk(n)
+    return values, parent.gather(1, place // _CHUNK), token.flatten(1).gather(1, place)

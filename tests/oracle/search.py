@@ -1,0 +1,63 @@
+"""Slow, obvious twins of search: every output there is, and a beam search of Python lists that starts anew at each step.
+
+Both know a model only as `next_log_probs(src_ids, prefix) -> list of V log-probabilities`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+PAD, BOS, EOS = 0, 2, 3
+NextLogProbs = Callable[[Sequence[int], Sequence[int]], list[float]]
+Found = tuple[tuple[int, ...], float, float]  # ids without the end, log-probability, score
+
+
+def all_outputs(next_log_probs: NextLogProbs, src: Sequence[int], *, max_length: int, alpha: float) -> list[Found]:
+    """Every output of at most max_length tokens, the end counted, best first."""
+    found: list[Found] = []
+
+    def go_on(prefix: tuple[int, ...], log_prob: float) -> None:
+        length = len(prefix) + 1
+        for token, more in enumerate(next_log_probs(src, prefix)):
+            if token == EOS:
+                found.append((prefix, log_prob + more, (log_prob + more) / length**alpha))
+            elif token not in (PAD, BOS) and length < max_length:
+                go_on((*prefix, token), log_prob + more)
+
+    go_on((), 0.0)
+    return sorted(found, key=lambda one: -one[2])
+
+
+def beam_search(
+    next_log_probs: NextLogProbs,
+    src: Sequence[int],
+    *,
+    beam: int,
+    max_length: int,
+    alpha: float,
+    n_best: int = 1,
+    patience: float = 1.0,
+) -> list[tuple[tuple[int, ...], float, float, bool]]:
+    """The n_best of a beam search as `transduce.decoding.search.beam_search` defines it; the last field: finished."""
+    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    ended: list[Found] = []
+    for length in range(1, max_length + 1):
+        options = [
+            (log_prob + more, (*prefix, token))
+            for log_prob, prefix in live
+            for token, more in enumerate(next_log_probs(src, prefix))
+            if token not in (PAD, BOS)
+        ]
+        options.sort(key=lambda one: -one[0])
+        ended += [(ids[:-1], value, value / length**alpha) for value, ids in options[:beam] if ids[-1] == EOS]
+        live = [one for one in options if one[1][-1] != EOS][:beam]
+        ended.sort(key=lambda one: -one[2])
+        if len(ended) >= beam * patience:
+            break
+        if len(ended) >= n_best and ended[n_best - 1][2] >= live[0][0] / max_length**alpha:
+            break
+    found = [(*one, True) for one in ended]
+    if length == max_length and len(ended) < beam * patience:
+        found += [(ids, value, value / length**alpha, False) for value, ids in live]
+    return found[:n_best] if math.isfinite(found[0][1]) else []

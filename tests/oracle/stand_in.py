@@ -1,0 +1,59 @@
+"""A model for tests of search that is no network: the next token depends on the source and on the last two tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+
+
+@dataclass
+class State:
+    src: Tensor  # [B], a number that stands for the source
+    history: Tensor  # [N, t]
+    n_beams: int
+
+    def reorder(self, rows: Tensor) -> None:
+        assert torch.equal(rows // self.n_beams, torch.arange(len(rows)) // self.n_beams), "rows of another sentence"
+        self.history = self.history[rows]
+
+    def select(self, sentences: Tensor) -> None:
+        self.src = self.src[sentences]
+        self.history = self.history.unflatten(0, (-1, self.n_beams))[sentences].flatten(0, 1)
+
+
+class StandIn:
+    """`end` is added to the logit of the end of a sentence; `sharpness` scales all."""
+
+    def __init__(self, n_tokens: int, *, seed: int = 0, end: float = 0.0, sharpness: float = 1.5) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(7, n_tokens, n_tokens, n_tokens, generator=generator) * sharpness
+        self.table[..., EOS] += end
+        self.calls = 0
+
+    def of_source(self, src: Tensor) -> Tensor:
+        return (src * torch.arange(1, src.shape[1] + 1)).sum(1) % 7
+
+    def logits(self, src: Tensor, history: Tensor) -> Tensor:
+        """[N, V] after the histories [N, t], which begin with BOS."""
+        before = history[:, -2] if history.shape[1] > 1 else torch.full_like(history[:, 0], PAD)
+        return self.table[src, before, history[:, -1]]
+
+    def start(self, src: Tensor, *, capacity: int, n_beams: int) -> State:
+        self.capacity = capacity
+        return State(self.of_source(src), torch.empty(len(src) * n_beams, 0, dtype=torch.long), n_beams)
+
+    def step(self, ids: Tensor, state: State) -> Tensor:
+        self.calls += 1
+        state.history = torch.cat([state.history, ids], 1)
+        assert state.history.shape[1] <= self.capacity
+        return self.logits(state.src.repeat_interleave(state.n_beams), state.history)[:, None]
+
+    def next_log_probs(self, src: list[int], prefix: tuple[int, ...]) -> list[float]:
+        """What the oracles ask for."""
+        number = self.of_source(torch.tensor([src]))
+        history = torch.tensor([[BOS, *prefix]])
+        return self.logits(number, history)[0].double().log_softmax(-1).tolist()

@@ -1,0 +1,233 @@
+"""Beam search against exhaustive search and against a beam search of lists with full forwards."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from oracle import search as oracle
+from oracle.stand_in import BOS, EOS, PAD, StandIn
+from transduce.decoding.search import Hypothesis, beam_search
+
+INF = math.inf
+
+
+def sources(*lengths: int, seed: int = 0, n_tokens: int = 5) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, 4 + n_tokens, (n,), generator=generator).tolist() + [EOS] for n in lengths]
+
+
+def pad(srcs: list[list[int]], to: int = 0) -> Tensor:
+    width = max(to, *map(len, srcs))
+    return torch.tensor([src + [PAD] * (width - len(src)) for src in srcs])
+
+
+def same(ours: list[Hypothesis], theirs: list[tuple[tuple[int, ...], float, float, bool]]) -> None:
+    assert [h.ids for h in ours] == [t[0] for t in theirs]
+    assert [h.finished for h in ours] == [t[3] for t in theirs]
+    for hypothesis, (_, log_prob, score, _) in zip(ours, theirs, strict=True):
+        assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-4)
+        assert hypothesis.score == pytest.approx(score, abs=1e-4)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    beam=st.integers(1, 6),
+    n_best=st.integers(1, 6),
+    alpha=st.sampled_from([0.0, 0.6, 1.0, 1.7]),
+    patience=st.sampled_from([0.5, 1.0, 2.0, INF]),
+    end=st.sampled_from([-3.0, 0.0, 1.5, 4.0]),
+    limits=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    n_tokens=st.sampled_from([5, 9, 300]),
+)
+def test_equals_a_beam_search_of_lists(
+    seed: int, beam: int, n_best: int, alpha: float, patience: float, end: float, limits: list[int], n_tokens: int
+) -> None:
+    """Of every sentence, whatever else is in the batch; 300 tokens go through the two-stage selection."""
+    n_best = min(n_best, beam)
+    model = StandIn(min(n_tokens, 60) if n_tokens == 300 else n_tokens, seed=seed, end=end)
+    if n_tokens == 300:
+        model = Wide(model, n_tokens)
+    srcs = sources(*(1 + (seed + i) % 4 for i in range(len(limits))), seed=seed, n_tokens=1)
+    ours = beam_search(
+        model, pad(srcs), max_length=limits, beam=beam, n_best=n_best, length_penalty=alpha, patience=patience
+    )
+    for src, limit, found in zip(srcs, limits, ours, strict=True):
+        theirs = oracle.beam_search(
+            model.next_log_probs, src, beam=beam, max_length=limit, alpha=alpha, n_best=n_best, patience=patience
+        )
+        same(found, theirs)
+
+
+class Wide(StandIn):
+    """A stand-in whose vocabulary is padded with tokens far apart, so that the good ones stand in different chunks."""
+
+    def __init__(self, model: StandIn, n_tokens: int) -> None:
+        self.model, self.n_tokens, self.calls = model, n_tokens, 0
+        generator = torch.Generator().manual_seed(len(model.table[0]))
+        self.place = torch.cat(
+            [torch.arange(4), 4 + torch.randperm(n_tokens - 4, generator=generator)[:56].sort().values]
+        )
+        self.back = torch.zeros(n_tokens, dtype=torch.long)
+        self.back[self.place] = torch.arange(60)
+
+    def of_source(self, src: Tensor) -> Tensor:
+        return self.model.of_source(src)
+
+    def logits(self, src: Tensor, history: Tensor) -> Tensor:
+        known = torch.full((len(history), self.n_tokens), -9.0)
+        known += torch.arange(self.n_tokens) * 1e-3  # no ties
+        known[:, self.place] = self.model.logits(src, self.back[history])
+        return known
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.5])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_wide_beam_finds_the_exhaustive_best(seed: int, alpha: float) -> None:
+    n_tokens, max_length = 6, 4
+    model = StandIn(n_tokens, seed=seed)
+    srcs = sources(3, 1, 2, seed=seed, n_tokens=2)
+    ours = beam_search(
+        model, pad(srcs), max_length=max_length, beam=3**max_length + 40, n_best=40, length_penalty=alpha
+    )
+    for src, found in zip(srcs, ours, strict=True):
+        every = oracle.all_outputs(model.next_log_probs, src, max_length=max_length, alpha=alpha)
+        assert len(every) == sum(3**n for n in range(max_length))
+        assert [h.ids for h in found if h.finished] == [one[0] for one in every[: len(found)]]
+        assert found[0].score == pytest.approx(every[0][2], abs=1e-5)
+
+
+def test_without_limits_of_patience_a_beam_gives_up_nothing_that_it_holds() -> None:
+    """With infinite patience the best of a narrow beam is at least as good as with patience 1, and often better."""
+    better = 0
+    for seed in range(20):
+        model, src = StandIn(9, seed=seed, end=1.0), pad(sources(3, 2, seed=seed))
+        one, all_ = (beam_search(model, src, max_length=12, beam=3, patience=p) for p in (1.0, INF))
+        for first, best in zip(one, all_, strict=True):
+            assert best[0].score >= first[0].score - 1e-6
+            better += best[0].score > first[0].score + 1e-6
+    assert better > 0
+
+
+def test_the_sound_stop_saves_steps_and_changes_nothing() -> None:
+    saved = 0
+    for seed in range(10):
+        model, src = StandIn(9, seed=seed, end=4.0), pad(sources(3, seed=seed))
+        stopped = beam_search(model, src, max_length=30, beam=4, patience=INF, length_penalty=0.0)
+        saved += model.calls < 30
+        theirs = oracle.beam_search(
+            model.next_log_probs, sources(3, seed=seed)[0], beam=4, max_length=30, alpha=0.0, patience=INF, n_best=4
+        )
+        same(stopped[0], theirs[:1])
+    assert saved == 10
+
+
+def test_beam_one_is_greedy() -> None:
+    for seed in range(10):
+        model = StandIn(9, seed=seed)
+        for src in sources(1, 4, seed=seed):
+            ids: tuple[int, ...] = ()
+            total = 0.0
+            while len(ids) < 12:
+                known = model.next_log_probs(src, ids)
+                known[PAD] = known[BOS] = -INF
+                token = max(range(9), key=known.__getitem__)
+                total += known[token]
+                if token == EOS:
+                    break
+                ids += (token,)
+            (found,) = beam_search(model, pad([src]), max_length=12, beam=1)[0]
+            assert found.ids == ids
+            assert found.finished == (len(ids) < 12)
+            assert found.log_prob == pytest.approx(total, abs=1e-4)
+
+
+def test_n_best_is_sorted_and_distinct() -> None:
+    model = StandIn(9, end=1.0)
+    for found in beam_search(model, pad(sources(3, 1, 5)), max_length=10, beam=6, n_best=6, length_penalty=1.3):
+        assert len(found) == 6
+        assert len({h.ids for h in found}) == 6
+        scores = [h.score for h in found]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_scores_are_sums_of_the_tokens_log_probabilities() -> None:
+    model = StandIn(9, end=0.5)
+    srcs = sources(3, 1, 5)
+    for src, found in zip(srcs, beam_search(model, pad(srcs), max_length=8, beam=4, n_best=4), strict=True):
+        for h in found:
+            tokens = (*h.ids, EOS) if h.finished else h.ids
+            total = sum(model.next_log_probs(src, tokens[:t])[token] for t, token in enumerate(tokens))
+            assert h.log_prob == pytest.approx(total, abs=1e-4)
+            assert h.score == pytest.approx(total / len(tokens), abs=1e-4)
+
+
+def test_a_cut_off_output_says_so_and_stands_behind_finished_ones() -> None:
+    model = StandIn(9, end=-30.0)
+    (found,) = beam_search(model, pad(sources(3)), max_length=5, beam=3, n_best=3)
+    assert [h.finished for h in found] == [False] * 3
+    assert [len(h.ids) for h in found] == [5] * 3
+    model.table[:, :, 5, EOS] = 9.0  # after token 5 the end is certain; otherwise it never comes
+    (found,) = beam_search(model, pad(sources(3)), max_length=4, beam=9, n_best=9, patience=INF)
+    finished = [h.finished for h in found]
+    assert True in finished and False in finished
+    assert finished == sorted(finished, reverse=True)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_one_token_and_no_sentence(beam: int) -> None:
+    model = StandIn(9)
+    assert beam_search(model, torch.empty(0, 3, dtype=torch.long), max_length=5, beam=beam) == []
+    (found,) = beam_search(model, torch.tensor([[EOS]]), max_length=1, beam=beam)
+    best = max((p, i) for i, p in enumerate(model.next_log_probs([EOS], ())) if i not in (PAD, BOS))
+    if found[0].finished:
+        assert found[0].ids == ()
+    else:
+        assert found[0].ids == (best[1],)
+
+
+def test_padding_and_the_beginning_are_never_written() -> None:
+    model = StandIn(9)
+    model.table[..., PAD] += 9
+    model.table[..., BOS] += 9
+    for found in beam_search(model, pad(sources(3, 1, 5)), max_length=6, beam=3, n_best=3):
+        for h in found:
+            assert not {PAD, BOS, EOS} & set(h.ids)
+
+
+def test_sentences_that_are_done_leave_the_batch() -> None:
+    """A sentence that goes on to its limit does not make the others go on."""
+    seen: list[int] = []
+
+    class Counting(StandIn):
+        def step(self, ids: Tensor, state: object) -> Tensor:
+            seen.append(len(ids))
+            return super().step(ids, state)
+
+    model = Counting(9, end=8.0)
+    beam_search(model, pad(sources(*[1] * 15, 2)), max_length=[2] * 15 + [40], beam=2, patience=INF, length_penalty=5.0)
+    assert seen[0] == 32
+    assert seen[2:] == [2] * 38
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"beam": 2, "n_best": 3}, "n_best 3"),
+        ({"beam": 0, "n_best": 1}, "n_best 1"),
+        ({"length_penalty": -1.0}, "length_penalty -1.0"),
+        ({"patience": 0.0}, "patience 0.0"),
+        ({"max_length": 0}, "at least 1"),
+        ({"max_length": [3, 4]}, "one for each"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        beam_search(StandIn(9), pad(sources(3)), **({"max_length": 5} | options))
