@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the run failed, 2 the user can fix it (one line on stderr)
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -47,8 +48,12 @@ Longest = Annotated[
 BatchTokens = Annotated[
     int | None, Option("--batch-tokens", help="Source tokens at once; default: the run's.", min=1, show_default=False)
 ]
-Tokenize = Annotated[str, Option(help="BLEU's: 13a; none for text that is tokenized already; zh, ja-mecab, char, ...")]
-Lowercase = Annotated[bool, Option("--lowercase", help="Fold case before BLEU and chrF.")]
+Tokenize = Annotated[
+    str | None, Option(help="BLEU's: 13a, none, zh, char, ...; default: the run's.", show_default=False)
+]
+Lowercase = Annotated[
+    bool | None, Option("--lowercase/--cased", help="Fold case; default: the run's.", show_default=False)
+]
 
 
 def _show_version(asked: bool) -> bool:
@@ -188,19 +193,21 @@ def translate(
     transduce translate runs/x in.en.gz -o out.de --beam 1
     transduce translate runs/x in.en --nbest 5 --json
     """
-    from transduce.run import Search
-    from transduce.run import translate as run_translate
+    from transduce import use
+    from transduce.decoding.sample import Sampling
+    from transduce.log import Log
 
-    search = Search(
+    search = use.Search(
         beam=beam,
         n_best=nbest,
         max_length=max_length,
         length_penalty=length_penalty,
-        sampling=(temperature, top_k, top_p, seed) if sample else None,
         batch_tokens=batch_tokens,
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p) if sample else None,
+        seed=seed,
     )
     style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
-    run_translate(run, files or [Path("-")], search=search, style=style, output=output, device=device)
+    use.translate(run, files or [use.STDIN], search=search, style=style, output=output, device=device, log=Log())
 
 
 @app.command()
@@ -215,8 +222,8 @@ def evaluate(
         Path | None,
         Option(metavar="RUN|FILE", help="Another run or its output: paired bootstrap.", show_default=False),
     ] = None,
-    tokenize: Tokenize = "13a",
-    lowercase: Lowercase = False,
+    tokenize: Tokenize = None,
+    lowercase: Lowercase = None,
     output: Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Keep the translations too.", show_default=False)
     ] = None,
@@ -234,11 +241,10 @@ def evaluate(
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none --json
     """
-    from transduce.run import Search
-    from transduce.run import evaluate as run_evaluate
+    from transduce import use
 
-    search = Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
-    for line in run_evaluate(
+    search = use.Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
+    for line in use.evaluate(
         run,
         (src, ref),
         hypotheses=hyp,
@@ -266,9 +272,9 @@ def score(
     transduce score runs/x --src in.en --tgt in.de
     transduce score runs/x --src in.en --tgt in.de --json
     """
-    from transduce.run import score as run_score
+    from transduce import use
 
-    for line in run_score(run, (src, tgt), device=device, as_json=json):
+    for line in use.score(run, (src, tgt), device=device, as_json=json):
         print(line)
 
 
@@ -298,6 +304,8 @@ def inspect(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8, and a line ends in \n
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or bool(os.environ.get("TRANSDUCE_DEBUG"))
     given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name

@@ -135,6 +135,13 @@ class DecodingSettings(Section):
     batch_tokens: int = Field(4096, ge=1, description="Padded source tokens translated at once.")
 
 
+class EvaluationSettings(Section):
+    """How validation and test translations are scored."""
+
+    tokenize: str = Field("13a", description="BLEU's tokenizer: 13a, or none for text that is tokenized already.")
+    lowercase: bool = Field(False, description="Fold case before BLEU and chrF.")
+
+
 class Settings(Section):
     """All settings of a run."""
 
@@ -144,6 +151,7 @@ class Settings(Section):
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, origin: str = "settings") -> Settings:

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.choose import BEFORE_TEXT, BEFORE_TRAINING, SIZES, Choice, Facts, Machine, choose, table, this_machine
+from transduce.choose import BEFORE_TEXT, BEFORE_TRAINING, SIZES, Choice, Facts, choose, table
 from transduce.config import Settings
 from transduce.errors import SettingsError
+from transduce.machine import Machine, this_machine
 from transduce.models.build import check_model, resolve_preset
 
 LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, precision="float32")
@@ -42,7 +43,7 @@ def test_nothing_that_training_needs_stays_open(n_pairs: int, machine: Machine) 
 def test_what_was_given_is_never_touched(n_pairs: int) -> None:
     given_ = {
         "tokenizer": {"vocab_size": 777},
-        "model": {"d_model": 64, "dropout": 0.123},
+        "model": {"d_model": 64, "dropout": 0.123, "residual": "post"},
         "training": {
             "batch_tokens": 999,
             "micro_batch_tokens": 333,
@@ -104,7 +105,7 @@ def test_choices_are_printed_with_their_reasons() -> None:
 
 def test_this_machine_is_known() -> None:
     machine = this_machine("cpu")
-    assert machine.device == "cpu" and machine.n_cores >= 1 and machine.memory > 2**20
+    assert machine.device == "cpu" and machine.n_threads >= 1 and machine.memory > 2**20
     assert "GiB" in machine.describe()
 
 

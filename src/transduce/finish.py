@@ -1,0 +1,83 @@
+"""What follows training: scores of the test sets, samples, attention, the report and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transduce.checkpoint import RunFolder
+from transduce.data.batch import collate
+from transduce.data.objectives import Example
+from transduce.decoding.pipeline import Translator
+from transduce.evaluation.card import write_card
+from transduce.evaluation.metrics import Scores, evaluate
+from transduce.evaluation.records import Sample, SentenceAttention, save_attention, save_samples, save_scores
+from transduce.evaluation.report import write_report
+from transduce.inspection.attention import attention_maps
+from transduce.log import Log
+from transduce.prepare import HeldOut, Prepared, forget_prepared, test_sets
+from transduce.training.state import TrainingResult
+
+N_SAMPLES = 24  # translations that the report shows of each set
+N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
+
+
+def finish(folder: RunFolder, prepared: Prepared, result: TrainingResult, *, log: Log) -> None:
+    """Score the test sets (or, without any, the judged validation pairs), and write report and card; the card last."""
+    settings = folder.settings
+    translator = Translator.load(folder.path, device=settings.training.device)
+    sets: Sequence[HeldOut] = test_sets(settings)
+    pairs = {held.name: [(pair.src, pair.tgt) for pair in held.pairs] for held in sets}
+    if not pairs and prepared.judged:
+        pairs = {"valid": prepared.judged}
+    for name, found in pairs.items():
+        scores = _score(folder, name, found, translator=translator, update=result.best_update)
+        log.say(f"{name}:")
+        for line in scores.lines():
+            log.say(f"  {line}")
+    if pairs:
+        held_out = [src for found in pairs.values() for src, _ in found]
+        save_attention(folder, [attention_of(translator, src) for src in _worth_drawing(held_out)])
+    forget_prepared(folder)
+    write_report(folder)
+    write_card(folder)
+    log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
+
+
+def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
+    """Where the model looks while it writes `tgt`, or its own translation of `src` where none is given."""
+    tokenizers = translator.tokenizers
+    src_ids = tokenizers.src.encode(src)
+    if tgt is None:
+        translation = translator.translate([src])[0]
+        tgt, tgt_ids = translation.text, list(translation.ids)
+    else:
+        tgt_ids = tokenizers.tgt.encode(tgt)
+    batch = collate([Example(src_ids, tgt_ids)]).to(translator.device)
+    maps = attention_maps(translator.model, batch.src, batch.tgt_in)
+    pieces = (
+        tokenizers.src.pieces(batch.src[0]),
+        tokenizers.tgt.pieces(batch.tgt_in[0]),
+        tokenizers.tgt.pieces(batch.tgt_out[0]),
+    )
+    return SentenceAttention(src, tgt, tuple(maps.heat_maps(*pieces)))
+
+
+def _score(
+    folder: RunFolder, name: str, pairs: Sequence[tuple[str, str]], *, translator: Translator, update: int
+) -> Scores:
+    """Translate and score one set, and keep scores and samples."""
+    scoring, search = folder.settings.evaluation, folder.settings.decoding
+    sources, references = [src for src, _ in pairs], [ref for _, ref in pairs]
+    hypotheses = [translation.text for translation in translator.translate(sources)]
+    scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+    save_scores(folder, name, scores, search={"beam": search.beam, "length_penalty": search.length_penalty})
+    shown = zip(sources[:N_SAMPLES], references[:N_SAMPLES], hypotheses[:N_SAMPLES], strict=True)
+    save_samples(folder, name, [Sample(src, ref, hyp) for src, ref, hyp in shown], update=update)
+    return scores
+
+
+def _worth_drawing(sources: Sequence[str]) -> list[str]:
+    """The first few sentences of a size that a picture can show; any, where none has it."""
+    fewest, most = DRAWN_WORDS
+    fitting = [src for src in sources if fewest <= len(src.split()) <= most]
+    return (fitting or [src for src in sources if src.strip()])[:N_DRAWN]

@@ -1,0 +1,178 @@
+"""What a finished model does: translate, be judged, score given translations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, tee
+from pathlib import Path
+from typing import Any
+
+from transduce.checkpoint import RunFolder
+from transduce.data.lines import read_lines
+from transduce.decoding.pipeline import Translation, Translator
+from transduce.decoding.sample import Sampling
+from transduce.errors import DataError
+from transduce.evaluation.compare import paired_bootstrap
+from transduce.evaluation.metrics import check_lengths
+from transduce.evaluation.metrics import evaluate as score_corpus
+from transduce.files import write_aside
+from transduce.log import Log
+
+STDIN = Path("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How to look for translations; None is what the run's settings say. With `sampling` they are drawn instead."""
+
+    beam: int | None = None
+    n_best: int = 1
+    max_length: int | None = None
+    length_penalty: float | None = None
+    batch_tokens: int | None = None
+    sampling: Sampling | None = None
+    seed: int = 1
+
+    def __call__(self, translator: Translator, lines: Iterable[str]) -> Iterator[Translation]:
+        """The translations of the lines, in order, as a stream."""
+        if self.sampling is not None:
+            return translator.sample(
+                lines,
+                sampling=self.sampling,
+                seed=self.seed,
+                n_best=self.n_best,
+                max_length=self.max_length,
+                batch_tokens=self.batch_tokens,
+            )
+        return translator.translate_lines(
+            lines,
+            beam=self.beam,
+            n_best=self.n_best,
+            max_length=self.max_length,
+            length_penalty=self.length_penalty,
+            batch_tokens=self.batch_tokens,
+        )
+
+
+Style = Callable[[int, str, Translation], Iterable[str]]
+
+
+def _text(number: int, src: str, translation: Translation) -> Iterable[str]:
+    return [translation.text]
+
+
+def _scores(number: int, src: str, translation: Translation) -> Iterable[str]:
+    return [f"{translation.score:.4f}\t{translation.text}"]
+
+
+def _nbest(number: int, src: str, translation: Translation) -> Iterable[str]:
+    return [f"{number}\t{candidate.score:.4f}\t{candidate.text}" for candidate in translation.candidates]
+
+
+def _json(number: int, src: str, translation: Translation) -> Iterable[str]:
+    candidates = [
+        {key: value for key, value in asdict(candidate).items() if key != "ids"} for candidate in translation.candidates
+    ]
+    note = {"note": translation.note} if translation.note else {}
+    return [_line({"line": number, "src": src, "text": translation.text, "candidates": candidates, **note})]
+
+
+STYLES: dict[str, Style] = {"text": _text, "scores": _scores, "nbest": _nbest, "json": _json}
+
+
+def translate(
+    run: Path, files: Sequence[Path], *, search: Search, style: str, output: Path | None, device: str, log: Log
+) -> None:
+    """Translate the lines of files (`-`: stdin), as a stream, to stdout or into a file, which is written aside."""
+    translator = Translator.load(run, device=device)
+    lines = chain.from_iterable(map(read_lines, files))
+    written: Iterator[str]
+    if list(files) == [STDIN] and sys.stdin.isatty():
+        written = (text for line in lines for text in _written(translator, [line], search, style, log))
+    else:
+        written = _written(translator, lines, search, style, log)
+    if output is None:
+        for text in written:
+            print(text)
+        return
+    with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{text}\n" for text in written)
+
+
+def evaluate(
+    run: Path,
+    pairs: tuple[Path, Path],
+    *,
+    hypotheses: Path | None = None,
+    against: Path | None = None,
+    metric: tuple[str | None, bool | None] = (None, None),
+    search: Search,
+    output: Path | None = None,
+    device: str = "auto",
+    as_json: bool = False,
+) -> Iterator[str]:
+    """Lines that tell the scores of a run on (source, reference) files; `against` another run or its output too.
+
+    `metric`: BLEU's tokenizer and whether to fold case; None is what the run's settings say.
+    """
+    scoring = RunFolder.open(run).settings.evaluation
+    tokenize = metric[0] or scoring.tokenize
+    lowercase = scoring.lowercase if metric[1] is None else metric[1]
+    sources, references = (list(read_lines(path)) for path in pairs)
+    _check_pairs(pairs, sources, references)
+
+    def output_of(system: Path) -> list[str]:
+        if system.is_dir():
+            return [found.text for found in search(Translator.load(system, device=device), sources)]
+        return list(read_lines(system))
+
+    ours = output_of(hypotheses or run)
+    scores = score_corpus(ours, references, tokenize=tokenize, lowercase=lowercase)
+    if output is not None:
+        with write_aside(output) as aside:
+            aside.write_text("".join(f"{text}\n" for text in ours), encoding="utf-8", newline="\n")
+    rows = []
+    if against is not None:
+        theirs = output_of(against)
+        check_lengths(theirs, references, f"lines of {against}")
+        rows = paired_bootstrap(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
+    if as_json:
+        compared = {"against": str(against), "comparison": [row.to_json() for row in rows]} if rows else {}
+        yield _line(scores.to_json() | compared)
+        return
+    yield from scores.lines()
+    if rows:
+        yield f"against {against}, paired bootstrap:"
+        yield from (row.line() for row in rows)
+
+
+def score(run: Path, pairs: tuple[Path, Path], *, device: str = "auto", as_json: bool = False) -> Iterator[str]:
+    """One line a pair: the log-probability (nats) of the target given the source."""
+    sources, targets = (list(read_lines(path)) for path in pairs)
+    _check_pairs(pairs, sources, targets)
+    for found in Translator.load(run, device=device).score(sources, targets):
+        numbers = {"log_prob": found.log_prob, "n_tokens": found.n_tokens, "token_log_probs": found.token_log_probs}
+        yield _line(numbers) if as_json else f"{found.log_prob:.4f}"
+
+
+def _written(translator: Translator, lines: Iterable[str], search: Search, style: str, log: Log) -> Iterator[str]:
+    """The lines to print; notes of translations go to stderr, but for JSON, which holds them."""
+    sources, asked = tee(lines)
+    for number, (src, translation) in enumerate(zip(sources, search(translator, asked), strict=True), 1):
+        if translation.note and style != "json":
+            log.warn(f"line {number}: {translation.note}")
+        yield from STYLES[style](number, src, translation)
+
+
+def _check_pairs(paths: tuple[Path, Path], src: Sequence[str], tgt: Sequence[str]) -> None:
+    if len(src) != len(tgt):
+        raise DataError(f"{paths[0]} has {len(src):,} lines, {paths[1]} has {len(tgt):,}: they must go line for line")
+    if not src:
+        raise DataError(f"{paths[0]} is empty")
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
