@@ -128,7 +128,8 @@ class Clock:
     """Seconds of training over all restarts, monotonic: what an interrupted run had used is counted, its pause is not.
 
     Everything between two updates counts: validation, translation and saving too, so that a limit of minutes is one
-    that the user can read off a watch. (Preparing data and vocabulary comes before the loop and does not count.)
+    that the user can read off a watch. (What comes before the loop, data and vocabulary, and after it, test
+    scores and report, does not count.)
     """
 
     def __init__(self, used: float = 0.0, *, now: Callable[[], float] = time.monotonic) -> None:

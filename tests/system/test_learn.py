@@ -1,0 +1,56 @@
+"""The whole of training and search learns what has one right answer: to copy and to reverse, without one mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import toys
+from transduce.checkpoint import RunFolder
+from transduce.data.batch import pad_sources
+from transduce.decoding.search import beam_search
+
+VOCAB_SIZE = 16
+STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 8}
+MODEL = {"d_model": 64, "d_ff": 128, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
+TRAINING = {
+    "batch_tokens": 512, "micro_batch_tokens": 512, "max_updates": 700, "valid_updates": 350, "warmup_updates": 30,
+    "label_smoothing": 0.0, "ema_decay": 0.98, "lr": 5e-3, "matrix_lr": 0.02,
+}  # fmt: skip
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("reverse", "residual", "optimizer"),
+    [(False, "post", "adam"), (True, "pre", "muon")],
+    ids=["copy as in the paper", "reverse with what is modern"],
+)
+def test_learns_without_a_mistake(tmp_path: Path, reverse: bool, residual: str, optimizer: str) -> None:
+    train_on = toys.pairs(8000, seed=1, reverse=reverse, **STRINGS)
+    seen = {tuple(train_on[i][0].tolist()) for i in range(len(train_on))}
+    asked = toys.settings(model={**MODEL, "residual": residual}, optimizer=optimizer, **TRAINING)
+    validate_on = toys.pairs(100, seed=2, reverse=reverse, **STRINGS)
+    model, _ = toys.run(tmp_path / "run", asked, train_on=train_on, validate_on=validate_on, vocab_size=VOCAB_SIZE)
+    model.load_state_dict(RunFolder.open(tmp_path / "run", model=False).load_model())
+    model.eval()
+
+    fresh = toys.pairs(400, seed=3, **STRINGS)
+    sources = [ids for i in range(400) if tuple(ids := fresh[i][0].tolist()) not in seen][:200]
+    assert len(sources) == 200, "held-out strings must be new"
+    for beam in (1, 4):
+        # patience: a model that is sure of itself has several bad hypotheses end before the right one does
+        found = beam_search(model, pad_sources(sources), max_length=20, beam=beam, patience=float("inf"))
+        right = [ids[::-1] if reverse else ids for ids in sources]
+        wrong = [(s, best.ids) for s, r, (best, *_) in zip(sources, right, found, strict=True) if list(best.ids) != r]
+        assert wrong == []
