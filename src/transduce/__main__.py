@@ -1,5 +1,54 @@
-"""`python -m transduce`."""
+"""The entry: runs a command and leaves with its exit code.
 
-from transduce.cli import main
+0 done; 1 the run failed; 2 the user can fix it (one line on stderr, never a traceback); 130 interrupted, and saved.
+"""
 
-main()
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from transduce.cli import app
+from transduce.errors import TransduceError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8, and a line ends in \n
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given or bool(os.environ.get("TRANSDUCE_DEBUG"))
+    given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name
+    try:
+        code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)
+        sys.stdout.flush()
+        if code == 130:  # how typer answers a Ctrl-C that nothing else has caught
+            raise KeyboardInterrupt
+        sys.exit(code if isinstance(code, int) else 0)
+    except KeyboardInterrupt:
+        print("transduce: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (TransduceError, typer.TyperException) as error:
+        if debug:
+            traceback.print_exc()
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        print(f"transduce: error: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"transduce: error: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except MemoryError:
+        print("transduce: error: out of memory; smaller batches may help", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

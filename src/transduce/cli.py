@@ -1,24 +1,19 @@
 """The commands. Heavy imports stand inside them, so that `--help` is instant; what they do is in `run.py`.
 
 A command has as many parameters as it has options, which is more than the eight that a function may have elsewhere.
-Exit codes: 0 done, 1 the run failed, 2 the user can fix it (one line on stderr), 130 interrupted and saved.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
-
-from transduce.errors import TransduceError
 
 app = typer.Typer(
     add_completion=False,
@@ -97,7 +92,7 @@ def demo(
     from transduce.log import Log
     from transduce.showcase import demo as run_demo
 
-    run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet))
+    _print(run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet)))
 
 
 @app.command()
@@ -207,7 +202,8 @@ def translate(
         seed=seed,
     )
     style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
-    use.translate(run, files or [use.STDIN], search=search, style=style, output=output, device=device, log=Log())
+    lines = use.translate(run, files or [use.STDIN], search=search, style=style, device=device, log=Log())
+    use.write_lines(output, lines) if output else _print(lines)
 
 
 @app.command()
@@ -244,7 +240,7 @@ def evaluate(
     from transduce import use
 
     search = use.Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
-    for line in use.evaluate(
+    lines = use.evaluate(
         run,
         (src, ref),
         hypotheses=hyp,
@@ -254,8 +250,8 @@ def evaluate(
         output=output,
         device=device,
         as_json=json,
-    ):
-        print(line)
+    )
+    _print(lines)
 
 
 @app.command()
@@ -274,8 +270,7 @@ def score(
     """
     from transduce import use
 
-    for line in use.score(run, (src, tgt), device=device, as_json=json):
-        print(line)
+    _print(use.score(run, (src, tgt), device=device, as_json=json))
 
 
 @app.command()
@@ -299,41 +294,16 @@ def inspect(
     """
     from transduce.showcase import inspect as run_inspect
 
-    print(run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device))
+    _print([run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device)])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8, and a line ends in \n
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given or bool(os.environ.get("TRANSDUCE_DEBUG"))
-    given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name
+def _print(lines: Iterable[str]) -> None:
+    """Print to stdout; a reader (head, less) that has seen enough ends the command, quietly."""
     try:
-        code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)
+        for line in lines:
+            print(line)
         sys.stdout.flush()
-        if code == 130:  # how typer answers a Ctrl-C that nothing else has caught
-            raise KeyboardInterrupt
-        sys.exit(code if isinstance(code, int) else 0)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        with contextlib.suppress(OSError, ValueError):
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # or Python would try to flush once more, and complain
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except KeyboardInterrupt:
-        print("transduce: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except (TransduceError, typer.TyperException) as error:
-        if debug:
-            traceback.print_exc()
-        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print(f"transduce: error: {' '.join(message.split())}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if debug:
-            traceback.print_exc()
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"transduce: error: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(1)
-    except MemoryError:
-        print("transduce: error: out of memory; smaller batches may help", file=sys.stderr)
-        sys.exit(1)
+        raise typer.Exit from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,32 +37,36 @@ N_SHOWN = 8
 SHOWN = "When will the old doctor call his friend?"
 
 
-def demo(run: Path, *, minutes: float, overrides: Sequence[str] = (), log: Log) -> None:
-    """Train on the built-in corpus for so many minutes, and print what came of it."""
+def demo(run: Path, *, minutes: float, overrides: Sequence[str] = (), log: Log) -> Iterator[str]:
+    """Train on the built-in corpus for so many minutes; lines that tell what came of it."""
     values: dict[str, Any] = {section: dict(content) for section, content in DEMO.items()}
     values["name"] = "demonstration"
     values["training"]["max_minutes"] = minutes
     for override in overrides:
         apply_override(values, override)
     folder = train(Settings.from_mapping(values), run, log=log)
+    yield from _shown(folder)
+    translator = Translator.load(folder)
+    yield "\nWhere the decoder looks (rows: what it writes; columns: what it reads):\n"
+    yield _drawn(attention_of(translator, SHOWN))
+    yield f"\nThe run folder, which is the model: {folder}\nIts report, for a browser: {folder / 'report.html'}"
+    yield f'Try: echo "{SHOWN}" | transduce translate {folder}'
+
+
+def _shown(folder: Path) -> Iterator[str]:
+    """Translations beside their references, and the scores."""
     record = read_record(RunFolder.open(folder))
     for found in record.samples:
-        print(f"\n{_title(found['name'])}, the first {N_SHOWN}:\n")
+        yield f"\n{_title(found['name'])}, the first {N_SHOWN}:\n"
         for sample in found["samples"][:N_SHOWN]:
             right = sample["hyp"] == sample["ref"]
-            print(f"  {sample['src']}\n    {'=' if right else '≠'} {sample['hyp']}")
+            yield f"  {sample['src']}\n    {'=' if right else '≠'} {sample['hyp']}"
             if not right:
-                print(f"      {sample['ref']}  (reference)")
-    print("\nScores:\n")
+                yield f"      {sample['ref']}  (reference)"
+    yield "\nScores:\n"
     for scored in record.scores:
-        print(f"  {_title(scored.name)}")
-        for line in scored.scores.lines():
-            print(f"    {line}")
-    translator = Translator.load(folder)
-    print("\nWhere the decoder looks (rows: what it writes; columns: what it reads):\n")
-    print(_drawn(attention_of(translator, SHOWN)))
-    print(f"\nThe run folder, which is the model: {folder}\nIts report, for a browser: {folder / 'report.html'}")
-    print(f'Try: echo "{SHOWN}" | transduce translate {folder}')
+        yield f"  {_title(scored.name)}"
+        yield from (f"    {line}" for line in scored.scores.lines())
 
 
 def inspect(

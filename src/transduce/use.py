@@ -83,23 +83,21 @@ def _json(number: int, src: str, translation: Translation) -> Iterable[str]:
 STYLES: dict[str, Style] = {"text": _text, "scores": _scores, "nbest": _nbest, "json": _json}
 
 
-def translate(
-    run: Path, files: Sequence[Path], *, search: Search, style: str, output: Path | None, device: str, log: Log
-) -> None:
-    """Translate the lines of files (`-`: stdin), as a stream, to stdout or into a file, which is written aside."""
+def translate(run: Path, files: Sequence[Path], *, search: Search, style: str, device: str, log: Log) -> Iterator[str]:
+    """Translate the lines of files (`-`: stdin) as a stream of lines to print; typed ones one by one."""
     translator = Translator.load(run, device=device)
     lines = chain.from_iterable(map(read_lines, files))
-    written: Iterator[str]
     if list(files) == [STDIN] and sys.stdin.isatty():
-        written = (text for line in lines for text in _written(translator, [line], search, style, log))
+        for line in lines:
+            yield from _written(translator, [line], search, style, log)
     else:
-        written = _written(translator, lines, search, style, log)
-    if output is None:
-        for text in written:
-            print(text)
-        return
+        yield from _written(translator, lines, search, style, log)
+
+
+def write_lines(output: Path, lines: Iterable[str]) -> None:
+    """Write lines into a file, aside and renamed."""
     with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{text}\n" for text in written)
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def evaluate(
@@ -132,8 +130,7 @@ def evaluate(
     ours = output_of(hypotheses or run)
     scores = score_corpus(ours, references, tokenize=tokenize, lowercase=lowercase)
     if output is not None:
-        with write_aside(output) as aside:
-            aside.write_text("".join(f"{text}\n" for text in ours), encoding="utf-8", newline="\n")
+        write_lines(output, ours)
     rows = []
     if against is not None:
         theirs = output_of(against)
