@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transduce.data.demo_numbers import (
-    MONTHS, WEEKDAYS, clock_times, english_ordinal, english_year, german_number, german_ordinal, german_year,
+    MONTHS,
+    WEEKDAYS,
+    clock_times,
+    english_ordinal,
+    english_year,
+    german_ordinal,
+    german_year,
 )  # fmt: skip
 from transduce.data.demo_phrases import noun_phrase, numeral
 from transduce.data.demo_rules import Rule, leaf, rule, same
@@ -13,9 +19,22 @@ from transduce.data.demo_rules import Rule, leaf, rule, same
 SEASONS = (("spring", "Frühling"), ("summer", "Sommer"), ("autumn", "Herbst"), ("winter", "Winter"))
 DAYTIMES = (("morning", "Morgen"), ("afternoon", "Nachmittag"), ("evening", "Abend"))
 # English singular and plural; German feminine?, singular, dative plural.
-UNITS = (("day", "Tag", "Tagen"), ("week", "Woche", "Wochen"), ("month", "Monat", "Monaten"), ("year", "Jahr", "Jahren"), ("hour", "Stunde", "Stunden"))
+UNITS = (
+    ("day", "Tag", "Tagen"),
+    ("week", "Woche", "Wochen"),
+    ("month", "Monat", "Monaten"),
+    ("year", "Jahr", "Jahren"),
+    ("hour", "Stunde", "Stunden"),
+)
 _ENDING = {"Woche": "e", "Jahr": "es", "Stunde": "e"}
-OFTEN = (("always", "immer"), ("often", "oft"), ("never", "nie"), ("sometimes", "manchmal"), ("usually", "meistens"), ("rarely", "selten"))
+OFTEN = (
+    ("always", "immer"),
+    ("often", "oft"),
+    ("never", "nie"),
+    ("sometimes", "manchmal"),
+    ("usually", "meistens"),
+    ("rarely", "selten"),
+)
 SO_FAR = (("already", "schon"), ("never", "nie"), ("often", "oft"), ("just", "gerade"))
 
 
@@ -32,13 +51,13 @@ def month() -> Iterator[Rule]:
 
 
 def day_of_month() -> Iterator[Rule]:
-    """third -> dritten; in the dative, after "am"."""
+    """Third -> dritten; in the dative, after "am"."""
     for n in range(1, 32):
         yield leaf(english_ordinal(n), german_ordinal(n) + "n", head=english_ordinal(n))
 
 
 def clock() -> Iterator[Rule]:
-    """half past seven -> halb acht"""
+    """Half past seven -> halb acht"""
     for en, de, _ in clock_times():
         *before, last = en.split()
         *words, last_de = de.split()
@@ -53,7 +72,7 @@ def clock() -> Iterator[Rule]:
 
 
 def year() -> Iterator[Rule]:
-    """nineteen eighty-four -> neunzehnhundertvierundachtzig"""
+    """Nineteen eighty-four -> neunzehnhundertvierundachtzig"""
     for century in (17, 18, 19):
         for n in range(century * 100 + 10, century * 100 + 100):
             yield leaf(english_year(n), german_year(n), head=str(n))
@@ -77,11 +96,11 @@ def time_at_any_tense() -> Iterator[Rule]:
 
 
 def ago_or_ahead(before: str, after: str, german: str) -> Iterator[Rule]:
-    """three days ago, in three days."""
+    """Three days ago, in three days."""
     for en, _, de in UNITS:
         head = f"{en}s"
         src = f"{before} 0 {en}s|u {after}"
-        yield rule([(small_numeral,)], src, f"{german}|a 0 {de}|u", head=head, combinations=(("number", 0, head),))
+        yield rule([(small_numeral,)], src, f"{german}|a 0 {de}|u", head=head, met=(("number", 0, head),))
 
 
 def cause() -> Iterator[Rule]:
@@ -94,7 +113,12 @@ def cause() -> Iterator[Rule]:
         ("after", "nach", "dat", "event", 0.15),
     ):
         start = " ".join(f"{word}|p" for word in en.split())
-        yield rule([(noun_phrase, case, "sg", kind, "definite" if kind == "event" else "the")], f"{start} 0", f"{de}|p 0", weight=weight)
+        yield rule(
+            [(noun_phrase, case, "sg", kind, "definite" if kind == "event" else "the")],
+            f"{start} 0",
+            f"{de}|p 0",
+            weight=weight,
+        )
 
 
 def _last_or_next(word: str, stem: str) -> Iterator[Rule]:
@@ -107,7 +131,11 @@ def _last_or_next(word: str, stem: str) -> Iterator[Rule]:
 
 
 def adjunct(tense: str) -> Iterator[Rule]:
-    """When or why; `tense` is present, past, future, perfect, or "not present": without "every day", which "not" would change."""
+    """When or why; `tense` is present, past, future, perfect, "not present" or "first past".
+
+    "not present" is for negated clauses and has no "every day": under "not" it would mean two things. "first past" has
+    no "three days ago": a sentence that begins with a number in words is bad style.
+    """
     yield same((cause,), weight=0.18)
     if tense != "perfect":
         yield same((time_at_any_tense,), weight=0.5)
@@ -115,30 +143,41 @@ def adjunct(tense: str) -> Iterator[Rule]:
         for en, de in (("today", "heute"), ("now", "jetzt")):
             yield leaf(en, de, weight=0.06)
     if tense == "present":
-        for en, de in (("day", "jeden Tag"), ("week", "jede Woche"), ("year", "jedes Jahr"), *((e, f"jeden {d}") for e, d in (*DAYTIMES, *WEEKDAYS))):
+        for en, de in (
+            ("day", "jeden Tag"),
+            ("week", "jede Woche"),
+            ("year", "jedes Jahr"),
+            *((e, f"jeden {d}") for e, d in (*DAYTIMES, *WEEKDAYS)),
+        ):
             every, noun = de.split()
             yield leaf(f"every|a {en}|b", f"{every}|a {noun}|b", weight=0.015)
-    if tense == "past":
+    if tense in ("past", "first past"):
         yield leaf("yesterday", "gestern", weight=0.08)
         yield rule([(year,)], "in|a 0", "im|a Jahr|a 0", weight=0.09)
-        yield same((ago_or_ahead, "", "ago|a", "vor"), weight=0.1)
+        if tense == "past":
+            yield same((ago_or_ahead, "", "ago|a", "vor"), weight=0.12)
         yield same((last,), weight=0.08)
     elif tense == "future":
         yield leaf("tomorrow", "morgen", weight=0.08)
         yield same((ago_or_ahead, "in|a", "", "in"), weight=0.14)
         yield same((next_,), weight=0.08)
     if tense == "perfect":
-        for en, de in (("today", "heute"), ("this|a week|b", "diese|a Woche|b"), ("this|a morning|b", "heute|a Morgen|b"), ("twice", "zweimal")):
+        for en, de in (
+            ("today", "heute"),
+            ("this|a week|b", "diese|a Woche|b"),
+            ("this|a morning|b", "heute|a Morgen|b"),
+            ("this|a year|b", "dieses|a Jahr|b"),
+        ):
             yield leaf(en, de, weight=0.08)
 
 
 def last() -> Iterator[Rule]:
-    """last week -> letzte Woche"""
+    """Last week -> letzte Woche"""
     yield from _last_or_next("last", "letzt")
 
 
 def next_() -> Iterator[Rule]:
-    """next Monday -> nächsten Montag"""
+    """Next Monday -> nächsten Montag"""
     yield from _last_or_next("next", "nächst")
 
 

@@ -1,4 +1,4 @@
-"""The lexicon of the built-in corpus and the morphology of both languages: every inflected form from a few principal parts.
+"""The lexicon of the built-in corpus and the morphology of both languages: all forms from a few principal parts.
 
 The words are data (`demo_lexicon.txt`); this module reads them and inflects them. German conventions: genders m, f, n;
 cases nom, acc, dat, gen; numbers sg, pl; persons 1s, 2s (du), 3s, 1p, 3p.
@@ -86,7 +86,8 @@ class Modifier:
 class Verb:
     """A verb of both languages. `frame` says what it takes; `prefix` is the separable one, or empty.
 
-    `particle` is that of an English phrasal verb whose pronoun stands before it (turn it on); no English form contains it.
+    `particle` is that of an English phrasal verb whose pronoun stands before it (turn it on); the English forms are
+    without it.
     """
 
     frame: str
@@ -130,7 +131,7 @@ class Verb:
 
     @property
     def infinitive(self) -> str:
-        """einschalten"""
+        """Einschalten"""
         return self.prefix + self.de
 
     @property
@@ -180,7 +181,9 @@ def _past(word: str) -> str:
 def _genitive(word: str) -> str:
     """Regular genitive of a strong masculine or neuter: -es after a hiss or in words of one syllable, else -s."""
     syllables = len(re.findall("[aeiouäöüy]+", word.lower()))
-    return word + ("es" if word.endswith(("s", "ß", "x", "z")) or (syllables == 1 and word[-1] not in "aeiouäöü") else "s")
+    return word + (
+        "es" if word.endswith(("s", "ß", "x", "z")) or (syllables == 1 and word[-1] not in "aeiouäöü") else "s"
+    )
 
 
 def _read_noun(row: list[str]) -> Noun:
@@ -223,10 +226,26 @@ def _read_verb(row: list[str]) -> Verb:
     singular = [stem + "e", second, stem + e + "t"]
     singular[3 - len(given) :] = given
     regular = ("" if _INSEPARABLE.match(base) or base.endswith("ieren") else "ge") + stem + e + "t"
+    kind, local, kinds, reflexive, preposition = _read_frame(frame)
     return Verb(
-        *_read_frame(frame), en, past + space + rest, en_participle + space + rest, particle, base, prefix, *singular,
-        stem + e + "te" if preterite == "-" else preterite, prefix + (regular if participle == "-" else participle), auxiliary,
-    )  # fmt: skip
+        frame=kind,
+        local=local,
+        kinds=kinds,
+        reflexive=reflexive,
+        preposition=preposition,
+        en=en,
+        en_past=past + space + rest,
+        en_participle=en_participle + space + rest,
+        particle=particle,
+        de=base,
+        prefix=prefix,
+        first=singular[0],
+        second=singular[1],
+        third=singular[2],
+        preterite=stem + e + "te" if preterite == "-" else preterite,
+        participle=prefix + (regular if participle == "-" else participle),
+        auxiliary=auxiliary,
+    )
 
 
 @cache

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-_EN_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-).split()
-_EN_TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
-_DE_SMALL = (
-    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
-).split()
-_DE_TENS = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
-_EN_ORDINALS = {
-    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth",
-}  # fmt: skip
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_EN_TEENS = _words("ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen")
+_DE_TEENS = _words("zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn")
+_EN_SMALL = _words("zero one two three four five six seven eight nine") + _EN_TEENS
+_DE_SMALL = _words("null eins zwei drei vier fünf sechs sieben acht neun") + _DE_TEENS
+_EN_TENS = _words("- - twenty thirty forty fifty sixty seventy eighty ninety")
+_DE_TENS = _words("- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig")
+_EN_ORDINALS = dict(
+    zip(
+        _words("one two three five eight nine twelve"),
+        _words("first second third fifth eighth ninth twelfth"),
+        strict=True,
+    )
+)
 _DE_ORDINALS = {1: "erste", 3: "dritte", 7: "siebte", 8: "achte"}
 
 WEEKDAYS = tuple(
     zip(
-        "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(),
-        "Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag".split(),
+        _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
+        _words("Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag"),
         strict=True,
     )
 )
 MONTHS = tuple(
     zip(
-        "January February March April May June July August September October November December".split(),
-        "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split(),
+        _words("January February March April May June July August September October November December"),
+        _words("Januar Februar März April Mai Juni Juli August September Oktober November Dezember"),
         strict=True,
     )
 )
@@ -93,7 +100,12 @@ def clock_times() -> list[tuple[str, str, int]]:
         en, de = english_number(hour), german_number(hour)
         times.append((f"{en} o'clock", f"{'ein' if hour == 1 else de} Uhr", hour))
         times.append((f"half past {en}", f"halb {german_number(following)}", following))
-        for en_minutes, de_minutes in (("quarter", "Viertel"), ("five", "fünf"), ("ten", "zehn"), ("twenty", "zwanzig")):
+        for en_minutes, de_minutes in (
+            ("quarter", "Viertel"),
+            ("five", "fünf"),
+            ("ten", "zehn"),
+            ("twenty", "zwanzig"),
+        ):
             times.append((f"{en_minutes} past {en}", f"{de_minutes} nach {de}", hour))
             times.append((f"{en_minutes} to {en}", f"{de_minutes} vor {de}", hour))
     return times

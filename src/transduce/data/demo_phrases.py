@@ -1,18 +1,19 @@
-"""Noun phrases of the built-in corpus: articles, adjectives, compounds, genitives, pronouns, and prepositions before them."""
+"""Noun phrases of the built-in corpus: articles, adjectives, compounds, genitives, pronouns, prepositions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 from transduce.data.demo_lexicon import ADJECTIVE_ENDINGS, ARTICLES, GENDERS, Noun, ending, lexicon
 from transduce.data.demo_numbers import english_number, german_number
-from transduce.data.demo_rules import Rule, leaf, rule, same
+from transduce.data.demo_rules import Met, Rule, leaf, rule, same
 
 GOODS = ("text", "device", "opening", "vehicle", "clothing", "thing", "furniture")
 MASS = ("meal", "drink", "cause")
 COMPOUND_SHARE = 0.15
-ADJECTIVE_SHARE = {True: 0.15, False: 0.45}  # in light noun phrases, and in others
+ADJECTIVE_SHARE = {True: 0.25, False: 0.5}  # in light noun phrases, and in others
 
 # English before singular and plural, German stem, its article endings, declension of adjectives after it.
 DETERMINERS = {
@@ -30,10 +31,12 @@ DETERMINERS = {
     "our": ("our", "our", "unser", "ein", "mixed"),
     "their": ("their", "their", "ihr", "ein", "mixed"),
 }
+_SOME = {"every": 0.02, "many": 0.04, "all": 0.03}
 _OWN = {"my": 0.06, "your": 0.03, "his": 0.04, "her": 0.04, "our": 0.04, "their": 0.04}
 # What a noun phrase may begin with, by its place in the sentence; "bare" and "number" are for plurals and mass nouns.
 BEGINNINGS: dict[str, dict[str, float]] = {
-    "any": {"the": 0.3, "a": 0.3, "this": 0.07, "every": 0.02, "many": 0.04, "all": 0.03, "bare": 0.14, "number": 0.1, "name": 0.04, **_OWN},
+    "any": {"the": 0.3, "a": 0.3, "this": 0.07, "bare": 0.14, "number": 0.14, "name": 0.04, **_SOME, **_OWN},
+    "subject": {"the": 0.4, "a": 0.25, "this": 0.07, "name": 0.04, **_SOME, **_OWN},
     "definite": {"the": 0.5, "this": 0.1, "name": 0.04, **_OWN},
     "not the": {"a": 0.3, "this": 0.1, **_OWN},
     "mass": {"bare": 0.5, "this": 0.1, **_OWN},
@@ -53,7 +56,15 @@ PRONOUNS = {  # English subject and object; German nominative, accusative, dativ
     "3p": ("they", "them", "sie", "sie", "ihnen", "sich"),
 }
 IT = {"m": {"nom": "er", "acc": "ihn"}, "f": {"nom": "sie", "acc": "sie"}, "n": {"nom": "es", "acc": "es"}}
-CONTRACTIONS = {"in dem": "im", "in das": "ins", "an dem": "am", "von dem": "vom", "zu dem": "zum", "zu der": "zur", "bei dem": "beim"}
+CONTRACTIONS = {
+    "in dem": "im",
+    "in das": "ins",
+    "an dem": "am",
+    "von dem": "vom",
+    "zu dem": "zum",
+    "zu der": "zur",
+    "bei dem": "beim",
+}
 
 
 @cache
@@ -70,8 +81,8 @@ def noun(case: str, number: str, kind: str, gender: str) -> Iterator[Rule]:
         en, de = n.english(number), n.german(case, number)
         yield leaf(en, de, head=n.en, weight=1 - COMPOUND_SHARE if modifiers else 1.0)
         for m in modifiers:
-            compound = (("compound", m.en, n.en),)
-            yield leaf(f"{m.en} {en}", m.de + de.lower(), head=n.en, weight=COMPOUND_SHARE / len(modifiers), combinations=compound)
+            share, met = COMPOUND_SHARE / len(modifiers), (("compound", m.en, n.en),)
+            yield leaf(f"{m.en} {en}", m.de + de.lower(), head=n.en, weight=share, met=met)
 
 
 def adjective(kind: str, ending: str) -> Iterator[Rule]:
@@ -82,10 +93,18 @@ def adjective(kind: str, ending: str) -> Iterator[Rule]:
 
 
 # Adjectives that rule each other out.
-CONTRARY = tuple(map(str.split, (
-    "old young new modern", "big small", "beautiful ugly", "expensive cheap", "red blue green white black brown", "clean dirty",
-    "warm cold hot", "long short", "boring exciting interesting funny", "difficult simple", "rich poor", "happy sad", "strong sick",
-)))  # fmt: skip
+CONTRARY = (
+    {"old", "young", "new", "modern"},
+    {"big", "small"},
+    {"beautiful", "ugly"},
+    {"expensive", "cheap"},
+    {"red", "blue", "green", "white", "black", "brown"},
+    {"clean", "dirty"},
+    {"warm", "cold", "hot"},
+    {"long", "short"},
+    {"boring", "exciting", "interesting", "funny"},
+    {"difficult", "simple"},
+)
 
 
 def predicate_adjective(kind: str) -> Iterator[Rule]:
@@ -102,7 +121,7 @@ def one_adjective(en: str) -> Iterator[Rule]:
 
 def other_adjective(kind: str, en: str) -> Iterator[Rule]:
     """Adjectives after "is" that can be true beside another one."""
-    contrary = {en, *(other for group in CONTRARY if en in group for other in group)}
+    contrary = {en}.union(*(group for group in CONTRARY if en in group))
     return (leaf(a.en, a.de, head=a.en) for a in lexicon().adjectives if kind in a.kinds and a.en not in contrary)
 
 
@@ -118,7 +137,8 @@ def noun_with_adjective(case: str, number: str, kind: str, gender: str, declensi
     after = ending(ADJECTIVE_ENDINGS[declension], case, gender if number == "sg" else "pl")
     head, share = (noun, case, number, kind, gender), ADJECTIVE_SHARE[light]
     yield same(head, weight=1 - share)
-    yield rule([(adjective, kind, after), head], "0 1", "0 1", weight=share, head=1, combinations=(("adjective", 0, 1),))
+    met: Met = (("adjective", 0, 1),)
+    yield rule([(adjective, kind, after), head], "0 1", "0 1", weight=share, head=1, met=met)
 
 
 def numeral() -> Iterator[Rule]:
@@ -130,7 +150,10 @@ def numeral() -> Iterator[Rule]:
 
 
 def noun_phrase(case: str, number: str, kind: str, beginnings: str, only: str = "") -> Iterator[Rule]:
-    """A noun phrase, of one gender if `only` says so. Under "no" its English has two parts: not ... a key, German: keinen Schlüssel."""
+    """A noun phrase, of one gender if `only` says so.
+
+    That of "no" has two English parts: "not ... a key", keinen Schlüssel.
+    """
     for gender in only or GENDERS:
         share = float(len(nouns_of(kind, gender)))
         if not share:
@@ -139,11 +162,11 @@ def noun_phrase(case: str, number: str, kind: str, beginnings: str, only: str = 
         for name, weight in BEGINNINGS[beginnings].items():
             light = beginnings == "light"
             for made in _begin(name, case, number, kind, gender, column, light):
-                yield Rule(made.children, made.src, made.tgt, made.weight * weight * share, made.head, made.combinations)
-        if beginnings in ("any", "definite") and number == "sg" and kind in (*GOODS, "idea"):
+                yield replace(made, weight=made.weight * weight * share)
+        if beginnings in ("any", "subject", "definite") and number == "sg" and kind in (*GOODS, "idea"):
             children = [(noun, case, number, kind, gender), (owner, kind)]
             article = ending(ARTICLES["der"], case, column)
-            yield rule(children, "the|a 0 of 1", f"{article}|a 0 1", weight=0.05 * share)
+            yield rule(children, "the|a 0 of 1", f"{article}|a 0 1", weight=0.07 * share)
 
 
 def _begin(name: str, case: str, number: str, kind: str, gender: str, column: str, light: bool) -> Iterator[Rule]:
@@ -165,7 +188,7 @@ def _begin(name: str, case: str, number: str, kind: str, gender: str, column: st
             yield same(rest("strong"))
     elif name == "number":
         if number == "pl":
-            yield rule([(numeral,), rest("strong")], "0 1", "0 1", head=1, combinations=(("number", 0, 1),))
+            yield rule([(numeral,), rest("strong")], "0 1", "0 1", head=1, met=(("number", 0, 1),))
     elif name == "name":
         if kind != "person" and case != "gen":
             for _, en, de in lexicon().names:
@@ -204,21 +227,28 @@ def preposition(en: str, de: str, case: str, kinds: tuple[str, ...], light: bool
                 both = f"{de} {ending(ARTICLES['der'], case, gender)}"
                 short = CONTRACTIONS.get(both)
                 rest = (noun_with_adjective, case, "sg", kind, gender, "weak", light)
-                src, tgt = (f"{start} the|p 0", f"{short}|p 0") if short else (f"{start} the|a 0", f"{de}|p {both.split()[1]}|a 0")
-                yield rule([rest], src, tgt, weight=0.6 * len(nouns_of(kind, gender)))
+                whole = f"{start} the|p 0", f"{short}|p 0"
+                parts = f"{start} the|a 0", f"{de}|p {both.split()[1]}|a 0"
+                yield rule([rest], *(whole if short else parts), weight=0.6 * len(nouns_of(kind, gender)))
         if light:
             continue
         others = "mass" if kind in MASS else "not the"
         yield rule([(noun_phrase, case, "sg", kind, others)], f"{start} 0", f"{de}|p 0", weight=0.25 * sizes[kind])
         if kind not in MASS:
-            yield rule([(noun_phrase, case, "pl", kind, "definite")], f"{start} 0", f"{de}|p 0", weight=0.15 * sizes[kind])
+            several = (noun_phrase, case, "pl", kind, "definite")
+            yield rule([several], f"{start} 0", f"{de}|p 0", weight=0.15 * sizes[kind])
 
 
-def object_pronoun(case: str, person: str) -> Iterator[Rule]:
-    """Pronouns of persons as objects of a subject of the given person: never the subject's own."""
+def object_pronoun(case: str, person: str, only: str = "") -> Iterator[Rule]:
+    """Pronouns of persons as objects of a subject of the given person: never the subject's own.
+
+    `only`: "sie", which before the subject would be taken for it, or "not sie".
+    """
     for name, (_, en, _, acc, dat, _) in PRONOUNS.items():
-        if name[0] != person[0] or name[0] == "3":
-            yield leaf(en, {"acc": acc, "dat": dat}[case], head="pronoun")
+        de = {"acc": acc, "dat": dat}[case]
+        wanted = not only or (de == "sie") == (only == "sie")
+        if wanted and (name[0] != person[0] or name[0] == "3"):
+            yield leaf(en, de, head="pronoun")
 
 
 def subject_pronoun(person: str) -> Iterator[Rule]:

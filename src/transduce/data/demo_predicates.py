@@ -1,19 +1,27 @@
 """Predicates of the built-in corpus: verbs with all that they take, in every mood.
 
 A predicate has two English parts, the auxiliary (empty where there is none) and the rest, and six German ones: finite
-verb, reflexive or dative pronoun, accusative pronoun, other objects, the end of a main clause, the end of a subordinate
-clause. "er [schaltet] [] [sie] [] [ein]", "dass er [] [sie] [] [einschaltet]".
+verb, pronoun, the pronoun "sie", other objects, the end of a main clause, the end of a subordinate clause.
+"heute [holt] [mich] der Mann [] [] [ab]", "dass der Mann [mich] [] [] [abholt]". Where the subject comes after the
+finite verb, pronouns stand before it if it is none itself; but "sie" would be taken for the subject there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from transduce.data.demo_lexicon import PERSONS, Verb, lexicon
-from transduce.data.demo_phrases import PRONOUNS, noun_phrase, noun_phrase_of, object_pronoun, predicate_adjective, preposition
-from transduce.data.demo_rules import Call, Rule, leaf, rule, same
+from transduce.data.demo_phrases import (
+    PRONOUNS,
+    noun_phrase,
+    noun_phrase_of,
+    object_pronoun,
+    predicate_adjective,
+    preposition,
+)  # fmt: skip
+from transduce.data.demo_rules import Call, Met, Rule, leaf, rule, same
 
 
 def by_person(forms: str) -> dict[str, str]:
@@ -34,7 +42,10 @@ _GERMAN_PERFECT = {"haben": by_person("habe hast hat haben haben"), "sein": BE[1
 
 @dataclass(frozen=True, slots=True)
 class Mood:
-    """How a verb is used: English auxiliary, words before the verb, its form; German auxiliary or tense; kind of German form."""
+    """How a verb is used.
+
+    English: auxiliary, word before "to" and the verb, form of the verb. German: auxiliary or else tense, kind of form.
+    """
 
     aux: dict[str, str] | None
     lead: dict[str, str] | None
@@ -122,7 +133,7 @@ def inflect(v: Verb, mood: str, person: str, parted: bool) -> Rule:
 
 
 def in_city() -> Iterator[Rule]:
-    """in Berlin"""
+    """In Berlin"""
     return (leaf(f"in|p {en}|c", f"in|p {de}|c") for en, de in lexicon().cities)
 
 
@@ -143,7 +154,13 @@ def direction(light: bool) -> Iterator[Rule]:
         yield leaf(f"from|p {en}|c", f"aus|p {de}|c", weight=0.05 / len(lexicon().cities))
 
 
-ON = (("on", "auf", 0.4), ("under", "unter", 0.2), ("behind", "hinter", 0.15), ("next to", "neben", 0.15), ("in front of", "vor", 0.1))
+ON = (
+    ("on", "auf", 0.4),
+    ("under", "unter", 0.2),
+    ("behind", "hinter", 0.15),
+    ("next to", "neben", 0.15),
+    ("in front of", "vor", 0.1),
+)
 
 
 def at_furniture(case: str, light: bool) -> Iterator[Rule]:
@@ -168,11 +185,10 @@ def predicate(mood: str, person: str, negated: bool, light: bool) -> Iterator[Ru
     """What is said of the subject; `light` predicates are short, for sentences of two clauses."""
     for i, group in enumerate(verb_groups()):
         first = group[0]
-        made = {"none": _bare, "social": _bare, "acc": _accusative, "dat": _dative, "both": _both, "prep": _prepositional}.get(
-            first.frame, _placed
-        )
-        for r in made(first, (verb, i, mood, person), person, negated, light):
-            yield Rule(r.children, r.src, r.tgt, r.weight * len(group), r.head, r.combinations)
+        if first.frame == "state" and MOODS[mood].kind != "finite":
+            continue
+        for r in _FRAMES.get(first.frame, _nothing)(first, (verb, i, mood, person), person, negated, light):
+            yield replace(r, weight=r.weight * len(group))
     if mood in COPULA:
         yield from _copula(mood, person, negated, light)
 
@@ -182,8 +198,8 @@ def _beginnings(negated: bool, light: bool) -> str:
     return "definite" if negated else "light" if light else "any"
 
 
-def _late(late: str = "1", dative: str = "", accusative: str = "") -> tuple[str, ...]:
-    return ("0.0", f"0.3 {dative}", accusative, late, "0.1", "0.2")
+def _late(late: str = "1", pronoun: str = "", sie: str = "") -> tuple[str, ...]:
+    return ("0.0", f"0.3 {pronoun}", sie, late, "0.1", "0.2")
 
 
 def _bare(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Iterator[Rule]:
@@ -196,27 +212,28 @@ def _bare(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Itera
         yield rule([head, (company,)], _MAIN, _late(), weight=0.6)
 
 
-_OBJECT = (("object", 0, 1),)
+_OBJECT: Met = (("object", 0, 1),)
 
 
 def _accusative(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Iterator[Rule]:
     thing = (noun_phrase_of, "acc", v.kinds, _beginnings(negated, light))
     src, late = (_NOT, "1 nicht|n") if negated else (_MAIN, "1")
-    yield rule([head, thing], src, _late(late), combinations=_OBJECT)
+    yield rule([head, thing], src, _late(late), met=_OBJECT)
     if v.local and not light and not negated:
-        yield rule([head, thing, (location, True)], ("0.0", "0.1 1 2"), _late("1 2"), weight=0.4, combinations=_OBJECT)
+        yield rule([head, thing, (location, True)], ("0.0", "0.1 1 2"), _late("1 2"), weight=0.4, met=_OBJECT)
     if negated:
         nothing = (noun_phrase_of, "acc", v.kinds, "no")
-        yield rule([head, nothing], ("0.0", "1.0 0.1 1.1"), _late("1"), weight=0.6, combinations=_OBJECT)
+        yield rule([head, nothing], ("0.0", "1.0 0.1 1.1"), _late("1"), weight=0.6, met=_OBJECT)
     if "person" in v.kinds:
         no, late = ("not|n", "nicht|n") if negated else ("", "")
         src = ("0.0", f"{no} 0.1 1 0.2")
-        yield rule([(*head, True), (object_pronoun, "acc", person)], src, _late(late, "", "1"), weight=0.25)
+        for only, place, weight in (("not sie", ("1", ""), 0.15), ("sie", ("", "1"), 0.1)):
+            yield rule([(*head, True), (object_pronoun, "acc", person, only)], src, _late(late, *place), weight=weight)
 
 
 def _dative(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Iterator[Rule]:
     whom = (noun_phrase_of, "dat", v.kinds, _beginnings(negated, light))
-    yield rule([head, whom], _NOT if negated else _MAIN, _late("1 nicht|n" if negated else "1"), combinations=_OBJECT)
+    yield rule([head, whom], _NOT if negated else _MAIN, _late("1 nicht|n" if negated else "1"), met=_OBJECT)
     src, late = (_NOT, "nicht|n") if negated else (_MAIN, "")
     yield rule([head, (object_pronoun, "dat", person)], src, _late(late, "1"), weight=0.4)
 
@@ -226,20 +243,20 @@ def _both(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Itera
     if negated:
         nothing = (noun_phrase_of, "acc", kinds, "no")
         src = ("0.0", "1.0 0.1 1.1 to 2")
-        yield rule([head, nothing, whom], src, _late("2 1"), weight=0.3, combinations=_OBJECT)
-        yield rule([head, nothing, pronoun], src, _late("1", "2"), weight=0.3, combinations=_OBJECT)
+        yield rule([head, nothing, whom], src, _late("2 1"), weight=0.3, met=_OBJECT)
+        yield rule([head, nothing, pronoun], src, _late("1", "2"), weight=0.3, met=_OBJECT)
     thing = (noun_phrase_of, "acc", kinds, _beginnings(negated, light))
     no, late = ("not|n", " nicht|n") if negated else ("", "")
     src = ("0.0", f"{no} 0.1 1 to 2")
-    yield rule([head, thing, whom], src, _late("2 1" + late), weight=0.5, combinations=_OBJECT)
-    yield rule([head, thing, pronoun], src, _late("1" + late, "2"), weight=0.5, combinations=_OBJECT)
+    yield rule([head, thing, whom], src, _late("2 1" + late), weight=0.5, met=_OBJECT)
+    yield rule([head, thing, pronoun], src, _late("1" + late, "2"), weight=0.5, met=_OBJECT)
 
 
 def _prepositional(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Iterator[Rule]:
     assert v.preposition
     en, de, case = v.preposition
     what = (preposition, en, de, case, v.kinds, light)
-    yield rule([head, what], _NOT if negated else _MAIN, _late("nicht|n 1" if negated else "1"), combinations=_OBJECT)
+    yield rule([head, what], _NOT if negated else _MAIN, _late("nicht|n 1" if negated else "1"), met=_OBJECT)
     if "person" in v.kinds:
         pronoun = (object_pronoun, case, person)
         no, late = ("not|n", "nicht|n") if negated else ("", "")
@@ -256,7 +273,17 @@ def _placed(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Ite
         yield rule([head, (at_furniture, "dat", light)], src, _late(late))
     elif v.frame == "put" and not negated:
         thing = (noun_phrase, "acc", "sg", "thing", "light" if light else "any")
-        yield rule([head, thing, (at_furniture, "acc", True)], ("0.0", "0.1 1 2"), _late("1 2"), combinations=_OBJECT)
+        yield rule([head, thing, (at_furniture, "acc", True)], ("0.0", "0.1 1 2"), _late("1 2"), met=_OBJECT)
+
+
+def _nothing(v: Verb, head: Call, person: str, negated: bool, light: bool) -> Iterator[Rule]:
+    return iter(())  # verbs that have sentences of their own
+
+
+_FRAMES = {
+    "none": _bare, "social": _bare, "acc": _accusative, "state": _accusative, "dat": _dative, "both": _both,
+    "prep": _prepositional, "motion": _placed, "stay": _placed, "sit": _placed, "put": _placed,
+}  # fmt: skip
 
 
 def _copula(mood: str, person: str, negated: bool, light: bool) -> Iterator[Rule]:

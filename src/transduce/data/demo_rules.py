@@ -1,11 +1,11 @@
-"""Synchronous rules: one derivation writes an English and a German phrase at once, and knows which words belong together.
+"""Synchronous rules: a derivation writes an English and a German phrase at once, and knows which words belong together.
 
-A phrase of either language may come in several parts (a synchronous multiple context-free grammar): the German predicate
-"schaltet ... ein" has its parts at different places of a clause. A category is a function of features that yields `Rule`s;
-a child is named by a call, `(category, *features)`. The grammar has no recursion, so its derivations can be counted.
+A phrase of either language may come in several parts (a synchronous multiple context-free grammar): the German
+predicate "schaltet ... ein" has its parts at different places of a clause. A category is a function of features that
+yields `Rule`s; a child is named by a call, `(category, *features)`. Without recursion, derivations can be counted.
 
-Templates name children by number, and their parts after a dot: "0 1.2". Any other word stands for itself; words with the
-same mark ("the|a", "der|a") are translations of each other. In a rule without children, unmarked words are so too.
+Templates name children by number, and their parts after a dot: "0 1.2". Any other word stands for itself; words with
+the same mark ("the|a", "der|a") are translations of each other. In a rule without children, unmarked words are so too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from typing import Any
 Category = Callable[..., Iterable["Rule"]]
 Call = tuple[Any, ...]
 Combination = tuple[str, str, str]
-Part = tuple[int, ...]
-Drawn = tuple[tuple[Part, ...], tuple[Part, ...], str]
+Parts = Sequence[tuple[int, ...]]
+Drawn = tuple[Parts, Parts, str]
+Met = tuple[tuple[str, int | str, int | str], ...]
 Plan = tuple[tuple[tuple[int, int], ...], ...]
 _CHILD = re.compile(r"(\d+)(?:\.(\d))?")
-_MAX_PARTS, _MAX_LEAVES = 8, 64
+_BITS = 3  # of a reference: the number of the part; above them that of the leaf
+_MAX_PARTS, _MAX_LEAVES = 1 << _BITS, 64
 _PARTS = [[tuple((k * _MAX_PARTS + p,) for p in range(n)) for k in range(_MAX_LEAVES)] for n in range(_MAX_PARTS + 1)]
 
 
@@ -35,8 +37,8 @@ _PARTS = [[tuple((k * _MAX_PARTS + p,) for p in range(n)) for k in range(_MAX_LE
 class Rule:
     """One way to write a category; made by `rule` and `leaf`.
 
-    `head` is the child that gives the phrase its lexeme, or the lexeme itself. `combinations` are (kind, child, child or
-    constant): pairs of lexemes whose meeting is recorded, because some are held out of training.
+    `head` is the child that gives the phrase its lexeme, or the lexeme itself. `met` are pairs of lexemes that meet
+    here, each (kind, child or lexeme, child or lexeme): recorded, because some are held out of training.
     """
 
     children: tuple[Call, ...]
@@ -44,7 +46,7 @@ class Rule:
     tgt: tuple[str, ...]
     weight: float
     head: int | str
-    combinations: tuple[tuple[str, int | str, int | str], ...]
+    met: Met
 
 
 def rule(
@@ -54,11 +56,11 @@ def rule(
     *,
     weight: float = 1.0,
     head: int | str = 0,
-    combinations: tuple[tuple[str, int | str, int | str], ...] = (),
+    met: Met = (),
 ) -> Rule:
     """A rule with templates of its parts in either language; one part may be given as a plain string."""
     src, tgt = (side if isinstance(side, tuple) else (side,) for side in (src, tgt))
-    return Rule(tuple(children), src, tgt, weight, head, combinations)
+    return Rule(tuple(children), src, tgt, weight, head, met)
 
 
 def leaf(
@@ -67,10 +69,10 @@ def leaf(
     *,
     head: str = "",
     weight: float = 1.0,
-    combinations: tuple[Combination, ...] = (),
+    met: Met = (),
 ) -> Rule:
     """A rule without children: words on both sides."""
-    return rule((), src, tgt, weight=weight, head=head, combinations=combinations)
+    return rule((), src, tgt, weight=weight, head=head, met=met)
 
 
 def same(call: Call, *, weight: float = 1.0) -> Rule:
@@ -79,20 +81,20 @@ def same(call: Call, *, weight: float = 1.0) -> Rule:
 
 
 class Derivation:
-    """What a derivation has drawn so far: its leaves in the order of drawing, and the combinations met."""
+    """What a derivation has drawn so far: its leaves in the order of drawing, and the combinations of lexemes met."""
 
-    __slots__ = ("combinations", "leaves", "random")
+    __slots__ = ("leaves", "met", "random")
 
     def __init__(self, random: Callable[[], float]) -> None:
         self.random = random
         self.leaves: list[Leaf] = []
-        self.combinations: list[Combination] = []
+        self.met: list[Combination] = []
 
 
 class Leaf:
     """Words that are written as they stand: parts in either language and the links between their words."""
 
-    __slots__ = ("combinations", "head", "links", "src", "tgt")
+    __slots__ = ("head", "links", "met", "src", "tgt")
     count = 1
 
     def __init__(
@@ -100,64 +102,60 @@ class Leaf:
         src: Sequence[Sequence[str]],
         tgt: Sequence[Sequence[str]],
         head: str = "",
-        combinations: tuple[Combination, ...] = (),
+        met: tuple[Combination, ...] = (),
     ) -> None:
-        pairs = [[[word.partition("|")[::2] for word in part] for part in side] for side in (src, tgt)]
-        self.src, self.tgt = (tuple(tuple(word for word, _ in part) for part in side) for side in pairs)
+        marked = [[[word.partition("|")[::2] for word in part] for part in side] for side in (src, tgt)]
+        self.src, self.tgt = (tuple(tuple(word for word, _ in part) for part in side) for side in marked)
         # For every target part: (source part, place in it, place in the target part).
         self.links = tuple(
             tuple(
                 (p, i, j)
                 for j, (_, mark) in enumerate(part)
-                for p, src_part in enumerate(pairs[0])
+                for p, src_part in enumerate(marked[0])
                 for i, (_, src_mark) in enumerate(src_part)
                 if src_mark == mark
             )
-            for part in pairs[1]
+            for part in marked[1]
         )
-        self.head, self.combinations = head, combinations
+        self.head, self.met = head, met
 
     def draw(self, derivation: Derivation) -> Drawn:
         """Write the leaf: references to its parts."""
         leaves = derivation.leaves
         k = len(leaves)
         leaves.append(self)
-        if self.combinations:
-            derivation.combinations.extend(self.combinations)
+        if self.met:
+            derivation.met.extend(self.met)
         return _PARTS[len(self.src)][k], _PARTS[len(self.tgt)][k], self.head
+
+
+@dataclass
+class _Constant:
+    """Words of a template with one mark: the number that they have as a child, and one part for each word."""
+
+    child: int
+    parts: tuple[list[list[str]], list[list[str]]]
 
 
 class Node:
     """A compiled rule with children; constant words are leaves among them."""
 
-    __slots__ = ("children", "combinations", "head", "head_child", "src", "tgt")
+    __slots__ = ("children", "head", "head_child", "met", "src", "tgt")
 
     def __init__(self, source: Rule) -> None:
-        children: list[Symbol | Leaf] = [symbol(call) for call in source.children]
-        places: dict[str, tuple[int, list[list[str]], list[list[str]]]] = {}
-        unmarked = 0
-        plans: list[Plan] = []
-        for side, parts in enumerate((source.src, source.tgt)):
-            plan = []
-            for part in parts:
-                row = []
-                for item in part.split():
-                    if found := _CHILD.fullmatch(item):
-                        row.append((int(found[1]), int(found[2] or 0)))
-                        continue
-                    word, _, mark = item.partition("|")
-                    unmarked += not mark
-                    place = places.setdefault(mark or f"{unmarked}", (len(children) + len(places), [], []))
-                    place[1 + side].append([word])
-                    row.append((place[0], len(place[1 + side]) - 1))
-                plan.append(tuple(row))
-            plans.append(tuple(plan))
-        children += [Leaf(src, tgt) for _, src, tgt in places.values()]
-        self.children = tuple(children)
-        self.src, self.tgt = plans
+        constants: dict[str, _Constant] = {}
+        n_children = len(source.children)
+        self.src, self.tgt = (
+            tuple(tuple(_read_item(item, side, constants, n_children) for item in part.split()) for part in parts)
+            for side, parts in enumerate((source.src, source.tgt))
+        )
+        self.children: tuple[Symbol | Leaf, ...] = (
+            *map(symbol, source.children),
+            *(Leaf(*constant.parts) for constant in constants.values()),
+        )
         self.head = source.head if isinstance(source.head, str) else ""
         self.head_child = -1 if isinstance(source.head, str) else source.head
-        self.combinations = source.combinations
+        self.met = source.met
 
     @property
     def count(self) -> int:
@@ -167,12 +165,12 @@ class Node:
     def draw(self, derivation: Derivation) -> Drawn:
         """Draw the children and put their parts in place."""
         drawn = [child.draw(derivation) for child in self.children]
-        for kind, a, b in self.combinations:
-            first = drawn[a][2] if a.__class__ is int else a
-            derivation.combinations.append((kind, first, drawn[b][2] if b.__class__ is int else b))  # type: ignore[arg-type,index]
+        for kind, *pair in self.met:
+            a, b = (drawn[x][2] if isinstance(x, int) else x for x in pair)
+            derivation.met.append((kind, a, b))
         src, tgt = [], []
         for plan in self.src:
-            part: Part = ()
+            part: tuple[int, ...] = ()
             for child, p in plan:
                 part += drawn[child][0][p]
             src.append(part)
@@ -181,7 +179,18 @@ class Node:
             for child, p in plan:
                 part += drawn[child][1][p]
             tgt.append(part)
-        return src, tgt, drawn[self.head_child][2] if self.head_child >= 0 else self.head  # type: ignore[return-value]
+        return src, tgt, drawn[self.head_child][2] if self.head_child >= 0 else self.head
+
+
+def _read_item(item: str, side: int, constants: dict[str, _Constant], n_children: int) -> tuple[int, int]:
+    """An item of a template as (child, part). A word becomes a part of the constant leaf of its mark."""
+    if found := _CHILD.fullmatch(item):
+        return int(found[1]), int(found[2] or 0)
+    word, _, mark = item.partition("|")
+    mark = mark or f"unmarked {side} {len(constants)}"
+    constant = constants.setdefault(mark, _Constant(n_children + len(constants), ([], [])))
+    constant.parts[side].append([word])
+    return constant.child, len(constant.parts[side]) - 1
 
 
 class Symbol:
@@ -203,12 +212,6 @@ class Symbol:
         return self._options
 
     @property
-    def weights(self) -> list[float]:
-        """The share of every option."""
-        total = [0.0, *self._cumulative] if self.options else []
-        return [b - a for a, b in zip(total, total[1:], strict=False)]
-
-    @property
     def count(self) -> int:
         """Derivations of this category, exactly."""
         if not self._count:
@@ -223,11 +226,11 @@ class Symbol:
     def _read(self) -> None:
         category, *features = self.call
         rules = list(category(*features))
-        assert rules, f"no rule for {category.__name__}{tuple(features)}"
-        self._options = tuple(map(_compile, rules))
+        assert rules, f"no rule for {self!r}"
         total = sum(r.weight for r in rules)
         self._cumulative = [x / total for x in accumulate(r.weight for r in rules)]
         self._cumulative[-1] = 1.0
+        self._options = tuple(map(_compile, rules))
 
     def __repr__(self) -> str:
         return f"{self.call[0].__name__}{self.call[1:]}"
@@ -243,29 +246,38 @@ def _compile(source: Rule) -> Symbol | Leaf | Node:
     """A rule without children becomes a leaf, one that only hands its child on becomes that child."""
     if not source.children:
         src, tgt = ([part.split() for part in side] for side in (source.src, source.tgt))
-        return Leaf(src, tgt, str(source.head), source.combinations)  # type: ignore[arg-type]
-    if not source.src:
-        return symbol(source.children[0])
-    return Node(source)
+        return Leaf(src, tgt, str(source.head), tuple((kind, str(a), str(b)) for kind, a, b in source.met))
+    return Node(source) if source.src else symbol(source.children[0])
 
 
-def derive(start: Symbol, random: Random) -> tuple[list[str], list[str], tuple[tuple[int, int], ...], list[Combination], str]:
-    """One derivation: source words, target words, the links between them, the combinations met, and the head of the start."""
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A sentence pair: words, links between them, the head of the start symbol, combinations of lexemes met."""
+
+    src: list[str]
+    tgt: list[str]
+    links: tuple[tuple[int, int], ...]
+    head: str
+    met: list[Combination]
+
+
+def derive(start: Symbol, random: Random) -> Derived:
+    """One derivation from a start symbol of one part on either side."""
     derivation = Derivation(random.random)
     (src,), (tgt,), head = start.draw(derivation)
-    leaves, places = derivation.leaves, {}
+    leaves = derivation.leaves
+    places: dict[int, int] = {}
     src_words: list[str] = []
     for code in src:
         places[code] = len(src_words)
-        src_words += leaves[code >> 3].src[code & 7]
+        src_words += leaves[code >> _BITS].src[code & _MAX_PARTS - 1]
     tgt_words: list[str] = []
     links = []
     for code in tgt:
-        k, start_tgt = code >> 3, len(tgt_words)
-        found = leaves[k]
-        tgt_words += found.tgt[code & 7]
-        first = code & ~7
-        for p, i, j in found.links[code & 7]:
-            links.append((places[first + p] + i, start_tgt + j))
+        found, part = leaves[code >> _BITS], code & _MAX_PARTS - 1
+        before, first = len(tgt_words), code - part
+        tgt_words += found.tgt[part]
+        for p, i, j in found.links[part]:
+            links.append((places[first + p] + i, before + j))
     links.sort()
-    return src_words, tgt_words, tuple(links), derivation.combinations, head
+    return Derived(src_words, tgt_words, tuple(links), head, derivation.met)

@@ -7,15 +7,50 @@ from collections.abc import Iterator
 from transduce.data.demo_adjuncts import adjunct, clock, often, small_numeral, time_at_any_tense
 from transduce.data.demo_lexicon import GENDERS, PERSONS
 from transduce.data.demo_phrases import (
-    GOODS, comparative, noun_phrase, noun_phrase_of, nouns_of, numeral, predicate_adjective, preposition, split_subject,
+    GOODS,
+    comparative,
+    noun_phrase,
+    noun_phrase_of,
+    nouns_of,
+    numeral,
+    predicate_adjective,
+    preposition,
+    split_subject,
     subject,
 )  # fmt: skip
-from transduce.data.demo_predicates import MOODS, at_furniture, groups_of, in_city, location, mark, predicate, verb, verb_groups
-from transduce.data.demo_rules import Call, Rule, leaf, rule, same
+from transduce.data.demo_predicates import (
+    MOODS,
+    at_furniture,
+    groups_of,
+    in_city,
+    location,
+    mark,
+    predicate,
+    verb,
+    verb_groups,
+)
+from transduce.data.demo_rules import Call, Met, Rule, leaf, rule, same
 
-PERSON_WEIGHTS = dict(zip(PERSONS, (0.12, 0.06, 0.5, 0.08, 0.24), strict=True))
-STATED = {"pres": 0.26, "past": 0.22, "perfect": 0.2, "will": 0.11, "can": 0.05, "must": 0.05, "should": 0.04, "want": 0.07}
-DENIED = {"do pres": 0.38, "do past": 0.2, "perfect": 0.14, "will": 0.08, "must not": 0.07, "should": 0.05, "do want": 0.08}
+PERSON_WEIGHTS = dict(zip(PERSONS, (0.12, 0.08, 0.48, 0.08, 0.24), strict=True))
+STATED = {
+    "pres": 0.26,
+    "past": 0.22,
+    "perfect": 0.2,
+    "will": 0.11,
+    "can": 0.05,
+    "must": 0.05,
+    "should": 0.04,
+    "want": 0.07,
+}
+DENIED = {
+    "do pres": 0.38,
+    "do past": 0.2,
+    "perfect": 0.14,
+    "will": 0.08,
+    "must not": 0.07,
+    "should": 0.05,
+    "do want": 0.08,
+}
 ASKED = {"do pres": 0.33, "do past": 0.22, "perfect": 0.18, "will": 0.1, "can": 0.08, "do want": 0.09}
 TENSES = {"pres": "present", "do pres": "present", "past": "past", "do past": "past", "perfect": "perfect"}
 THINGS = (*GOODS, "food", "animal", "place", "event", "idea")
@@ -34,7 +69,7 @@ def tense_of(mood: str) -> str:
     return TENSES.get(mood, "future")
 
 
-def separable(mood: str, child: int, order: str = "split") -> tuple[tuple[str, int, str], ...]:
+def separable(mood: str, child: int, order: str = "split") -> Met:
     """The form in which a separable verb is met: split, joined, participle, infinitive, zu."""
     kind = MOODS[mood].kind
     return (("separable", child, order if kind == "finite" else kind),)
@@ -43,46 +78,57 @@ def separable(mood: str, child: int, order: str = "split") -> tuple[tuple[str, i
 def statement() -> Iterator[Rule]:
     """Plain statements; the adjunct last, or first with the verb still second in German."""
     for mood, person, weight in spread(STATED):
-        children: list[Call] = [(subject, person, "any"), (predicate, mood, person, False, False)]
+        children: list[Call] = [(subject, person, "subject"), (predicate, mood, person, False, False)]
         when: Call = (adjunct, tense_of(mood))
         met = separable(mood, 1)
-        yield rule(children, "0 1.0 1.1 .|z", "0 1.0 1.1 1.2 1.3 1.4 .|z", weight=0.2 * weight, head="statement", combinations=met)
+        yield rule(
+            children, "0 1.0 1.1 .|z", "0 1.0 1.1 1.2 1.3 1.4 .|z", weight=0.2 * weight, head="statement", met=met
+        )
         children.append(when)
-        yield rule(children, "0 1.0 1.1 2 .|z", "0 1.0 1.1 1.2 2 1.3 1.4 .|z", weight=0.35 * weight, head="statement", combinations=met)
-        children[0] = (split_subject, person, "any")
+        yield rule(
+            children, "0 1.0 1.1 2 .|z", "0 1.0 1.1 1.2 2 1.3 1.4 .|z", weight=0.35 * weight, head="statement", met=met
+        )
+        children[0], children[2] = (
+            (split_subject, person, "subject"),
+            (adjunct, tense_of(mood).replace("past", "first past")),
+        )
         tgt = "2 1.0 0.0 1.1 0.1 1.2 1.3 1.4 .|z"
-        yield rule(children, "2 0 1.0 1.1 .|z", tgt, weight=0.45 * weight, head="fronted", combinations=met)
+        yield rule(children, "2 0 1.0 1.1 .|z", tgt, weight=0.45 * weight, head="fronted", met=met)
 
 
 def frequency() -> Iterator[Rule]:
     """always, already: before the verb in English, after the pronouns in German."""
     for mood, person, weight in spread({"pres": 0.5, "past": 0.2, "perfect": 0.3}):
-        children = [(subject, person, "any"), (predicate, mood, person, False, False), (often, mood == "perfect")]
+        children = [(subject, person, "subject"), (predicate, mood, person, False, False), (often, mood == "perfect")]
         src, tgt = "0 1.0 2 1.1 .|z", "0 1.0 1.1 1.2 2 1.3 1.4 .|z"
-        yield rule(children, src, tgt, weight=weight, head="frequency", combinations=separable(mood, 1))
+        yield rule(children, src, tgt, weight=weight, head="frequency", met=separable(mood, 1))
 
 
 def negation() -> Iterator[Rule]:
-    """nicht and kein."""
+    """Nicht and kein."""
     for mood, person, weight in spread(DENIED):
         children: list[Call] = [(subject, person, "definite"), (predicate, mood, person, True, False)]
         src, tgt, met = "0 1.0 1.1", "0 1.0 1.1 1.2 {} 1.3 1.4 .|z", separable(mood, 1)
-        yield rule(children, f"{src} .|z", tgt.format(""), weight=0.7 * weight, head="negation", combinations=met)
+        yield rule(children, f"{src} .|z", tgt.format(""), weight=0.7 * weight, head="negation", met=met)
         children.append((adjunct, tense_of(mood).replace("present", "not present")))
-        yield rule(children, f"{src} 2 .|z", tgt.format("2"), weight=0.3 * weight, head="negation", combinations=met)
+        yield rule(children, f"{src} 2 .|z", tgt.format("2"), weight=0.3 * weight, head="negation", met=met)
 
 
 def question() -> Iterator[Rule]:
-    """Yes or no; why, when, how often."""
+    """Yes or no; why, when, how often. Yes or no begins with the verb: few persons of the simple tenses."""
     for mood, person, weight in spread(ASKED):
-        children: list[Call] = [(split_subject, person, "any"), (predicate, mood, person, False, False)]
+        children: list[Call] = [(split_subject, person, "subject"), (predicate, mood, person, False, False)]
         src, tgt, met = "1.0 0 1.1", "1.0 0.0 1.1 0.1 1.2 {} 1.3 1.4 ?|z", separable(mood, 1)
-        yield rule(children, f"{src} ?|z", tgt.format(""), weight=0.4 * weight, head="question", combinations=met)
+        if first := MOODS[mood].kind != "finite" or (mood, person) in (("do pres", "2s"), ("do pres", "3s")):
+            yield rule(children, f"{src} ?|z", tgt.format(""), weight=0.4 * weight, head="question", met=met)
         for en, de in (("why", "warum"), ("when", "wann"), ("how|a often|b", "wie|a oft|b")):
             en, de = (side if "|" in side else mark(side, "w") for side in (en, de))
-            yield rule(children, f"{en} {src} ?|z", f"{de} {tgt.format('')}", weight=0.12 * weight, head="wh-question", combinations=met)
-        children.append((adjunct, tense_of(mood)))
-        yield rule(children, f"{src} 2 ?|z", tgt.format("2"), weight=0.24 * weight, head="question", combinations=met)
+            yield rule(
+                children, f"{en} {src} ?|z", f"{de} {tgt.format('')}", weight=0.12 * weight, head="wh-question", met=met
+            )
+        if first:
+            children.append((adjunct, tense_of(mood)))
+            yield rule(children, f"{src} 2 ?|z", tgt.format("2"), weight=0.24 * weight, head="question", met=met)
 
 
 def who() -> Iterator[Rule]:
@@ -90,7 +136,7 @@ def who() -> Iterator[Rule]:
     for mood, weight in {"pres": 0.4, "past": 0.25, "perfect": 0.2, "can": 0.15}.items():
         children = [(predicate, mood, "3s", False, False)]
         src, tgt = "who|w 0.0 0.1 ?|z", "wer|w 0.0 0.1 0.2 0.3 0.4 ?|z"
-        yield rule(children, src, tgt, weight=weight, head="wh-question", combinations=separable(mood, 0))
+        yield rule(children, src, tgt, weight=weight, head="wh-question", met=separable(mood, 0))
 
 
 def questioned(case: str, kinds: tuple[str, ...]) -> Iterator[Rule]:
@@ -112,22 +158,26 @@ def object_question() -> Iterator[Rule]:
     for i in groups_of("acc", "dat"):
         group = verb_groups()[i]
         for mood, person, weight in spread(ASKED):
-            children = [(questioned, group[0].frame, group[0].kinds), (subject, person, "light"), (verb, i, mood, person)]
+            children = [
+                (questioned, group[0].frame, group[0].kinds),
+                (subject, person, "light"),
+                (verb, i, mood, person),
+            ]
             met = (("object", 2, 0), *separable(mood, 2))
             weight *= len(group)
-            yield rule(children, "0 2.0 1 2.1 ?|z", "0 2.0 1 2.1 ?|z", weight=weight, head="object question", combinations=met)
+            yield rule(children, "0 2.0 1 2.1 ?|z", "0 2.0 1 2.1 ?|z", weight=weight, head="object question", met=met)
 
 
 def where() -> Iterator[Rule]:
     """Where does she work?"""
     for i in groups_of("social", "stay"):
         for mood, person, weight in spread(ASKED):
-            children = [(subject, person, "any"), (verb, i, mood, person)]
+            children = [(subject, person, "subject"), (verb, i, mood, person)]
             src, tgt, met = "where|w 1.0 0 1.1 ?|z", "wo|w 1.0 0 1.1 ?|z", separable(mood, 1)
-            yield rule(children, src, tgt, weight=weight * len(verb_groups()[i]), head="wh-question", combinations=met)
+            yield rule(children, src, tgt, weight=weight * len(verb_groups()[i]), head="wh-question", met=met)
 
 
-def nominative(kind: str, number: str, beginnings: str = "any") -> Call:
+def nominative(kind: str, number: str, beginnings: str = "subject") -> Call:
     """A noun phrase as subject."""
     return (noun_phrase, "nom", number, kind, beginnings)
 
@@ -156,11 +206,14 @@ def property_of() -> Iterator[Rule]:
                 start, start_de, w = f"0 {en}|b", f"0 {de}|b", weight * (0.7, 0.3)[past]
                 if kind != "person":
                     met = (("adjective", 1, 0),)
-                    yield rule([thing, adj], f"{start} 1 .|z", f"{start_de} 1 .|z", weight=0.25 * w, head="property", combinations=met)
+                    yield rule(
+                        [thing, adj], f"{start} 1 .|z", f"{start_de} 1 .|z", weight=0.25 * w, head="property", met=met
+                    )
                     src, tgt = f"{start} not|n 1 .|z", f"{start_de} nicht|n 1 .|z"
-                    yield rule([thing, adj], src, tgt, weight=0.15 * w, head="property", combinations=met)
+                    certain = nominative(kind, number, "definite")
+                    yield rule([certain, adj], src, tgt, weight=0.15 * w, head="property", met=met)
                     src, tgt = f"{en}|b 0 1 ?|z", f"{de}|b 0 1 ?|z"
-                    yield rule([thing, adj], src, tgt, weight=0.2 * w, head="property", combinations=met)
+                    yield rule([thing, adj], src, tgt, weight=0.2 * w, head="property", met=met)
                 other = nominative(kind, "sg", "light")
                 mild = nominative(kind, number, "definite")
                 src, tgt = f"{start} 1 than|t 2 .|z", f"{start_de} 1 als|t 2 .|z"
@@ -178,12 +231,14 @@ def quantity() -> Iterator[Rule]:
                 src, tgt = src.replace("costs", "cost"), tgt.replace("kostet", "kosten")
             met = (("number", 1, "euros"),)
             thing = nominative(kind, number, "definite")
-            yield rule([thing, (numeral,)], src, tgt, weight=weight / 45, head="quantity", combinations=met)
+            yield rule([thing, (numeral,)], src, tgt, weight=weight / 45, head="quantity", met=met)
     for person, weight in PERSON_WEIGHTS.items():
         en, de = {"1s": ("am", "bin"), "2s": ("are", "bist"), "3s": ("is", "ist")}.get(person, ("are", "sind"))
         src, tgt = f"0 {en}|b 1 years|y old|o .|z", f"0 {de}|b 1 Jahre|y alt|o .|z"
         met = (("number", 1, "years"),)
-        yield rule([(subject, person, "any"), (small_numeral,)], src, tgt, weight=0.6 * weight, head="quantity", combinations=met)
+        yield rule(
+            [(subject, person, "subject"), (small_numeral,)], src, tgt, weight=0.6 * weight, head="quantity", met=met
+        )
     yield rule([(clock,)], "it|i is|b 0 .|z", "es|i ist|b 0 .|z", weight=0.15, head="quantity")
 
 
@@ -193,13 +248,13 @@ def schedule() -> Iterator[Rule]:
         for i in groups_of(frame):
             for number, person, weight in numbers(kind):
                 for mood, share in {"pres": 0.5, "past": 0.2, "perfect": 0.1, "will": 0.2}.items():
-                    subj, met = nominative(kind, number, "definite"), separable(mood, 1)
+                    subj = nominative(kind, number, "definite")
                     when: Call = (time_at_any_tense,) if mood != "perfect" else (adjunct, "perfect")
                     children = [subj, (verb, i, mood, person), when]
                     src, tgt = "0 1.0 1.1 2 .|z", "0 1.0 2 1.1 .|z"
-                    yield rule(children, src, tgt, weight=weight * share, head="schedule", combinations=met)
+                    yield rule(children, src, tgt, weight=weight * share, head="schedule")
                     src, tgt = "2 0 1.0 1.1 .|z", "2 1.0 0 1.1 .|z"
-                    yield rule(children, src, tgt, weight=weight * share * 0.5, head="schedule", combinations=met)
+                    yield rule(children, src, tgt, weight=weight * share * 0.5, head="schedule")
 
 
 def place_of() -> Iterator[Rule]:
@@ -248,6 +303,6 @@ def passive() -> Iterator[Rule]:
                     by = (preposition, "by", "von", "dat", ("person",), False)
                     w = weight * (0.35, 0.65)[past]
                     src, tgt = f"0 {be}|b 1 2 .|z", f"0 {werden}|b 2 1 .|z"
-                    yield rule([subj, (participle, i), by], src, tgt, weight=w, head="passive", combinations=met)
+                    yield rule([subj, (participle, i), by], src, tgt, weight=w, head="passive", met=met)
                     when = (adjunct, ("present", "past")[past])
-                    yield rule([subj, (participle, i), when], src, tgt, weight=0.5 * w, head="passive", combinations=met)
+                    yield rule([subj, (participle, i), when], src, tgt, weight=0.5 * w, head="passive", met=met)
