@@ -79,14 +79,15 @@ class Trainer:
 
     def run(self) -> TrainingResult:
         """Train to the end."""
-        self._take_up()
-        if not self.state.finished:
-            with stop_on_signals(self.log.say) as asked, self.log.progress("training") as bar:
+        with stop_on_signals(self.log.say) as asked:
+            self._take_up()
+            if not self.state.finished:
                 try:
-                    self._updates(bar, asked)
+                    with self.log.progress("training") as bar:
+                        self._updates(bar, asked)
                 except NotFinite as error:
                     raise self._explained(error) from None
-        return self._end()
+            return self._end()
 
     # -- the way through the updates
 
