@@ -45,9 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         print(f"transduce: error: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(1)
-    except MemoryError:
-        print("transduce: error: out of memory; smaller batches may help", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        if debug or not _is_out_of_memory(error):
+            raise
+        print(
+            "transduce: error: out of memory; smaller batches may help: --set training.micro_batch_tokens=... in "
+            "training, --batch-tokens in translation",
+            file=sys.stderr,
+        )
         sys.exit(1)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, PyTorch's CPU allocator or a GPU's says so."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ touched. The numbers are what measured best under benchmarks/; each can be overr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transduce.config import ModelSettings, Settings
@@ -110,9 +110,7 @@ def choose(facts: Facts, choosers: Sequence[Chooser]) -> tuple[Settings, list[Ch
             continue
         value, reason = answer
         choices.append(Choice(section, key, value, reason))
-        facts = Facts(
-            facts.asked, facts.settings.with_values(section, **{key: value}), facts.machine, facts.n_pairs, facts.tokens
-        )
+        facts = replace(facts, settings=facts.settings.with_values(section, **{key: value}))
     return facts.settings, choices
 
 
@@ -169,9 +167,8 @@ def _tie(facts: Facts) -> Answer:
 
 
 def _batch_tokens(facts: Facts) -> Answer:
-    return facts.size.batch_tokens[
-        facts.on_gpu
-    ], f"tokens an update, from the {_pairs(facts)} and the {facts.machine.device}"
+    tokens = facts.size.batch_tokens[facts.on_gpu]
+    return tokens, f"tokens an update, from the {_pairs(facts)} and the {facts.machine.device}"
 
 
 def _micro_batch_tokens(facts: Facts) -> Answer:
@@ -190,7 +187,7 @@ def _precision(facts: Facts) -> Answer:
 
 
 def _residual(facts: Facts) -> Answer:
-    return "pre", "norm before the sub-layer learns faster: 30 against 19 BLEU after 5 epochs of Multi30k"
+    return "pre", "norm before the sub-layer learns faster and needs less warm-up"
 
 
 def _optimizer(facts: Facts) -> Answer:
@@ -221,9 +218,8 @@ def _max_epochs(facts: Facts) -> Answer:
 def _max_minutes(facts: Facts) -> Answer:
     if _length_is_given(facts):
         return None
-    return facts.size.minutes[
-        facts.on_gpu
-    ], "your patience, at a guess; the schedule ends with the nearer of the limits"
+    minutes = facts.size.minutes[facts.on_gpu]
+    return minutes, "your patience, at a guess; the schedule ends with the nearer of the limits"
 
 
 def _length_is_given(facts: Facts) -> bool:

@@ -35,7 +35,8 @@ Beam = Annotated[
     int | None, Option(help="Hypotheses kept; 1 is greedy; default: the run's.", min=1, show_default=False)
 ]
 Penalty = Annotated[
-    float | None, Option("--length-penalty", help="Exponent of the length; default: the run's.", show_default=False)
+    float | None,
+    Option("--length-penalty", help="Exponent of the length; default: the run's.", min=0.0, show_default=False),
 ]
 Longest = Annotated[
     int | None, Option("--max-length", help="Longest output in tokens; default: the run's.", min=1, show_default=False)
@@ -177,7 +178,7 @@ def translate(
     top_p: Annotated[
         float, Option("--top-p", help="Sample among the likeliest that sum to p.", min=0.0, max=1.0)
     ] = 1.0,
-    seed: Annotated[int, Option(help="Of sampling.")] = 1,
+    seed: Annotated[int, Option(help="Of sampling.", min=0)] = 1,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
 ) -> None:

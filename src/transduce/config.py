@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,13 +17,14 @@ from transduce.errors import SettingsError, nearest
 
 Tie = Literal["three_way", "two_way", "none"]
 Average = Literal["none", "last", "best", "ema"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Corpus(Section):
@@ -98,13 +99,13 @@ class ModelSettings(Section):
 class TrainingSettings(Section):
     """How the weights are found."""
 
-    seed: int = Field(1, description="Seed of everything random.")
+    seed: int = Field(1, ge=0, description="Seed of everything random.")
     batch_tokens: int | None = Field(None, ge=1, description="Padded tokens of the longer side in an update.")
     micro_batch_tokens: int | None = Field(None, ge=1, description="Those that fit in memory at once.")
     optimizer: str | None = Field(None, description="adam, adamw or muon; default: what measured best.")
     lr: float | None = Field(None, gt=0, description="Peak learning rate; default: the optimizer's.")
     matrix_lr: float | None = Field(None, gt=0, description="Peak learning rate of matrices under muon.")
-    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's decay rates (paper 5.3).")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.98), description="Adam's decay rates (paper 5.3).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (adamw, muon).")
     schedule: str | None = Field(None, description="After warm-up: inverse_sqrt (paper 5.3), linear, cosine, constant.")
     warmup_updates: int | None = Field(None, ge=0, description="Linear warm-up; default: from the length of training.")

@@ -29,6 +29,14 @@ class SettingsError(UserError):
     """A setting that is unknown, misspelt, out of range, or contradicts another."""
 
 
+class VocabularyTooSmall(SettingsError):
+    """A vocabulary that cannot even hold the characters of the text, which alone need `needed` pieces."""
+
+    def __init__(self, message: str, *, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
 class DataError(UserError):
     """Text that cannot be read or used; the message names the file and the line."""
 

@@ -27,8 +27,12 @@ def write_aside(path: Path) -> Iterator[Path]:
     The body writes a file, or makes a folder; it is synced to the disk before the rename, and the rename after it.
     When the body or the disk fails, the temporary is removed and `path` is as before. A failure to write
     (a full disk, a missing right) becomes a one-line `RunFolderError`; any other error of the body passes through.
+    A link is followed. What is no file and no folder, such as /dev/null or a pipe, is written to as it stands.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}")
     try:
         yield aside

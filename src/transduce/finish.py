@@ -14,32 +14,33 @@ from transduce.evaluation.records import Sample, SentenceAttention, save_attenti
 from transduce.evaluation.report import write_report
 from transduce.inspection.attention import attention_maps
 from transduce.log import Log
-from transduce.prepare import HeldOut, Prepared, forget_prepared, test_sets
-from transduce.training.state import TrainingResult
+from transduce.prepare import forget_prepared, test_sets
 
 N_SAMPLES = 24  # translations that the report shows of each set
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
 
 
-def finish(folder: RunFolder, prepared: Prepared, result: TrainingResult, *, log: Log) -> None:
-    """Score the test sets (or, without any, the judged validation pairs), and write report and card; the card last."""
+def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int, log: Log) -> None:
+    """Score the test sets (or, without any, the judged validation pairs), and write the report and the model card.
+
+    `update` is the one whose weights the run keeps. A run that is killed in here does all of it again.
+    """
     settings = folder.settings
     translator = Translator.load(folder.path, device=settings.training.device)
-    sets: Sequence[HeldOut] = test_sets(settings)
-    pairs = {held.name: [(pair.src, pair.tgt) for pair in held.pairs] for held in sets}
-    if not pairs and prepared.judged:
-        pairs = {"valid": prepared.judged}
+    pairs = {held.name: [(pair.src, pair.tgt) for pair in held.pairs] for held in test_sets(settings)}
+    if not pairs and judged:
+        pairs = {"valid": list(judged)}
     for name, found in pairs.items():
-        scores = _score(folder, name, found, translator=translator, update=result.best_update)
+        scores = _score(folder, name, found, translator=translator, update=update)
         log.say(f"{name}:")
         for line in scores.lines():
             log.say(f"  {line}")
     if pairs:
         held_out = [src for found in pairs.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _worth_drawing(held_out)])
-    forget_prepared(folder)
     write_report(folder)
     write_card(folder)
+    forget_prepared(folder)  # from here on the run counts as finished
     log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
 
 

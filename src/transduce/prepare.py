@@ -20,7 +20,7 @@ from transduce.data.corpus import Pair, corpus_files, read_pairs
 from transduce.data.demo import demo_pairs
 from transduce.data.lines import bare_suffix
 from transduce.data.store import TokenStore, build_store, fingerprint_of
-from transduce.errors import DataError
+from transduce.errors import DataError, VocabularyTooSmall
 from transduce.files import read_json, write_json
 from transduce.log import Log
 from transduce.text.tokenizer import Tokenizers
@@ -102,13 +102,21 @@ def test_sets(settings: Settings) -> tuple[HeldOut, ...]:
     return tuple(_held_out(name, (corpus,), data) for name, corpus in zip(names, data.test, strict=True))
 
 
-def learn_vocabulary(texts: Texts, settings: Settings, log: Log) -> Tokenizers:
-    """Train the vocabulary on the training text."""
+def learn_vocabulary(texts: Texts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+    """Train the vocabulary on the training text; with `may_grow`, a larger one where its characters need it."""
     size = settings.tokenizer.vocab_size
     assert size is not None, "chosen first"
     src = (pair.src for pair in texts.cleaned(settings.data))
     tgt = (pair.tgt for pair in texts.cleaned(settings.data))
-    tokenizers = train_tokenizers(src, tgt, settings.tokenizer, vocab_size=size, seed=settings.training.seed)
+    try:
+        tokenizers = train_tokenizers(src, tgt, settings.tokenizer, vocab_size=size, seed=settings.training.seed)
+    except VocabularyTooSmall as error:
+        if not may_grow:
+            raise
+        size = error.needed + error.needed // 2
+        log.say(f"the text has so many characters that its vocabulary grows to {size:,} pieces")
+        larger = settings.with_values("tokenizer", vocab_size=size)
+        return learn_vocabulary(texts, larger, log, may_grow=False)
     for note in tokenizers.notes:
         log.say(note)
     return tokenizers
@@ -169,16 +177,28 @@ def find_prepared(folder: RunFolder, log: Log) -> Prepared | None:
     if not (folder.path / "data.json").exists() or not folder.has_tokenizers:
         return None
     train, valid = TokenStore.open(tokens / "train"), TokenStore.open(tokens / "valid")
-    judged = [(src, tgt) for src, tgt in read_json(tokens / "judged.json")]
+    judged = read_judged(folder)
     tokenizers = folder.tokenizers()
     if train.fingerprint != _fingerprint(folder.settings, tokenizers):
         log.warn("the training text has changed since this run began; the run goes on with the text of then")
     return Prepared(tokenizers, train, valid, _weights(train, folder.settings.data), judged)
 
 
+def read_judged(folder: RunFolder) -> list[tuple[str, str]]:
+    """The validation pairs that are translated."""
+    return [(src, tgt) for src, tgt in read_json(folder.path / "tokens" / "judged.json")]
+
+
+def has_prepared(folder: RunFolder) -> bool:
+    """Whether encoded text is still there."""
+    return (folder.path / "tokens").exists()
+
+
 def forget_prepared(folder: RunFolder) -> None:
-    """Remove the encoded text: a finished run does not need it."""
-    shutil.rmtree(folder.path / "tokens", ignore_errors=True)
+    """Remove the encoded text, at once by its name: a finished run does not need it."""
+    leaving = folder.path / ".tokens.done.aside"  # what a kill leaves of it, the next start clears
+    (folder.path / "tokens").rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def _fingerprint(settings: Settings, tokenizers: Tokenizers) -> str:

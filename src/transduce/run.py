@@ -6,6 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,17 @@ from transduce.finish import finish
 from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
 from transduce.models.build import build_model, check_model, count_parameters, resolve_preset
-from transduce.prepare import Prepared, Texts, count_tokens, encode, find_prepared, learn_vocabulary, read_texts
+from transduce.prepare import (
+    Prepared,
+    Texts,
+    count_tokens,
+    encode,
+    find_prepared,
+    has_prepared,
+    learn_vocabulary,
+    read_judged,
+    read_texts,
+)
 from transduce.request import to_toml
 from transduce.text.tokenizer import Tokenizers
 from transduce.training import loop
@@ -51,14 +62,18 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
         resolve(settings, read_texts(settings, log), machine, log)
         return path
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
-        if _is_finished(folder):
+        end = _end_of(folder)
+        if end is not None and not has_prepared(folder):
             log.say(f"{path} is finished already; translate with it, or name another folder with --run")
             return path
-        prepared = find_prepared(folder, log) if folder.resumed else None
-        if prepared is None:
-            prepared = _prepare(folder, settings, machine, log)
-        result = _train(folder, prepared, machine, log)
-        finish(folder, prepared, result, log=log)
+        if end is None:
+            prepared = (find_prepared(folder, log) if folder.resumed else None) or _prepare(
+                folder, settings, machine, log
+            )
+            best_update = _train(folder, prepared, machine, log).best_update
+        else:
+            best_update = end["best_update"]
+        finish(folder, read_judged(folder), update=best_update, log=log)
     return path
 
 
@@ -87,7 +102,7 @@ def resolve(asked: Settings, texts: Texts, machine: Machine, log: Log) -> tuple[
     settings, choices = choose(Facts(asked, asked, machine, texts.n_pairs), BEFORE_TEXT)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check_model(settings.model)
-    tokenizers = learn_vocabulary(texts, settings, log)
+    tokenizers = learn_vocabulary(texts, settings, log, may_grow=asked.tokenizer.vocab_size is None)
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
     tokens = count_tokens(texts, tokenizers, settings)
     settings, more = choose(Facts(asked, settings, machine, texts.n_pairs, tokens), BEFORE_TRAINING)
@@ -161,10 +176,10 @@ def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
     write_json(folder.path / "data.json", {**data, "padding": share})
 
 
-def _is_finished(folder: RunFolder) -> bool:
-    """Whether training has ended and all that follows it is written; the model card comes last."""
+def _end_of(folder: RunFolder) -> dict[str, Any] | None:
+    """The event that training ended with, if it has."""
     events = MetricsFile(folder.path / "metrics.jsonl").read()
-    return any(event["event"] == "end" for event in events) and (folder.path / "README.md").exists()
+    return next((event for event in events if event["event"] == "end"), None)
 
 
 @contextlib.contextmanager

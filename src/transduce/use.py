@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from transduce.checkpoint import RunFolder
 from transduce.data.lines import read_lines
 from transduce.decoding.pipeline import Translation, Translator
 from transduce.decoding.sample import Sampling
-from transduce.errors import DataError
+from transduce.errors import DataError, SettingsError
 from transduce.evaluation.compare import paired_bootstrap
 from transduce.evaluation.metrics import check_lengths
 from transduce.evaluation.metrics import evaluate as score_corpus
@@ -35,6 +36,12 @@ class Search:
     batch_tokens: int | None = None
     sampling: Sampling | None = None
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        temperature = 1.0 if self.sampling is None else self.sampling.temperature
+        for name, value in (("length penalty", self.length_penalty or 0.0), ("temperature", temperature)):
+            if not 0 <= value < math.inf:  # nan too
+                raise SettingsError(f"{name} {value}: must be a number, at least 0")
 
     def __call__(self, translator: Translator, lines: Iterable[str]) -> Iterator[Translation]:
         """The translations of the lines, in order, as a stream."""

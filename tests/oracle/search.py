@@ -53,11 +53,12 @@ def beam_search(
         ended += [(ids[:-1], value, value / length**alpha) for value, ids in options[:beam] if ids[-1] == EOS]
         live = [one for one in options if one[1][-1] != EOS][:beam]
         ended.sort(key=lambda one: -one[2])
-        if len(ended) >= beam * patience:
+        enough = len(ended) >= beam * patience and ended[0][2] >= live[0][0] / length**alpha
+        if enough:
             break
         if len(ended) >= n_best and ended[n_best - 1][2] >= live[0][0] / max_length**alpha:
             break
     found = [(*one, True) for one in ended]
-    if length == max_length and len(ended) < beam * patience:
+    if length == max_length and not enough:
         found += [(ids, value, value / length**alpha, False) for value, ids in live]
     return found[:n_best] if math.isfinite(found[0][1]) else []

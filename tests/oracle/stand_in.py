@@ -37,7 +37,7 @@ class StandIn:
     def of_source(self, src: Tensor) -> Tensor:
         return (src * torch.arange(1, src.shape[1] + 1)).sum(1) % 7
 
-    def logits(self, src: Tensor, history: Tensor) -> Tensor:
+    def logits_of(self, src: Tensor, history: Tensor) -> Tensor:
         """[N, V] after the histories [N, t], which begin with BOS."""
         before = history[:, -2] if history.shape[1] > 1 else torch.full_like(history[:, 0], PAD)
         return self.table[src, before, history[:, -1]]
@@ -46,14 +46,18 @@ class StandIn:
         self.capacity = capacity
         return State(self.of_source(src), torch.empty(len(src) * n_beams, 0, dtype=torch.long), n_beams)
 
-    def step(self, ids: Tensor, state: State) -> Tensor:
+    def advance(self, ids: Tensor, state: State) -> Tensor:
+        """Its hidden states are the logits."""
         self.calls += 1
         state.history = torch.cat([state.history, ids], 1)
         assert state.history.shape[1] <= self.capacity
-        return self.logits(state.src.repeat_interleave(state.n_beams), state.history)[:, None]
+        return self.logits_of(state.src.repeat_interleave(state.n_beams), state.history)[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden.clone()
 
     def next_log_probs(self, src: list[int], prefix: tuple[int, ...]) -> list[float]:
         """What the oracles ask for."""
         number = self.of_source(torch.tensor([src]))
         history = torch.tensor([[BOS, *prefix]])
-        return self.logits(number, history)[0].double().log_softmax(-1).tolist()
+        return self.logits_of(number, history)[0].double().log_softmax(-1).tolist()

@@ -138,10 +138,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 def test_help_imports_nothing_heavy() -> None:
     """That keeps it instant: 0.1 s of processor time, start of Python included."""
     code = (
-        "import sys\n"
-        "from transduce.__main__ import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: print(*sys.modules)"
+        "import sys\nfrom transduce.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     loaded = set(done.stdout.splitlines()[-1].split())

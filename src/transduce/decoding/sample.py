@@ -1,4 +1,4 @@
-"""Sampling (ancestral, with temperature, top-k and top-p) over any model that offers `start` and `step`.
+"""Sampling (ancestral, with temperature, top-k and top-p) over any model that `beam_search` can search.
 
 Each sample draws from a generator of its own, one number a token, so that it does not depend on what shares its batch.
 """
@@ -79,7 +79,7 @@ def _sample(
     ended = torch.zeros_like(token, dtype=torch.bool)
     state = model.start(src, capacity=capacity, n_beams=n_samples)
     for length in range(1, capacity + 1):
-        logits = model.step(token.view(-1, 1), state)[:, -1].float()
+        logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)
         logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=src.device), -math.inf)
         drawn = draw(sampling.filtered(logits).softmax(-1), numbers[:, :, length - 1].flatten())

@@ -1,4 +1,4 @@
-"""Greedy and beam search over any model that offers `start` and `step`; nothing here knows what the model is.
+"""Greedy and beam search over any model that offers `start`, `advance` and `logits`; nothing here knows what the model is.
 
 One code path: greedy search is a beam of one. All bookkeeping is tensors; Python sees a sentence once, when it is done.
 """
@@ -6,7 +6,7 @@ One code path: greedy search is a beam of one. All bookkeeping is tensors; Pytho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,8 +32,11 @@ class Stepper(Protocol):
     def start(self, src: Tensor, *, capacity: int, n_beams: int) -> Any:
         """State before the first token, for sources [B, S], with room for `capacity` tokens a row."""
 
-    def step(self, ids: Tensor, state: Any) -> Tensor:
-        """Logits [N, 1, V] after the next token [N, 1] of every row; the state moves on in place."""
+    def advance(self, ids: Tensor, state: Any) -> Tensor:
+        """Hidden states [N, 1, D] after the next token [N, 1] of every row; the state moves on in place."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., D], each row by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,9 @@ def beam_search(
     ranked by log_prob / length ** length_penalty (Wu et al. 2016, equation 14, without its constant); the `beam` best
     continuations that do not end live on. A sentence is done as soon as
 
-    - beam * patience of its hypotheses have finished (Kasai et al. 2022; 1 is what most systems do), or
+    - beam * patience of its hypotheses have finished (Kasai et al. 2022; 1 is what most systems do) and the best of them
+      scores at least what the best live one does as it stands: else a model that is sure of itself would see its
+      places filled by bad hypotheses that end early, or
     - the last of its n_best finished ones cannot be beaten: its score is at least the best live log-probability, which
       can only fall, over max_length ** length_penalty, the most that length can help, or
     - max_length tokens (one limit or one a sentence; the end counts) are reached: the best live hypotheses then fill
@@ -85,7 +90,7 @@ def beam_search(
         search = _Search(limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience)
         state = model.start(src, capacity=search.capacity, n_beams=beam)
         while True:
-            rows = search.extend(model.step(search.last_ids, state)[:, -1])
+            rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])
             staying = search.release()
             if not search.n_sentences:
                 return search.results
@@ -127,10 +132,10 @@ class _Search:
         self.limits, self._next_limit = limits, int(limits.min())
         self._n_done, self._any_ended = 0, False
 
-    def extend(self, logits: Float[Tensor, "N V"]) -> Int[Tensor, " N"] | None:
+    def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
         """Every live hypothesis one token longer; the rows that they go on from, None if each goes on from itself."""
         beam = self.beam
-        values, parent, token = best_continuations(logits, self.live, 2 * beam, banned=(PAD, BOS))
+        values, parent, token = best_continuations(logits, hidden, self.live, 2 * beam, banned=(PAD, BOS))
         self.length += 1
         ends = token == EOS
         if ends.any():
@@ -184,7 +189,8 @@ class _Search:
         if not self._any_ended and not at_limit:
             return
         best = self.live[:, 0] / self.limits**self.alpha
-        done = (self.n_ended >= self.quota) | (self.score[:, -1] >= best)
+        enough = (self.n_ended >= self.quota) & (self.score[:, 0] >= self.live[:, 0] / self.length**self.alpha)
+        done = enough | (self.score[:, -1] >= best)
         if at_limit:
             over = self.limits <= self.length
             self._cut_off((over & ~done & ~self.done).nonzero().squeeze(1))

@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 _CHUNK = 64  # columns whose maximum stands for them in the first stage
+_ROWS = 64  # whose logits are held at once on a CPU
 
 
 def best_continuations(
-    logits: Float[Tensor, "N V"], log_prob: Float[Tensor, "B k"], n: int, *, banned: Sequence[int] = ()
+    logits: Callable[[Tensor], Tensor],
+    hidden: Float[Tensor, "N D"],
+    log_prob: Float[Tensor, "B k"],
+    n: int,
+    *,
+    banned: Sequence[int] = (),
 ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
-    """The n best of log_prob[b, i] + log_softmax(logits[b * k + i]) of every sentence b, best first.
+    """The n best of log_prob[b, i] + log_softmax(logits(hidden[b * k + i])) of every sentence b, best first.
 
-    Returns the sums, the beams i and the tokens, [B, n] each (fewer columns if there are fewer than n continuations).
+    Returns the sums, the beams i and the tokens, [B, n] each; n is at most the number of continuations of one beam.
     Tokens that are `banned` are never chosen, though their probability counts. Log-probabilities are float32.
+    On a CPU some rows at a time go from hidden states to the best, so that their logits never leave its cache.
     """
     n_sentences, beam = log_prob.shape
-    known = logits.float().log_softmax(-1)
-    if banned:
-        known.index_fill_(1, torch.tensor(banned, device=known.device), -math.inf)
+    at_once = n_sentences if hidden.is_cuda else max(1, _ROWS // beam)
+    ban = torch.tensor(banned, device=hidden.device)
+    parts = []
+    for part_hidden, part in zip(hidden.split(at_once * beam), log_prob.split(at_once), strict=True):
+        known = logits(part_hidden).float().log_softmax(-1).index_fill_(1, ban, -math.inf)
+        search = _at_once if known.shape[1] < 4 * _CHUNK or n > known.shape[1] // _CHUNK else _in_two_stages
+        parts.append(search(known, part, n))
+    if len(parts) == 1:
+        return parts[0]
+    values, parents, tokens = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return values, parents, tokens
+
+
+def _at_once(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
     n_tokens = known.shape[1]
-    n = min(n, beam * n_tokens)
-    if n_tokens < 4 * _CHUNK or n > n_tokens // _CHUNK:
-        values, place = (known.view(n_sentences, beam, -1) + log_prob[:, :, None]).flatten(1).topk(n)
-        return values, place // n_tokens, place % n_tokens
-    return _in_two_stages(known, log_prob, n)
+    values, place = (known.view(*log_prob.shape, n_tokens) + log_prob[:, :, None]).flatten(1).topk(n)
+    return values, place // n_tokens, place % n_tokens
 
 
 def _in_two_stages(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,8 @@ def check_model(settings: ModelSettings) -> None:
     problems = {
         f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}": s.d_model % s.n_heads,
         f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}": s.n_heads % kv,
-        f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}": s.projection == "shared" and kv != s.n_heads,
+        f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}": s.projection == "shared"
+        and kv != s.n_heads,
         f"rotary positions need an even head width, not {s.d_model // s.n_heads}": s.positions == "rotary"
         and (s.d_model // s.n_heads) % 2,
         f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'": s.kernel_size > 1
@@ -74,7 +75,9 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
     settings = resolve_preset(settings)
     check_model(settings)
     if settings.tie == "three_way" and n_src != n_tgt:
-        raise SettingsError("model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies")
+        raise SettingsError(
+            "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
+        )
     return MODELS[settings.kind](settings, n_src=n_src, n_tgt=n_tgt)
 
 

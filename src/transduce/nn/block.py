@@ -29,7 +29,7 @@ class PostNorm(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x after the sub-layer, of the same shape."""
+        """X after the sub-layer, of the same shape."""
         return self.norm(self.dropout.add(x, sublayer(x)))
 
 
@@ -39,7 +39,7 @@ class PreNorm(PostNorm):
     final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x after the sub-layer, of the same shape."""
+        """X after the sub-layer, of the same shape."""
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 
@@ -49,13 +49,17 @@ RESIDUALS: dict[str, type[PostNorm]] = {"post": PostNorm, "pre": PreNorm}
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each with its residual connection (paper 3.1)."""
 
-    def __init__(self, *, attention: SelfAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]) -> None:
+    def __init__(
+        self, *, attention: SelfAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
+    ) -> None:
         super().__init__()
         self.self_attention, self.feed_forward = attention, feed_forward
         self.self_attention_residual, self.feed_forward_residual = residual(), residual()
 
-    def forward(self, x: Float[Tensor, "B S D"], *, bias: Tensor, keep: Tensor, rotate: Rotate) -> Float[Tensor, "B S D"]:
-        """x [B, S, D] after the block; `bias` [B, 1, 1, S] hides padding, `keep` [B, S, 1] is False there."""
+    def forward(
+        self, x: Float[Tensor, "B S D"], *, bias: Tensor, keep: Tensor, rotate: Rotate
+    ) -> Float[Tensor, "B S D"]:
+        """X [B, S, D] after the block; `bias` [B, 1, 1, S] hides padding, `keep` [B, S, 1] is False there."""
         x = self.self_attention_residual(x, lambda y: self.self_attention(y, bias=bias, rotate=rotate))
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, keep))
 
@@ -64,7 +68,12 @@ class DecoderBlock(nn.Module):
     """Causal self-attention, attention to the memory, feed-forward (paper 3.1)."""
 
     def __init__(
-        self, *, attention: SelfAttention, cross: CrossAttention, feed_forward: FeedForward, residual: Callable[[], PostNorm]
+        self,
+        *,
+        attention: SelfAttention,
+        cross: CrossAttention,
+        feed_forward: FeedForward,
+        residual: Callable[[], PostNorm],
     ) -> None:
         super().__init__()
         self.self_attention, self.cross_attention, self.feed_forward = attention, cross, feed_forward
@@ -74,7 +83,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B Q D"], *, bias: Tensor | None, rotate: Rotate, cache: LayerCache, state: DecoderState
     ) -> Float[Tensor, "B Q D"]:
-        """x [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
+        """X [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
 
         `bias` [B or 1, 1, Q, n_known + Q] hides what is to come and other beams' histories.
         """

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transduce.nn.attention import FullProjection
 
 
-
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
     """Glorot-uniform matrices (each head group of a packed projection by itself), zero biases, N(0, 1/d) embeddings.

@@ -11,7 +11,7 @@ from itertools import chain
 import sentencepiece
 
 from transduce.config import TokenizerSettings
-from transduce.errors import DataError, SettingsError, nearest
+from transduce.errors import DataError, SettingsError, VocabularyTooSmall, nearest
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
@@ -108,9 +108,10 @@ def _explained(error: RuntimeError, settings: TokenizerSettings, vocab_size: int
     """The trainer's failure, as something that the user can act on."""
     text = " ".join(str(error).split())
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", text):
-        return SettingsError(
+        return VocabularyTooSmall(
             f"tokenizer.vocab_size = {vocab_size}: the characters of the text alone need {found[1]}; "
-            f"raise it, or lower tokenizer.character_coverage ({settings.character_coverage:g})"
+            f"raise it, or lower tokenizer.character_coverage ({settings.character_coverage:g})",
+            needed=int(found[1]),
         )
     if "sentences_.empty()" in text or "all_chars_count" in text:
         return DataError("there is no text to learn a vocabulary from: every line is empty")

@@ -12,7 +12,7 @@ _UNDERFLOW = 1e-30  # below this a float32 probability loses digits, and then al
 
 
 def _log_normalizer(logits: Tensor, p: Tensor, gold: Tensor) -> Tensor:
-    """log sum_v exp(logit_v) of each row [rows, 1], from its softmax p, without another pass over the vocabulary."""
+    """Log sum_v exp(logit_v) of each row [rows, 1], from its softmax p, without another pass over the vocabulary."""
     p_gold = p.gather(1, gold)
     log_z = logits.gather(1, gold).float() - p_gold.log()
     if not logits.is_cuda and not bool(p_gold.min() < _UNDERFLOW):  # a GPU would have to wait for the answer

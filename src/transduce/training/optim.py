@@ -124,7 +124,9 @@ def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opti
     for module in model.modules():
         if isinstance(module, nn.Linear):
             packed = isinstance(module, FullProjection) and len(module.heads) > 1
-            rows = tuple(n * module.d_head for n in module.heads) if isinstance(module, FullProjection) and packed else ()
+            rows = (
+                tuple(n * module.d_head for n in module.heads) if isinstance(module, FullProjection) and packed else ()
+            )
             by_rows[rows].append(module.weight)
     groups = [{"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()]
     taken = {id(p) for group in groups for p in group["params"]}

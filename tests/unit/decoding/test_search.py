@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracle import search as oracle
-from oracle.stand_in import BOS, EOS, PAD, StandIn
+from oracle.stand_in import BOS, EOS, PAD, StandIn, State
 from transduce.decoding.search import Hypothesis, beam_search
 
 INF = math.inf
@@ -81,10 +81,10 @@ class Wide(StandIn):
     def of_source(self, src: Tensor) -> Tensor:
         return self.model.of_source(src)
 
-    def logits(self, src: Tensor, history: Tensor) -> Tensor:
+    def logits_of(self, src: Tensor, history: Tensor) -> Tensor:
         known = torch.full((len(history), self.n_tokens), -9.0)
         known += torch.arange(self.n_tokens) * 1e-3  # no ties
-        known[:, self.place] = self.model.logits(src, self.back[history])
+        known[:, self.place] = self.model.logits_of(src, self.back[history])
         return known
 
 
@@ -207,9 +207,9 @@ def test_sentences_that_are_done_leave_the_batch() -> None:
     seen: list[int] = []
 
     class Counting(StandIn):
-        def step(self, ids: Tensor, state: object) -> Tensor:
+        def advance(self, ids: Tensor, state: State) -> Tensor:
             seen.append(len(ids))
-            return super().step(ids, state)
+            return super().advance(ids, state)
 
     model = Counting(9, end=8.0)
     beam_search(model, pad(sources(*[1] * 15, 2)), max_length=[2] * 15 + [40], beam=2, patience=INF, length_penalty=5.0)
