@@ -2,10 +2,11 @@
 
     python benchmarks/training.py --peers PEERS_FOLDER --python PEERS_PYTHON --size tiny --systems hf torchnn marian
 
-PEERS_FOLDER holds the peers' scripts (common.py, train.py, marian.py); PEERS_PYTHON is the interpreter of an environment
-with `transformers` and `pymarian`. All train one architecture on the same pieces of Multi30k in the same batches (at most
-4,096 padded tokens a side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every system once, alone, in a
-process of its own; the table gives the median of the rounds. Ours also tells its share of the machine's measured peak.
+PEERS_FOLDER holds the peers' scripts (common.py, train.py, marian.py); PEERS_PYTHON is the interpreter of an
+environment with `transformers` and `pymarian`. All train one architecture on the same pieces of Multi30k in the same
+batches (at most 4,096 padded tokens a side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every
+system once, alone, in a process of its own; the table gives the median of the rounds. Ours also tells its share of the
+machine's measured peak.
 """
 
 from __future__ import annotations

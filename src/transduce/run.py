@@ -64,6 +64,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
+            RunFolder.open(path)  # names a file that is missing or damaged
             log.say(f"{path} is finished already; translate with it, or name another folder with --run")
             return path
         if end is None:
@@ -79,7 +80,12 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
 
 def check(settings: Settings) -> None:
     """Refuse settings that cannot work, before any work is done."""
-    check_model(resolve_preset(settings.model))
+    model = resolve_preset(settings.model)
+    check_model(model)
+    if not settings.tokenizer.joint and model.tie == "three_way" and "tie" in settings.model.model_fields_set:
+        raise SettingsError(
+            "model.tie = 'three_way' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"
+        )
     training = settings.training
     if training.optimizer is not None and training.optimizer not in OPTIMIZERS:
         hint = nearest(training.optimizer, OPTIMIZERS)

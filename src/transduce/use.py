@@ -17,7 +17,7 @@ from transduce.decoding.pipeline import Translation, Translator
 from transduce.decoding.sample import Sampling
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.compare import paired_bootstrap
-from transduce.evaluation.metrics import check_lengths
+from transduce.evaluation.metrics import check_lengths, metrics
 from transduce.evaluation.metrics import evaluate as score_corpus
 from transduce.files import write_aside
 from transduce.log import Log
@@ -126,8 +126,11 @@ def evaluate(
     scoring = RunFolder.open(run).settings.evaluation
     tokenize = metric[0] or scoring.tokenize
     lowercase = scoring.lowercase if metric[1] is None else metric[1]
+    metrics(tokenize, lowercase)  # refuses an unknown tokenizer before any work is done
     sources, references = (list(read_lines(path)) for path in pairs)
     _check_pairs(pairs, sources, references)
+    if against is not None and not against.is_dir():
+        check_lengths(list(read_lines(against)), references, f"lines of {against}")
 
     def output_of(system: Path) -> list[str]:
         if system.is_dir():

@@ -1,4 +1,4 @@
-"""Slow, obvious twins of search: every output there is, and a beam search of Python lists that starts anew at each step.
+"""Slow, obvious twins of search: every output there is, and a beam search of lists that starts anew at each step.
 
 Both know a model only as `next_log_probs(src_ids, prefix) -> list of V log-probabilities`.
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,8 +88,8 @@ class Translator:
 
         What is None comes from the run's settings. An output has at most `max_length` tokens; with None at most the
         settings' `max_length` and twice its source and 16 more. One that is cut off there says so (`finished`, `note`).
-        What shares a sentence's batch does not change its translation. Raises `DataError` for a source that is longer
-        than the model can take; one that is longer than training saw is translated, with a note.
+        What shares a sentence's batch does not change its translation. A source that is longer than the model can take
+        stays empty, with a note; one that is longer than training saw is translated, with a note.
         """
         search = self._searching(beam=beam, n_best=n_best, length_penalty=length_penalty)
         return list(self._run(texts, search, max_length=max_length, batch_tokens=batch_tokens))
@@ -166,9 +168,13 @@ class Translator:
     def _searching(self, *, beam: int | None, n_best: int, length_penalty: float | None) -> _Search:
         """Beam search as asked for, and by the settings where nothing is asked."""
         beam = max(self.settings.beam, n_best) if beam is None else beam
+        if beam < 1 or n_best < 1:
+            raise SettingsError(f"beam = {beam}, n_best = {n_best}: both must be at least 1")
         if n_best > beam:
             raise SettingsError(f"n_best = {n_best}: a beam of {beam} holds fewer; use beam = {n_best} or more")
         penalty = self.settings.length_penalty if length_penalty is None else length_penalty
+        if not 0 <= penalty < math.inf:
+            raise SettingsError(f"length_penalty = {penalty}: must be a number from 0 on")
 
         def search(batch: Sequence[Sentence]) -> list[list[Hypothesis]]:
             limits = [sentence.limit for sentence in batch]
@@ -186,10 +192,18 @@ class Translator:
     ) -> Iterator[Translation]:
         """Chunk by chunk: tokens, batches, search, text, the lines' order."""
         assert not self.model.training, "a model translates in eval mode"
+        if isinstance(lines, str):
+            raise TypeError("texts must be a list of texts, not one text: translate([text])")
         first = 0
         for chunk in chunks(lines):
             found = [_EMPTY] * len(chunk)
-            sentences = self._sentences(chunk, first, max_length)
+            sentences = []
+            for sentence in self._sentences(chunk, first, max_length):
+                if len(sentence.ids) <= self.longest:
+                    sentences.append(sentence)
+                    continue
+                note = f"not translated: its {len(sentence.ids)} tokens are more than the {self.longest} that fit"
+                found[sentence.number - first] = replace(_EMPTY, note=note)
             budget = batch_tokens or self.settings.batch_tokens
             for batch in cut(sentences, budget=budget, most=MOST, width=lambda sentence: len(sentence.ids) + 1):
                 for sentence, hypotheses in zip(batch, search(batch), strict=True):
@@ -201,7 +215,6 @@ class Translator:
         """The lines that hold something, as tokens."""
         sentences = []
         for number, ids in enumerate(self.tokenizers.src.encode_batch(lines), start=first):
-            self._check_length(ids, number, "source")
             limit = max_length or min(self.settings.max_length, 2 * len(ids) + 16)
             if ids:
                 sentences.append(Sentence(number, ids, limit))

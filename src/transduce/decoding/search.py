@@ -1,4 +1,4 @@
-"""Greedy and beam search over any model that offers `start`, `advance` and `logits`; nothing here knows what the model is.
+"""Greedy and beam search over any model that offers `start`, `advance` and `logits`, whatever it is.
 
 One code path: greedy search is a beam of one. All bookkeeping is tensors; Python sees a sentence once, when it is done.
 """
@@ -69,9 +69,9 @@ def beam_search(
     ranked by log_prob / length ** length_penalty (Wu et al. 2016, equation 14, without its constant); the `beam` best
     continuations that do not end live on. A sentence is done as soon as
 
-    - beam * patience of its hypotheses have finished (Kasai et al. 2022; 1 is what most systems do) and the best of them
-      scores at least what the best live one does as it stands: else a model that is sure of itself would see its
-      places filled by bad hypotheses that end early, or
+    - beam * patience of its hypotheses have finished (Kasai et al. 2022; 1 is what most systems do), the best of them
+      at least as good as the best live one as it stands: else the places of a model that is sure of itself would
+      fill with bad hypotheses that end early, or
     - the last of its n_best finished ones cannot be beaten: its score is at least the best live log-probability, which
       can only fall, over max_length ** length_penalty, the most that length can help, or
     - max_length tokens (one limit or one a sentence; the end counts) are reached: the best live hypotheses then fill

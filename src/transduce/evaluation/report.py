@@ -69,8 +69,10 @@ def _tiles(record: Record) -> str:
     if record.scores and record.scores[0].scores.exact_match >= 0.1:
         tiles.append((f"{record.scores[0].scores.exact_match:.1%}", f"exact match {record.scores[0].name}"))
     validations = record.of("validation")
-    if validations and validations[-1].get("perplexity") is not None:
-        tiles.append((f"{validations[-1]['perplexity']:.2f}", "validation perplexity a token"))
+    best = max((event.get("best_update") or 0 for event in record.events), default=0)
+    kept = next((found for found in validations if found.get("update") == best), validations[-1] if validations else {})
+    if kept.get("perplexity") is not None:
+        tiles.append((f"{kept['perplexity']:.2f}", "validation perplexity a token"))
     if record.n_parameters is not None:
         tiles.append((compact(record.n_parameters), "parameters"))
     if record.events:

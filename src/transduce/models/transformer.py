@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ class _Parts:
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
-        self.attention = {
+        self.attention: dict[str, Any] = {
             "d_model": settings.d_model,
             "n_heads": settings.n_heads,
             "n_kv_heads": settings.n_kv_heads,
@@ -83,9 +85,9 @@ class Transformer(nn.Module):
         parts = _Parts(settings)
         self.src_embedding = parts.embedding(n_src)
         self.tgt_embedding = parts.embedding(n_tgt)
-        self.encoder = nn.ModuleList(parts.encoder_block() for _ in range(settings.n_encoder_layers))
+        self.encoder: Any = nn.ModuleList(parts.encoder_block() for _ in range(settings.n_encoder_layers))
         self.encoder_norm = parts.final_norm()
-        self.decoder = nn.ModuleList(parts.decoder_block() for _ in range(settings.n_decoder_layers))
+        self.decoder: Any = nn.ModuleList(parts.decoder_block() for _ in range(settings.n_decoder_layers))
         self.decoder_norm = parts.final_norm()
         initialize(self)
         if settings.tie == "three_way":

@@ -63,7 +63,7 @@ class FullProjection(Linear):
         super().__init__(d_model, sum(heads) * d_head, bias=bias)
         self.heads, self.d_head = heads, d_head
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
+    def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """One [B, H_i, T, K] for each of `heads`."""
         y = super().forward(x).unflatten(-1, (-1, self.d_head))  # [B, T, sum H, K]
         if len(set(self.heads)) == 1:

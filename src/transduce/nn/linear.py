@@ -22,10 +22,10 @@ _ONEDNN = _onednn_product()
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor | None = None) -> Float[Tensor, "*B O"]:
     """X W^T + b.
 
-    On a CPU, in float32 and without gradients, by oneDNN and not by MKL, PyTorch's choice: on AMD's CPUs MKL uses half of
-    the vector width (108 against 240 GFLOP/s a core on a Zen 5), and oneDNN's rows do not depend, bit for bit, on how
-    many rows there are, so that a sentence's numbers do not depend on its batch. A single row is the exception: it is
-    multiplied as two.
+    On a CPU, in float32 and without gradients, by oneDNN and not by MKL, PyTorch's choice: on AMD's CPUs MKL uses half
+    of the vector width (108 against 240 GFLOP/s a core on a Zen 5), and oneDNN's rows do not depend, bit for bit, on
+    how many rows there are, so that a sentence's numbers do not depend on its batch. A single row is the exception: it
+    is multiplied as two.
     """
     if (
         _ONEDNN is None

@@ -1,4 +1,4 @@
-"""How a Transformer knows of order. Each is an object with two hooks: `add` on embeddings, `rotate` on queries and keys."""
+"""How a Transformer knows of order: objects with two hooks, `add` on embeddings, `rotate` on queries and keys."""
 
 from __future__ import annotations
 

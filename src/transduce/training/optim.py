@@ -36,10 +36,10 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal, for matrices (Jordan et al. 2024; the step scaled as in Liu et al. 2025).
+    """Momentum whose update is made orthogonal, for matrices (Jordan et al. 2024; step size: Liu et al. 2025).
 
-    What torch.optim.Muon computes with adjust_lr_fn="match_rms_adamw", but matrices of one shape go through Newton-Schulz
-    together, and a matrix that packs several projections is treated as several: `rows` says how its rows are divided.
+    What torch.optim.Muon computes with adjust_lr_fn="match_rms_adamw", but matrices of one shape go through
+    Newton-Schulz together, and one that packs several projections is treated as several: `rows` divides its rows.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Muon(torch.optim.Optimizer):
                 for weight, update in zip(p.split(rows), g.split(rows), strict=True):
                     if weight.shape[0] > weight.shape[1]:
                         weight, update = weight.t(), update.t()
-                    stacks[tuple(weight.shape)].append((weight, update, group["lr"]))  # type: ignore[index]
+                    stacks[tuple(weight.shape)].append((weight, update, group["lr"]))
         for (_, columns), members in stacks.items():
             updates = orthogonalize(torch.stack([u for _, u, _ in members]))
             for (weight, _, lr), update in zip(members, updates.unbind(0), strict=True):
@@ -97,7 +97,8 @@ def _adam(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.o
 
 def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
     lr = settings.lr or DEFAULT_LR["adamw"]
-    decayed, others = [], []
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for p in params:
         (decayed if p.ndim >= 2 else others).append(p)
     groups = [
@@ -120,7 +121,7 @@ def build_adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opt
 def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Muon on the matrices of linear layers, AdamW on embeddings, norms and biases."""
     lr = settings.matrix_lr or DEFAULT_MATRIX_LR
-    by_rows: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
+    by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             packed = isinstance(module, FullProjection) and len(module.heads) > 1
@@ -128,8 +129,10 @@ def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opti
                 tuple(n * module.d_head for n in module.heads) if isinstance(module, FullProjection) and packed else ()
             )
             by_rows[rows].append(module.weight)
-    groups = [{"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()]
-    taken = {id(p) for group in groups for p in group["params"]}
+    groups: list[dict[str, Any]] = [
+        {"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()
+    ]
+    taken = {id(p) for weights in by_rows.values() for p in weights}
     rest = [p for p in model.parameters() if id(p) not in taken]
     return Together([Muon(groups, lr=lr, weight_decay=settings.weight_decay), _adamw(rest, settings)])
 

@@ -22,7 +22,7 @@ PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torc
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update saw: sums in nats over `n_targets` targets, as tensors, so that reading them is the caller's choice."""
+    """What an update saw: sums in nats over `n_targets` targets, as tensors: the caller decides when to read them."""
 
     loss_sum: Tensor
     nll_sum: Tensor
@@ -72,7 +72,8 @@ class Updater:
     """
 
     def __init__(self, model: nn.Module, settings: TrainingSettings, *, device: torch.device, precision: str) -> None:
-        self.model, self.device, self.precision = model, device, precision
+        self.model: Any = model  # of any kind that the MODELS table knows
+        self.device, self.precision = device, precision
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         self.optimizer = build_optimizer(model, settings)
