@@ -159,7 +159,7 @@ class SelfAttention(MultiHeadAttention):
         cache: LayerCache | None = None,
         known: int = 0,
     ) -> Float[Tensor, "B T D"]:
-        """X attends to itself and, with a cache of `known` keys, to what came before; the cache grows in place."""
+        """x attends to itself and, with a cache of `known` keys, to what came before; the cache grows in place."""
         query, key, value = self.query_key_value(x)
         query, key = rotate(query), rotate(key)
         if cache is not None:
@@ -188,6 +188,6 @@ class CrossAttention(MultiHeadAttention):
     def forward(
         self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B H S K"], value: Float[Tensor, "B H S K"], *, bias: Tensor
     ) -> Float[Tensor, "B T D"]:
-        """X attends to keys and values of the memory."""
+        """x attends to keys and values of the memory."""
         (query,) = self.query(x)  # [B, H, T, K]
         return self.attend(query, key, value, bias=bias)

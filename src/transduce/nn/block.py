@@ -29,7 +29,7 @@ class PostNorm(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """X after the sub-layer, of the same shape."""
+        """x after the sub-layer, of the same shape."""
         return self.norm(self.dropout.add(x, sublayer(x)))
 
 
@@ -39,7 +39,7 @@ class PreNorm(PostNorm):
     final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """X after the sub-layer, of the same shape."""
+        """x after the sub-layer, of the same shape."""
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 
@@ -59,7 +59,7 @@ class EncoderBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], *, bias: Tensor, keep: Tensor, rotate: Rotate
     ) -> Float[Tensor, "B S D"]:
-        """X [B, S, D] after the block; `bias` [B, 1, 1, S] hides padding, `keep` [B, S, 1] is False there."""
+        """x [B, S, D] after the block; `bias` [B, 1, 1, S] hides padding, `keep` [B, S, 1] is False there."""
         x = self.self_attention_residual(x, lambda y: self.self_attention(y, bias=bias, rotate=rotate))
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, keep))
 
@@ -83,7 +83,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B Q D"], *, bias: Tensor | None, rotate: Rotate, cache: LayerCache, state: DecoderState
     ) -> Float[Tensor, "B Q D"]:
-        """X [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
+        """x [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
 
         `bias` [B or 1, 1, Q, n_known + Q] hides what is to come and other beams' histories.
         """

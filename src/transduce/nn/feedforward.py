@@ -47,7 +47,7 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], keep: Tensor | None = None, history: list[Tensor] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """X transformed position by position; `keep` and `history` are for kinds that look at neighbours."""
+        """x transformed position by position; `keep` and `history` are for kinds that look at neighbours."""
         return self.contract(self.dropout(self.activate(self.expand(x))))
 
 
@@ -58,7 +58,7 @@ class GatedFeedForward(FeedForward):
         return Linear(self.d_model, 2 * self.d_ff, bias=self.bias)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
-        """X transformed position by position."""
+        """x transformed position by position."""
         gate, value = self.expand(x).chunk(2, dim=-1)
         return self.contract(self.dropout(self.activate(gate) * value))
 
@@ -81,7 +81,7 @@ class ConvFeedForward(FeedForward):
         return (reach, 0) if self.causal else (reach // 2, reach - reach // 2)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
-        """X [B, T, D] convolved; `keep` [B, T, 1] is False at padding; `history` the last inputs of both convolutions.
+        """x [B, T, D] convolved; `keep` [B, T, 1] is False at padding; `history` the last inputs of both convolutions.
 
         `history` starts as an empty list and is filled here: incremental decoding hands it on from step to step.
         """

@@ -20,7 +20,7 @@ _ONEDNN = _onednn_product()
 
 
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor | None = None) -> Float[Tensor, "*B O"]:
-    """X W^T + b.
+    """x W^T + b.
 
     On a CPU, in float32 and without gradients, by oneDNN and not by MKL, PyTorch's choice: on AMD's CPUs MKL uses half
     of the vector width (108 against 240 GFLOP/s a core on a Zen 5), and oneDNN's rows do not depend, bit for bit, on
@@ -47,5 +47,5 @@ class Linear(nn.Linear):
     """`torch.nn.Linear` by way of `linear`; weights and their names are the same."""
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        """X W^T + b."""
+        """x W^T + b."""
         return linear(x, self.weight, self.bias)

@@ -45,11 +45,11 @@ class NoPositions(nn.Module):
         self.d_model, self.d_head, self.max_positions = d_model, d_head, max_positions
 
     def add(self, x: Tensor, offset: int) -> Tensor:
-        """X as it is."""
+        """x as it is."""
         return x
 
     def rotate(self, x: Tensor, offset: int) -> Tensor:
-        """X as it is."""
+        """x as it is."""
         return x
 
 
@@ -62,7 +62,7 @@ class SinusoidalPositions(NoPositions):
         self.table: Tensor
 
     def add(self, x: Tensor, offset: int) -> Tensor:
-        """X plus the sinusoids of its positions."""
+        """x plus the sinusoids of its positions."""
         end = offset + x.shape[1]
         known = end <= self.max_positions
         rows = self.table[offset:end] if known else sinusoids(x.shape[1], self.d_model, offset=offset, device=x.device)
@@ -77,7 +77,7 @@ class LearnedPositions(NoPositions):
         self.embedding = nn.Embedding(max_positions, d_model)
 
     def add(self, x: Tensor, offset: int) -> Tensor:
-        """X plus the learned vectors of its positions; ValueError past `max_positions`."""
+        """x plus the learned vectors of its positions; ValueError past `max_positions`."""
         end = offset + x.shape[1]
         if end > self.max_positions:
             raise ValueError(f"a sequence of {end} tokens; learned positions hold {self.max_positions}")
@@ -88,7 +88,7 @@ class RotaryPositions(NoPositions):
     """Queries and keys rotated by their position, so that their product knows only the distance (Su et al. 2021)."""
 
     def rotate(self, x: Tensor, offset: int) -> Tensor:
-        """X rotated: plane i of position p by p * 10000^(-2i/K)."""
+        """x rotated: plane i of position p by p * 10000^(-2i/K)."""
         plane = torch.arange(0, self.d_head, 2, dtype=torch.float32, device=x.device)
         position = torch.arange(offset, offset + x.shape[-2], dtype=torch.float32, device=x.device)
         return rotate_pairs(x, position[:, None] * torch.exp(plane * (-math.log(10000.0) / self.d_head)))
