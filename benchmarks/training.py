@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 SIZES = {"tiny": {"dropout": 0.3}, "base": {"dropout": 0.1}}
-WARM = 5
+WARM = 3
 
 
 def peak_flops(dtype: str, seconds: float = 1.0) -> float:
@@ -93,10 +93,10 @@ def command(system: str, args: argparse.Namespace) -> list[str]:
         precision = "float32" if system.endswith("float32") else "bfloat16"
         head = [sys.executable, __file__, "--worker", precision, "--peers", str(args.peers)]
         return [*head, "--size", args.size, "--updates", str(args.updates)]
-    updates = max(args.updates + 10, 20)
+    tail = ["--size", args.size, "--updates", str(args.updates + WARM)]
     if system == "marian":
-        return [args.python, str(args.peers / "marian.py"), "--size", args.size, "--updates", str(max(updates, 60))]
-    return [args.python, str(args.peers / "train.py"), system, "--size", args.size, "--updates", str(updates)]
+        return [args.python, str(args.peers / "marian.py"), *tail]
+    return [args.python, str(args.peers / "train.py"), system, *tail, "--warm", str(WARM)]
 
 
 def main() -> None:
