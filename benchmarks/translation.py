@@ -2,10 +2,10 @@
 
     python benchmarks/translation.py --peers PEERS_FOLDER --python PEERS_PYTHON --beam 5
 
-PEERS_FOLDER holds the peers' translate.py, common.py and a small trained Marian model, whose weights are carried over into
-our Transformer here by a table of names. 1,000 sentences of Multi30k's test2016, longest first. Each round runs each system
-once, alone, in a process of its own that warms up and takes the median of three passes; the table gives the median of the
-rounds, and the BLEU of the output, which must agree.
+PEERS_FOLDER holds the peers' translate.py, common.py and a small trained Marian model, whose weights are carried over
+into our Transformer here by a table of names. 1,000 sentences of Multi30k's test2016, longest first. Each round runs
+each system once, alone, in a process of its own that warms up and takes the median of three passes; the table gives the
+median of the rounds, and the BLEU of the output, which must agree.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PACKED = {"self_attn": ("self_attention.query_key_value", "qkv"), "encoder_attn"
 def carried_over(path: Path) -> Any:
     """Marian's weights in our Transformer.
 
-    Its sinusoids stand as halves and ours as pairs: the residual stream's columns are permuted. Its ids are eos 0, unk 1,
-    pad last (which starts the decoder); ours are pad 0, unk 1, bos 2, eos 3, so the vocabulary's rows move.
+    Its sinusoids stand as halves and ours as pairs: the residual stream's columns are permuted. Its ids are eos 0,
+    unk 1, pad last (which starts the decoder); ours are pad 0, unk 1, bos 2, eos 3, so the vocabulary's rows move.
     """
     import torch
     from safetensors.torch import load_file
@@ -93,9 +93,8 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     sp = sentencepiece.SentencePieceProcessor(model_file=str(MODEL / "source.spm"))
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     names = {i: piece for piece, i in pieces.items()}
-    ids = [
-        [{0: 3, 1: 1}.get(pieces.get(p, 1), pieces.get(p, 1) + 2) for p in sp.encode(x, out_type=str)] for x in sources
-    ]
+    own = {piece: {0: 3, 1: 1}.get(i, i + 2) for piece, i in pieces.items()}
+    ids = [[own.get(piece, 1) for piece in sp.encode(x, out_type=str)] for x in sources]
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
 
     def run() -> list[str]:
