@@ -79,12 +79,12 @@ def _all(
 
 @app.command()
 def demo(
-    minutes: Annotated[float, Option(help="Minutes of training.", min=0.01)] = 2.2,
+    minutes: Annotated[float, Option(help="Minutes of training.", min=0.01)] = 2.5,
     run: Annotated[Path, Option("--run", metavar="FOLDER", help="Where the run folder goes.")] = Path("runs/demo"),
     overrides: Set = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train on the built-in corpus for about two minutes, translate, and show what came of it.
+    """Train on the built-in corpus for two and a half minutes, translate, and show what came of it.
 
     \b
     transduce demo
