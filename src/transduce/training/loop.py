@@ -87,7 +87,10 @@ class Trainer:
                         self._updates(bar, asked)
                 except NotFinite as error:
                     raise self._explained(error) from None
-            return self._end()
+            result = self._end()
+            if asked:  # during the last validation: what follows training can wait for the same command
+                raise self._interrupted(asked.name)
+            return result
 
     # -- the way through the updates
 
