@@ -67,7 +67,11 @@ def carried_over(path: Path) -> Any:
                     weight, bias = theirs[f"{head}{name}.weight"], theirs[f"{head}{name}.bias"]
                     state[f"{own}{ours}.weight"] = weight[order] if axes == "rows" else weight[:, order]
                     state[f"{own}{ours}.bias"] = bias[order] if axes == "rows" else bias
-    state["output_embedding.weight"] = rows
+    # Marian never writes pad (a bias of -10,000). After a last norm the sum of h / gain is the same for every h, so
+    # that a row along 1 / gain is a constant logit: -30 takes padding and the beginning out of the softmax.
+    gain, bias = (state[f"decoder.{LAYERS - 1}.feed_forward_residual.norm.{part}"] for part in ("weight", "bias"))
+    state["output_embedding.weight"] = rows.clone()
+    state["output_embedding.weight"][[0, 2]] = -30 / (bias / gain).sum() / gain
     settings = ModelSettings(preset="tiny", tie="none")
     model = build_model(settings, n_src=n + 1, n_tgt=n + 1).eval()
     model.load_state_dict(state)

@@ -55,12 +55,9 @@ def attention_of(translator: Translator, src: str, *, tgt: str | None = None) ->
         tgt_ids = tokenizers.tgt.encode(tgt)
     batch = collate([Example(src_ids, tgt_ids)]).to(translator.device)
     maps = attention_maps(translator.model, batch.src, batch.tgt_in)
-    pieces = (
-        tokenizers.src.pieces(batch.src[0]),
-        tokenizers.tgt.pieces(batch.tgt_in[0]),
-        tokenizers.tgt.pieces(batch.tgt_out[0]),
-    )
-    return SentenceAttention(src, tgt, tuple(maps.heat_maps(*pieces)))
+    src_pieces = tokenizers.src.pieces(batch.src[0].tolist())
+    tgt_pieces = (tokenizers.tgt.pieces(side[0].tolist()) for side in (batch.tgt_in, batch.tgt_out))
+    return SentenceAttention(src, tgt, tuple(maps.heat_maps(src_pieces, *tgt_pieces)))
 
 
 def _score(

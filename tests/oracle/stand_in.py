@@ -1,11 +1,14 @@
-"""A model for tests of search that is no network: the next token depends on the source and on the last two tokens."""
+"""Models for tests of search: one that is no network, and networks that nobody trained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from transduce.config import Settings
+from transduce.models.build import build_model
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
@@ -26,7 +29,10 @@ class State:
 
 
 class StandIn:
-    """`end` is added to the logit of the end of a sentence; `sharpness` scales all."""
+    """The next token depends on the source and on the last two tokens.
+
+    `end` is added to the logit of the end of a sentence; `sharpness` scales all.
+    """
 
     def __init__(self, n_tokens: int, *, seed: int = 0, end: float = 0.0, sharpness: float = 1.5) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -61,3 +67,15 @@ class StandIn:
         number = self.of_source(torch.tensor([src]))
         history = torch.tensor([[BOS, *prefix]])
         return self.logits_of(number, history)[0].double().log_softmax(-1).tolist()
+
+
+def untrained(settings: Settings, *, n_src: int, n_tgt: int, seed: int = 0) -> nn.Module:
+    """A model that ends its sentences at some time, and whose choices depend on the source: no two are alike."""
+    torch.manual_seed(seed)
+    model = build_model(settings.model, n_src=n_src, n_tgt=n_tgt)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embedding" not in name:
+                parameter.mul_(3.0)
+        model.output_weight[EOS] *= 2.5
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,60 @@
+"""Runs commands in tests, in this process: what they print, and their exit code; and small text to run them on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from transduce.__main__ import main
+from transduce.data.demo import demo_pairs
+
+SMALL = (
+    "model.d_model=32",
+    "model.d_ff=64",
+    "model.n_heads=2",
+    "model.n_encoder_layers=1",
+    "model.n_decoder_layers=1",
+    "tokenizer.vocab_size=300",
+    "training.batch_tokens=512",
+    "training.precision=float32",
+    "training.valid_bleu_sentences=4",
+    "decoding.max_length=20",
+)
+"""Settings that train in seconds."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left: its exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
+def transduce(*arguments: object) -> Done:
+    """Run a command as the shell would."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    code = -1
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+    return Done(code, *(stream.buffer.getvalue().decode("utf-8") for stream in (out, err)))  # type: ignore[attr-defined]
+
+
+def small(*more: str) -> list[str]:
+    """--set options of a small, short training; later ones win."""
+    return [part for value in (*SMALL, "training.max_updates=4", *more) for part in ("--set", value)]
+
+
+def write_corpus(folder: Path, name: str, n: int, *, split: str = "train", seed: int = 1) -> tuple[Path, Path]:
+    """`name`.en and `name`.de with `n` pairs of the built-in corpus."""
+    pairs = list(demo_pairs(split, n, seed=seed))
+    src, tgt = folder / f"{name}.en", folder / f"{name}.de"
+    src.write_text("".join(f"{pair.src}\n" for pair in pairs), encoding="utf-8", newline="\n")
+    tgt.write_text("".join(f"{pair.tgt}\n" for pair in pairs), encoding="utf-8", newline="\n")
+    return src, tgt

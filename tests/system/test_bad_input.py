@@ -1,0 +1,276 @@
+"""Bad input: one clear line, exit code 2, nothing half-done, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from system.commands import Done, small, transduce, write_corpus
+from transduce.checkpoint import RunFolder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    write_corpus(folder, "train", 60)
+    write_corpus(folder, "test", 6, split="test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    src, tgt = write_corpus(folder, "train", 60)
+    done = transduce("train", "--src", src, "--tgt", tgt, "--run", folder / "run", *small())
+    assert done.code == 0, done.err
+    return folder
+
+
+def train(texts: Path, *more: object) -> Done:
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
+    return transduce("train", *sides, "--run", texts.parent / "run", "--quiet", *small(), *more)
+
+
+def assert_refused(done: Done, *parts: str) -> None:
+    assert done.code == 2, done
+    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
+    assert "Traceback" not in done.err
+    for part in parts:
+        assert part in done.err, done.err
+
+
+def set_(*values: str) -> list[str]:
+    return [part for value in values for part in ("--set", value)]
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def shorter(texts: Path) -> None:
+    (texts / "train.de").write_bytes(b"".join(lines_of(texts / "train.de")[:41]))
+
+
+def not_utf8(texts: Path) -> None:
+    lines = lines_of(texts / "train.de")
+    lines[16] = b"Gr\xfc\xdfe aus Latin-1.\n"
+    (texts / "train.de").write_bytes(b"".join(lines))
+
+
+def empty(texts: Path) -> None:
+    for name in ("train.en", "train.de"):
+        (texts / name).write_bytes(b"")
+
+
+def blank(texts: Path) -> None:
+    (texts / "train.de").write_bytes(b"\n" * 60)
+
+
+def one_pair(texts: Path) -> None:
+    for name in ("train.en", "train.de"):
+        (texts / name).write_bytes(lines_of(texts / name)[0])
+
+
+def cut_gzip(texts: Path) -> None:
+    import gzip
+
+    for name in ("train.en", "train.de"):
+        packed = gzip.compress((texts / name).read_bytes())
+        (texts / name).rename(texts / f"plain.{name}")
+        (texts / f"{name}.gz").write_bytes(packed[: len(packed) - 20])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "parts"),
+    [
+        (shorter, ["train.en has 60 lines", "train.de has 41", "line 42"]),
+        (not_utf8, ["train.de, line 17: not valid UTF-8", "0xfc"]),
+        (empty, ["there is no text"]),
+        (blank, ["no sentence pair is left of 60", "empty"]),
+        (one_pair, ["one sentence pair is too little"]),
+    ],
+)
+def test_bad_text(spoil: Callable[[Path], None], parts: list[str], texts: Path) -> None:
+    spoil(texts)
+    assert_refused(train(texts), *parts)
+    assert not (texts.parent / "run").exists()
+
+
+def test_a_compressed_file_that_was_cut_short(texts: Path) -> None:
+    cut_gzip(texts)
+    sides = ["--src", texts / "train.en.gz", "--tgt", texts / "train.de.gz"]
+    assert_refused(transduce("train", *sides, "--run", texts.parent / "run", "-q", *small()), "damaged or cut short")
+    assert not (texts.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["model.droput=0.1"], ["unknown key 'model.droput'; did you mean 'dropout'?"]),
+        (["modle.dropout=0.1"], ["unknown key 'modle'; did you mean 'model'?"]),
+        (["training.lr=-1"], ["training.lr", "greater than 0"]),
+        (["model.d_model=30", "model.n_heads=4"], ["model.d_model = 30 is not divisible by model.n_heads = 4"]),
+        (["model.residual=pst"], ["model.residual = 'pst'; did you mean 'post'?", "allowed: "]),
+        (["model.preset=tinny"], ["model.preset = 'tinny'; did you mean 'tiny'?"]),
+        (["training.optimizer=adamm"], ["training.optimizer = 'adamm'; did you mean 'adam", "allowed: adam"]),
+        (["training.schedule=cosin"], ["training.schedule = 'cosin'", "cosine"]),
+        (["training.device=gpu"], ["training.device = 'gpu': allowed are auto, cpu and cuda"]),
+        (["evaluation.tokenize=13b"], ["13b", "13a"]),
+        (["tokenizer.normalization=nfd"], ["tokenizer.normalization = 'nfd'", "known: "]),
+        (["tokenizer.vocab_size=20"], ["tokenizer.vocab_size = 20", "characters of the text alone need"]),
+        (["data.max_length=1"], ["no sentence pair is left", "too long", "raise data.max_length"]),
+        (["model.positions=learned", "model.max_positions=10"], ["model.max_positions = 10", "learned positions"]),
+        (["tokenizer.joint=false", "model.tie=three_way"], ["three_way", "tokenizer.joint"]),
+        (["training"], ["--set training: expected key=value"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_bad_settings(settings: list[str], parts: list[str], texts: Path) -> None:
+    assert_refused(train(texts, *set_(*settings)), *parts)
+    assert not (texts.parent / "run").exists()
+
+
+def test_a_vocabulary_larger_than_the_text_supports_becomes_the_largest_possible(texts: Path) -> None:
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
+    done = transduce("train", *sides, "--run", texts.parent / "run", *small("tokenizer.vocab_size=100000"))
+    assert done.code == 0, done.err
+    assert "pieces instead of 100,000, which is all that the text supports" in done.err
+    size = RunFolder.open(texts.parent / "run").settings.tokenizer.vocab_size
+    assert size is not None and size < 3000
+
+
+def test_a_test_set_inside_the_training_set_is_a_warning_with_the_count(texts: Path) -> None:
+    leaked = "".join(line.decode().upper() for line in lines_of(texts / "train.en")[:4])
+    with (texts / "test.en").open("a", encoding="utf-8") as file:
+        file.write(leaked)
+    with (texts / "test.de").open("ab") as raw:
+        raw.writelines(lines_of(texts / "train.de")[:3])
+        raw.write(b"Another translation.\n")
+    done = train(texts, "--test-src", texts / "test.en", "--test-tgt", texts / "test.de", "--valid-src",
+                 texts / "test.en", "--valid-tgt", texts / "test.de")  # fmt: skip
+    assert done.code == 0, done.err
+    warning = "warning: test: 3 of 10 pairs stand in the training text too, and 1 more sources with another translation"
+    assert warning in done.err
+    report = json.loads((texts.parent / "run" / "data.json").read_text())
+    assert [leak["leaked"] for leak in report["leaks"]] == [3, 3]
+    assert "stand in the training" in (texts.parent / "run" / "report.html").read_text()
+
+
+def test_a_folder_of_another_run_is_left_alone(trained: Path) -> None:
+    before = {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()}
+    sides = ["--src", trained / "train.en", "--tgt", trained / "train.de", "--run", trained / "run"]
+    done = transduce("train", *sides, *small("training.seed=2"))
+    assert_refused(done, "holds another run: training.seed is 1 there and 2 here", "--run")
+    assert {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_is_no_run_is_left_alone(texts: Path) -> None:
+    run = texts.parent / "run"
+    run.mkdir()
+    (run / "thesis.txt").write_text("years of work")
+    assert_refused(train(texts), "is not empty and no run folder", "thesis.txt")
+    assert [path.name for path in run.iterdir()] == ["thesis.txt"]
+    assert_refused(transduce("translate", run), "is no run folder")
+    assert_refused(transduce("translate", run / "none"), "there is no run folder")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors", "manifest.json"])
+@pytest.mark.parametrize("fate", ["missing", "cut short", "changed"])
+def test_a_missing_or_damaged_file_is_named(name: str, fate: str, trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    content = (run / name).read_bytes()
+    (run / name).unlink()
+    if fate != "missing":
+        middle = len(content) // 2
+        changed = content[:middle] + bytes([content[middle] ^ 0x55]) + content[middle + 1 :]
+        (run / name).write_bytes(content[:middle] if fate == "cut short" else changed)
+    (tmp_path / "in.en").write_text("A dog.\n")
+    assert_refused(transduce("translate", run, tmp_path / "in.en"), name)
+
+
+def test_a_damaged_file_does_not_stop_the_report_but_is_named_when_training_goes_on(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    (run / "README.md").unlink()  # as if killed just before the last file
+    done = transduce("train", run / "recipe.toml", "--run", run)
+    assert done.code in (0, 2) and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["translate", "RUN", "no.en"], ["cannot read no.en: No such file"]),
+        (["translate", "RUN", "latin1.en"], ["latin1.en, line 2: not valid UTF-8"]),
+        (["translate", "RUN", "."], ["cannot read .: Is a directory"]),
+        (["translate", "RUN", "train.en", "--beam", "2", "--nbest", "3"], ["n_best = 3", "beam of 2"]),
+        (
+            ["translate", "RUN", "train.en", "-o", "no/where.de"],
+            ["cannot write no/where.de: No such file or directory"],
+        ),
+        (["translate", "RUN", "train.en", "--device", "tpu"], ["device = 'tpu': allowed are auto, cpu and cuda"]),
+        (["evaluate", "RUN", "--src", "train.en", "--ref", "latin1.en"], ["latin1.en, line 2"]),
+        (["evaluate", "RUN", "--src", "train.en", "--ref", "two.de"], ["train.en has 60 lines", "two.de has 2"]),
+        (
+            ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--hyp", "two.de"],
+            ["2 hypotheses but 60 references"],
+        ),
+        (["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--tokenize", "nonne"], ["nonne", "none"]),
+        (["score", "RUN", "--src", "train.en", "--tgt", "two.de"], ["train.en has 60 lines", "two.de has 2"]),
+    ],
+    ids=lambda value: " ".join(value[2:4]) if value[0] in ("translate", "evaluate", "score") else "",
+)
+def test_bad_input_of_a_finished_run(
+    arguments: list[str], parts: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    (trained / "latin1.en").write_bytes(b"fine\ncaf\xe9\n")
+    (trained / "two.de").write_text("eins\nzwei\n")
+    done = transduce(*(str(trained / "run") if argument == "RUN" else argument for argument in arguments))
+    assert_refused(done, *parts)
+
+
+def test_a_sentence_longer_than_training_saw_is_translated_with_a_warning(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.en").write_text("dog " * 700 + "\nA dog.\n")
+    done = transduce("translate", trained / "run", tmp_path / "long.en", "--max-length", "5")
+    assert done.code == 0 and done.out.count("\n") == 2
+    assert "warning: line 1:" in done.err and "training saw at most 256" in done.err
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limits on files here")
+def test_a_disk_that_fills_is_told_and_the_last_good_state_stays(texts: Path) -> None:
+    """A limit on the size of files stands in for the full disk: writing fails in the same place."""
+    run = texts.parent / "run"
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)\n"
+        "from transduce.__main__ import main\n"
+        "main()"
+    )
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de", "--run", run]
+    options = small("training.max_updates=6", "training.valid_updates=2")
+
+    def start(limit: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, str(limit), "train", *map(str, sides), *options]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    full = start(100_000)  # the vocabulary fits; weights and training states do not
+    assert full.returncode == 2, full.stderr
+    last = full.stderr.splitlines()[-1]
+    assert last.startswith("transduce: error: cannot write ") and "File too large" in last, full.stderr
+    assert "Traceback" not in full.stderr
+    assert not [path for path in run.rglob("*") if "aside" in path.name], "what was half written is gone"
+    enough = start(100_000_000)
+    assert enough.returncode == 0, enough.stderr
+    assert RunFolder.open(run).load_model()

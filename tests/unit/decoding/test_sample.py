@@ -1,0 +1,77 @@
+"""Sampling draws from the right distribution, and no sample knows of its neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from oracle import search as oracle
+from oracle.stand_in import BOS, EOS, PAD, StandIn
+from transduce.decoding.sample import Sampling, draw, sample
+
+SRC = torch.tensor([[4, 5, EOS, PAD], [6, EOS, PAD, PAD], [4, 4, 6, EOS]])
+
+
+def test_draw_inverts_the_summed_probabilities() -> None:
+    probability = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]])
+    for number, token in [(0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (0.9999, 4), (1.0, 4)]:
+        assert draw(probability, torch.tensor([number], dtype=torch.float64)).item() == token
+
+
+def test_frequencies_are_the_models_probabilities() -> None:
+    """All outputs of at most three tokens, against their exact probabilities; the rest are cut off."""
+    model, n = StandIn(6, end=1.0, sharpness=1.0), 4000
+    (found,) = sample(model, SRC[:1, :3], max_length=3, seeds=[(1,)], sampling=Sampling(), n_samples=n)
+    seen = Counter(h.ids for h in found if h.finished)
+    forbidden = 0.0
+    for ids, log_prob, _ in oracle.all_outputs(model.next_log_probs, [4, 5, EOS], max_length=3, alpha=1.0):
+        for t in range(len(ids) + 1):  # padding and the beginning are never drawn: the others share what was theirs
+            known = model.next_log_probs([4, 5, EOS], ids[:t])
+            forbidden = math.log1p(-math.exp(known[PAD]) - math.exp(known[BOS]))
+            log_prob -= forbidden
+        p = math.exp(log_prob)
+        assert abs(seen[ids] / n - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-9, ids
+
+
+def test_a_sample_depends_on_nothing_but_its_seed_and_its_sentence() -> None:
+    model, seeds = StandIn(9), [(1, 0), (1, 1), (1, 2)]
+    together = sample(model, SRC, max_length=[7, 9, 8], seeds=seeds, sampling=Sampling(), n_samples=5)
+    for i, limit in enumerate([7, 9, 8]):
+        alone = sample(model, SRC[i : i + 1], max_length=limit, seeds=[seeds[i]], sampling=Sampling(), n_samples=5)
+        assert alone[0] == together[i]
+    fewer = sample(model, SRC, max_length=[7, 9, 8], seeds=seeds, sampling=Sampling(), n_samples=2)
+    assert fewer == [found[:2] for found in together]
+    other = sample(model, SRC, max_length=[7, 9, 8], seeds=[(2, 0), (2, 1), (2, 2)], sampling=Sampling(), n_samples=5)
+    assert other != together
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_k=1), Sampling(top_p=0.0), Sampling(temperature=1e-4)], ids=str)
+def test_the_sharpest_sampling_is_greedy(sampling: Sampling) -> None:
+    model = StandIn(9)
+    for src, found in zip(
+        SRC, sample(model, SRC, max_length=8, seeds=[(0,)] * 3, sampling=sampling, n_samples=2), strict=True
+    ):
+        ids = [i for i in src.tolist() if i != PAD]
+        (greedy,) = oracle.beam_search(model.next_log_probs, ids, beam=1, max_length=8, alpha=1.0)
+        for h in found:
+            assert (h.ids, h.finished) == (greedy[0], greedy[3])
+            assert h.log_prob == pytest.approx(greedy[1], abs=1e-4)
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    model = StandIn(9)
+    sampling = Sampling(temperature=2.0, top_k=5, top_p=0.9)
+    (found,) = sample(model, SRC[:1, :3], max_length=9, seeds=[(3,)], sampling=sampling, n_samples=20)
+    for h in found:
+        tokens = (*h.ids, EOS) if h.finished else h.ids
+        total = sum(model.next_log_probs([4, 5, EOS], tokens[:t])[token] for t, token in enumerate(tokens))
+        assert h.log_prob == pytest.approx(total, abs=1e-4)
+        assert h.score == pytest.approx(total / len(tokens), abs=1e-4)
+        assert not {PAD, BOS, EOS} & set(h.ids)
+
+
+def test_no_sentence() -> None:
+    assert sample(StandIn(9), SRC[:0], max_length=4, seeds=[], sampling=Sampling()) == []
