@@ -29,7 +29,7 @@ def write_aside(path: Path) -> Iterator[Path]:
     (a full disk, a missing right) becomes a one-line `RunFolderError`; any other error of the body passes through.
     A link is followed. What is no file and no folder, such as /dev/null or a pipe, is written to as it stands.
     """
-    path = Path(path).resolve()
+    given, path = path, Path(path).resolve()
     if path.exists() and not path.is_file() and not path.is_dir():
         yield path
         return
@@ -43,7 +43,7 @@ def write_aside(path: Path) -> Iterator[Path]:
         _remove(aside)
         if error.filename is not None and not _within(error.filename, path.parent):
             raise  # the body stumbled over another file: not ours to explain
-        raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunFolderError(f"cannot write {given}: {error.strerror or error}") from error
     except BaseException:
         _remove(aside)
         raise

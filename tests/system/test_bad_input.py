@@ -176,7 +176,7 @@ def test_a_folder_that_is_no_run_is_left_alone(texts: Path) -> None:
     run = texts.parent / "run"
     run.mkdir()
     (run / "thesis.txt").write_text("years of work")
-    assert_refused(train(texts), "is not empty and no run folder", "thesis.txt")
+    assert_refused(train(texts), "is no run folder and not empty", "thesis.txt")
     assert [path.name for path in run.iterdir()] == ["thesis.txt"]
     assert_refused(transduce("translate", run), "is no run folder")
     assert_refused(transduce("translate", run / "none"), "there is no run folder")
@@ -190,7 +190,7 @@ def test_a_missing_or_damaged_file_is_named(name: str, fate: str, trained: Path,
     content = (run / name).read_bytes()
     (run / name).unlink()
     if fate != "missing":
-        middle = len(content) // 2
+        middle = 0 if name == "manifest.json" else len(content) // 2  # what was asked stands there too, in any words
         changed = content[:middle] + bytes([content[middle] ^ 0x55]) + content[middle + 1 :]
         (run / name).write_bytes(content[:middle] if fate == "cut short" else changed)
     (tmp_path / "in.en").write_text("A dog.\n")

@@ -12,7 +12,7 @@ from transduce.data.demo_rules import Met, Rule, leaf, rule, same
 
 GOODS = ("text", "device", "opening", "vehicle", "clothing", "thing", "furniture")
 MASS = ("meal", "drink", "cause")
-COMPOUND_SHARE = 0.25
+COMPOUND_SHARE = 0.15
 ADJECTIVE_SHARE = {True: 0.25, False: 0.5}  # in light noun phrases, and in others
 
 # English before singular and plural, German stem, its article endings, declension of adjectives after it.

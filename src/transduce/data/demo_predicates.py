@@ -188,7 +188,7 @@ def predicate(mood: str, person: str, negated: bool, light: bool) -> Iterator[Ru
         if first.frame == "state" and MOODS[mood].kind != "finite":
             continue
         for r in _FRAMES.get(first.frame, _nothing)(first, (verb, i, mood, person), person, negated, light):
-            yield replace(r, weight=r.weight * len(group) * (2 if first.reflexive else 1))
+            yield replace(r, weight=r.weight * len(group))
     if mood in COPULA:
         yield from _copula(mood, person, negated, light)
 

@@ -31,7 +31,7 @@ from transduce.data.demo_predicates import (
 )
 from transduce.data.demo_rules import Call, Met, Rule, leaf, rule, same
 
-PERSON_WEIGHTS = dict(zip(PERSONS, (0.12, 0.09, 0.45, 0.1, 0.24), strict=True))
+PERSON_WEIGHTS = dict(zip(PERSONS, (0.12, 0.08, 0.48, 0.08, 0.24), strict=True))
 STATED = {
     "pres": 0.26,
     "past": 0.22,
@@ -115,14 +115,12 @@ def negation() -> Iterator[Rule]:
 
 
 def question() -> Iterator[Rule]:
-    """Yes or no; why, when, how often. Yes or no begins with the verb, in the simple tenses with that of one person."""
+    """Yes or no; why, when, how often. Yes or no begins with the verb: few persons of the simple tenses."""
     for mood, person, weight in spread(ASKED):
         children: list[Call] = [(split_subject, person, "subject"), (predicate, mood, person, False, False)]
         src, tgt, met = "1.0 0 1.1", "1.0 0.0 1.1 0.1 1.2 {} 1.3 1.4 ?|z", separable(mood, 1)
-        simple = MOODS[mood].kind == "finite"
-        first = 0.0 if simple and (mood, person) != ("do pres", "3s") else 2.5 if simple else 1.0
-        if first:
-            yield rule(children, f"{src} ?|z", tgt.format(""), weight=0.4 * first * weight, head="question", met=met)
+        if first := MOODS[mood].kind != "finite" or (mood, person) in (("do pres", "2s"), ("do pres", "3s")):
+            yield rule(children, f"{src} ?|z", tgt.format(""), weight=0.4 * weight, head="question", met=met)
         for en, de in (("why", "warum"), ("when", "wann"), ("how|a often|b", "wie|a oft|b")):
             en, de = (side if "|" in side else mark(side, "w") for side in (en, de))
             yield rule(
@@ -130,9 +128,7 @@ def question() -> Iterator[Rule]:
             )
         if first:
             children.append((adjunct, tense_of(mood)))
-            yield rule(
-                children, f"{src} 2 ?|z", tgt.format("2"), weight=0.24 * first * weight, head="question", met=met
-            )
+            yield rule(children, f"{src} 2 ?|z", tgt.format("2"), weight=0.24 * weight, head="question", met=met)
 
 
 def who() -> Iterator[Rule]:
@@ -168,7 +164,7 @@ def object_question() -> Iterator[Rule]:
                 (verb, i, mood, person),
             ]
             met = (("object", 2, 0), *separable(mood, 2))
-            weight *= len(group) * (2 if group[0].frame == "dat" else 1)
+            weight *= len(group)
             yield rule(children, "0 2.0 1 2.1 ?|z", "0 2.0 1 2.1 ?|z", weight=weight, head="object question", met=met)
 
 
