@@ -81,7 +81,8 @@ def test_test_sets_are_named_after_their_files_and_nothing_is_cleaned_away(tmp_p
         read_texts(asked, QUIET)
 
 
-def test_the_built_in_corpus_has_both_test_sets_and_no_overlap() -> None:
+def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.prepare.DEMO_HELD_OUT", 30)
     texts = read_texts(settings(data={"demo": 300}), QUIET)
     trained = {pair.src for stream in texts.train for pair in stream()}
     assert texts.n_pairs == 300
