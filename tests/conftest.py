@@ -6,7 +6,9 @@ import os
 
 from jaxtyping import install_import_hook
 
-# Before any import of the package; an int is good where a float is asked for (PEP 484).
+import transduce.data.demo  # noqa: F401  unchecked: it makes a million small calls, and holds no tensor
+
+# Before any other import of the package; an int is good where a float is asked for (PEP 484).
 install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 import pytest  # noqa: E402
