@@ -74,7 +74,6 @@ When I sang, Maria fell asleep.                 | Als ich sang, schlief Maria ei
 If you sing, Maria falls asleep.                | Wenn du singst, schläft Maria ein.
 Why did the boss forget her?                    | Warum vergaß der Chef sie?
 Peter has already sold David's new bicycle.     | Peter hat schon Davids neues Fahrrad verkauft.
-Three days ago the pilots took part in the exam. | Vor drei Tagen nahmen die Piloten an der Prüfung teil.
 """
 
 
@@ -287,7 +286,10 @@ def test_pairs_stay_what_they_are() -> None:
     assert (first.src, first.tgt) == FIRST
 
 
-FIRST = ("", "")
+FIRST = (
+    "On the ninth of April the customer will pick up a hungry customer.",
+    "Am neunten April wird der Kunde einen hungrigen Kunden abholen.",
+)
 
 
 def test_splits_are_apart(drawn: list) -> None:
@@ -354,8 +356,8 @@ def test_alignment_of_bracket_and_compound() -> None:
         pair = derive(symbol((noun, "nom", "sg", "furniture", "m")), Random(seed))
         seen[" ".join(pair.src)] = pair
     assert seen["table"].links == ((0, 0),)
-    compound = next(pair for text, pair in seen.items() if text == "kitchen table")
-    assert (compound.tgt, compound.links) == (["Küchentisch"], ((0, 0), (1, 0)))
+    compounds = [pair for text, pair in seen.items() if " " in text]
+    assert compounds and all((len(pair.tgt), pair.links) == (1, ((0, 0), (1, 0))) for pair in compounds)
     half = next(p for p in (derive(symbol((clock,)), Random(i)) for i in range(2000)) if p.src[:2] == ["half", "past"])
     assert half.tgt[0] == "halb" and half.links == ((0, 0), (1, 0), (2, 1))
 
