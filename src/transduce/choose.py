@@ -232,7 +232,7 @@ def _schedule(facts: Facts) -> Answer:
 
 
 def _warmup_updates(facts: Facts) -> Answer:
-    updates = min(LONGEST_WARMUP, max(10, round(0.08 * facts.updates)))
+    updates = round(min(LONGEST_WARMUP, max(10, 0.08 * facts.updates), facts.updates / 2))
     return updates, f"about 8 % of the {facts.updates:,.0f} updates expected, at most {LONGEST_WARMUP:,}"
 
 

@@ -1,0 +1,293 @@
+"""The main job from end to end, as a user would: text in, a run folder out, and everything that is done with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from system.commands import small, transduce, write_corpus
+from transduce import Translator
+from transduce.checkpoint import RunFolder
+from transduce.log import MetricsFile
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    write_corpus(folder, "train", 400)
+    write_corpus(folder, "test", 12, split="test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(texts: Path) -> Path:
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
+    tests = ["--test-src", texts / "test.en", "--test-tgt", texts / "test.de"]
+    settings = small("training.max_updates=120", "training.lr=0.005")
+    done = transduce("train", *sides, *tests, "--run", texts / "run", *settings)
+    assert done.code == 0, done.err
+    told = ("396 sentence pairs", "held out", "machine:", "training.optimizer", "padding", "test:", "BLEU", "nrefs:1|")
+    for text in told:
+        assert text in done.err, done.err
+    return texts / "run"
+
+
+def test_a_run_folder_holds_the_model_and_its_story(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    told = {"recipe.toml", "config.json", "metrics.jsonl", "data.json", "scores.json", "samples.json", "report.html"}
+    assert names == told | {
+        "manifest.json",
+        "model.safetensors",
+        "tokenizer.model",
+        "attention.json",
+        "README.md",
+        "checkpoints",
+    }
+    settings = RunFolder.open(run).settings
+    undecided = settings.training.model_dump(include={"batch_tokens", "optimizer", "lr", "schedule", "warmup_updates"})
+    assert None not in undecided.values() and settings.tokenizer.vocab_size
+    data = json.loads((run / "data.json").read_text())
+    assert [found["name"] for found in data["sets"]] == ["train", "valid", "test"]
+    assert data["sets"][0]["pairs"] == 396 and 0 < data["padding"] < 0.5
+    assert str(run.parent) not in (run / "README.md").read_text()
+
+
+def test_the_same_command_says_that_it_is_finished(run: Path, texts: Path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    done = transduce("train", run / "recipe.toml", "--run", run)
+    assert (done.code, "finished already" in done.err) == (0, True)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_its_recipe_asks_for_the_same_run_again(run: Path, texts: Path) -> None:
+    done = transduce("train", run / "recipe.toml", "--run", texts / "again", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    first, second = (RunFolder.open(path) for path in (run, texts / "again"))
+    assert first.settings == second.settings
+    weights = first.load_model(), second.load_model()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_moving_the_folder_moves_the_model(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "elsewhere")
+    line = ["A dog sleeps."]
+    assert Translator.load(tmp_path / "elsewhere").translate(line) == Translator.load(run).translate(line)
+
+
+def test_translate_goes_line_for_line(run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "in.en"
+    text.write_bytes("The dog sleeps.\n\nÜ unseen ☃ sign\r\n   \nNo line end".encode())
+    done = transduce("translate", run, text)
+    lines = done.out.split("\n")
+    assert done.code == 0 and len(lines) == 6 and lines[5] == ""
+    assert lines[1] == lines[3] == "" and lines[0] and lines[4]
+    packed = tmp_path / "in.en.gz"
+    packed.write_bytes(gzip.compress(text.read_bytes()))
+    assert transduce("translate", run, packed, text).out == done.out * 2
+    assert transduce("translate", run, text, "-o", tmp_path / "out.de").out == ""
+    assert (tmp_path / "out.de").read_text(encoding="utf-8") == done.out
+    python = Translator.load(run).translate(text.read_text(encoding="utf-8").replace("\r", "").split("\n"))
+    assert [translation.text for translation in python] == lines[:5]
+
+
+def test_translate_reads_stdin_and_writes_stdout(run: Path) -> None:
+    command = [sys.executable, "-m", "transduce", "translate", str(run), "--beam", "1"]
+    done = subprocess.run(command, input=b"The dog sleeps.\n\n", capture_output=True, check=True)
+    assert done.stdout.count(b"\n") == 2 and done.stdout.endswith(b"\n\n") and b"\r" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"), [(["--scores"], 2), (["--nbest", "3", "--beam", "4"], 3), (["--nbest", "2", "--sample"], 3)]
+)
+def test_translate_with_scores_and_several_candidates(options: list[str], columns: int, run: Path, texts: Path) -> None:
+    done = transduce("translate", run, texts / "test.en", *options)
+    rows = [line.split("\t") for line in done.out.splitlines()]
+    assert all(len(row) == columns for row in rows)
+    assert len(rows) == 12 * (int(options[1]) if "--nbest" in options else 1)
+    assert all(float(row[-2]) < 0 for row in rows)
+    if columns == 3 and "--sample" not in options:
+        scores = [float(row[1]) for row in rows]
+        assert all(scores[i] >= scores[i + 1] >= scores[i + 2] for i in range(0, 36, 3))
+        assert [int(row[0]) for row in rows] == [n for n in range(1, 13) for _ in range(3)]
+
+
+def test_translate_as_json_equals_the_text(run: Path, texts: Path) -> None:
+    values = [json.loads(line) for line in transduce("translate", run, texts / "test.en", "--json").out.splitlines()]
+    assert [value["src"] for value in values] == (texts / "test.en").read_text().splitlines()
+    plain = transduce("translate", run, texts / "test.en").out
+    assert [value["text"] for value in values] == plain.splitlines()
+
+
+def test_sampling_goes_by_its_seed(run: Path, texts: Path) -> None:
+    draws = [transduce("translate", run, texts / "test.en", "--sample", "--seed", seed).out for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    cold = transduce("translate", run, texts / "test.en", "--sample", "--top-k", "1").out
+    assert cold == transduce("translate", run, texts / "test.en", "--beam", "1").out
+
+
+def test_scores_of_a_translation_are_those_that_search_gave(run: Path, texts: Path, tmp_path: Path) -> None:
+    options = ["--beam", "2", "--length-penalty", "0", "--max-length", "60", "--json"]
+    values = [json.loads(line) for line in transduce("translate", run, texts / "test.en", *options).out.splitlines()]
+    found = {v["src"]: v["candidates"][0] for v in values if v["candidates"][0]["finished"]}
+    assert all(candidate["score"] == pytest.approx(candidate["log_prob"]) for candidate in found.values())
+    src, tgt = tmp_path / "a.en", tmp_path / "a.de"
+    src.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
+    tgt.write_text("".join(f"{c['text']}\n" for c in found.values()), encoding="utf-8")
+    if found:
+        plain = transduce("score", run, "--src", src, "--tgt", tgt).out.splitlines()
+        detail = transduce("score", run, "--src", src, "--tgt", tgt, "--json").out.splitlines()
+        for line, value, candidate in zip(plain, map(json.loads, detail), found.values(), strict=True):
+            assert float(line) == pytest.approx(value["log_prob"], abs=1e-3)
+            assert sum(value["token_log_probs"]) == pytest.approx(value["log_prob"])
+            # A text may be cut into other pieces than the search wrote; then it is another sequence.
+            assert value["n_tokens"] == len(value["token_log_probs"])
+            assert value["log_prob"] <= candidate["log_prob"] + 1e-3 or value["n_tokens"] > 0
+
+
+def test_evaluate_is_sacrebleu_of_what_translate_writes(run: Path, texts: Path, tmp_path: Path) -> None:
+    files = ["--src", texts / "test.en", "--ref", texts / "test.de"]
+    value = json.loads(transduce("evaluate", run, *files, "--json", "-o", tmp_path / "out.de").out)
+    assert (tmp_path / "out.de").read_text(encoding="utf-8") == transduce("translate", run, texts / "test.en").out
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        texts / "test.de",
+        "-i",
+        tmp_path / "out.de",
+        "-m",
+        "bleu",
+        "chrf",
+        "ter",
+    ]
+    theirs = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    for name, found in zip(("bleu", "chrf", "ter"), theirs, strict=True):
+        assert value[name]["value"] == pytest.approx(found["score"], abs=0.06)
+        assert value[name]["signature"] == found["signature"]
+    trained = json.loads((run / "scores.json").read_text())["sets"][0]["scores"]
+    assert trained["chrf"]["value"] == pytest.approx(value["chrf"]["value"])
+
+
+def test_evaluate_against_another_run_or_its_output(run: Path, texts: Path) -> None:
+    files = ["--src", texts / "test.en", "--ref", texts / "test.de"]
+    perfect = transduce("evaluate", run, *files, "--hyp", texts / "test.de", "--against", run, "--json")
+    value = json.loads(perfect.out)
+    assert value["bleu"]["value"] == pytest.approx(100) and value["exact_match"] == 1
+    assert [row["verdict"] for row in value["comparison"]] == ["better"] * 3
+    told = transduce("evaluate", run, *files, "--against", texts / "test.de").out
+    assert "paired bootstrap" in told and told.count("worse") == 3
+
+
+def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path) -> None:
+    page, drawing = tmp_path / "a.html", tmp_path / "a.svg"
+    done = transduce("inspect", run, "The dog sleeps.", "--tgt", "Der Hund schläft.", "--html", page, "--svg", drawing)
+    assert done.code == 0 and "Der Hund schläft." in done.out and "</s>" in done.out
+    assert drawing.read_text().startswith("<svg")
+    assert "https:" not in page.read_text() and "default-src 'none'" in page.read_text()
+
+
+def test_a_dry_run_tells_and_makes_nothing(texts: Path, tmp_path: Path) -> None:
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
+    done = transduce("train", *sides, "--run", tmp_path / "run", "--dry-run")
+    assert done.code == 0
+    for key in ("tokenizer.vocab_size", "model.preset", "training.lr", "training.max_epochs", "training.max_minutes"):
+        assert key in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tsv_json_lines_and_tmx_train_too(texts: Path, tmp_path: Path) -> None:
+    pairs = list(zip(*((texts / name).read_text().splitlines()[:60] for name in ("train.en", "train.de")), strict=True))
+    (tmp_path / "a.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs), encoding="utf-8")
+    lines = (json.dumps({"en": src, "de": tgt}) for src, tgt in pairs)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    units = "".join(
+        f'<tu><tuv xml:lang="en"><seg>{src}</seg></tuv><tuv xml:lang="de-DE"><seg>{tgt}</seg></tuv></tu>'
+        for src, tgt in pairs
+    )
+    (tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><body>{units}</body></tmx>', encoding="utf-8")
+    paths = [part for name in ("a.tsv", "a.jsonl.gz", "a.tmx") for part in ("--path", tmp_path / name)]
+    languages = ["--src-lang", "en", "--tgt-lang", "de"]
+    done = transduce("train", *paths, *languages, "--run", tmp_path / "run", *small())
+    assert done.code == 0, done.err
+    data = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert data["sets"][0]["files"] == ["a.tsv", "a.jsonl.gz", "a.tmx"]
+    assert data["sets"][0]["pairs"] + 3 * data["sets"][1]["pairs"] == 180  # a held-out source is held out everywhere
+
+
+def test_separate_vocabularies_and_subword_sampling(texts: Path, tmp_path: Path) -> None:
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
+    options = small("tokenizer.joint=false", "tokenizer.sampling=0.3", "tokenizer.kind=bpe")
+    done = transduce("train", *sides, "--run", tmp_path / "run", *options)
+    assert done.code == 0, done.err
+    assert "two_way" in done.err
+    assert {path.name for path in (tmp_path / "run").glob("tokenizer*")} == {
+        "tokenizer.src.model",
+        "tokenizer.tgt.model",
+    }
+
+
+def test_the_demonstration_shows_what_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.prepare.DEMO_HELD_OUT", 20)
+    options = small("data.demo=300", "training.valid_updates=2", "decoding.beam=1")
+    done = transduce("demo", "--run", tmp_path / "demo", "--minutes", "5", *options)
+    assert done.code == 0, done.err
+    for text in ("Held-out sentences", "Combinations never seen", "exact", "BLEU", "nrefs:1|", "</s>"):
+        assert text in done.out
+    assert str(tmp_path / "demo" / "report.html") in done.out
+    again = transduce("demo", "--run", tmp_path / "demo", "--minutes", "5", *options)
+    assert (again.code, again.out) == (0, done.out)
+
+
+def start(texts: Path, run: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "transduce", "train", "--src", texts / "train.en", "--tgt", texts / "train.de"]
+    return subprocess.Popen(
+        [*command, "--run", run, *small(*more)], stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+
+
+def wait_for_update(run: Path, update: int, process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        time.sleep(0.1)
+        events = MetricsFile(run / "metrics.jsonl").read()
+        if any(event["update"] >= update for event in events) or process.poll() is not None:
+            return
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_an_interrupted_run_goes_on_with_the_same_command(
+    number: signal.Signals, code: int, texts: Path, tmp_path: Path
+) -> None:
+    long = ("training.max_updates=2000", "training.valid_updates=1000", "model.d_model=16")
+    process = start(texts, tmp_path / "run", *long)
+    wait_for_update(tmp_path / "run", 30, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    if number != signal.SIGKILL:
+        last = err.splitlines()[-1]
+        assert last.startswith("transduce: error: ") and "the same command goes on from there" in last
+        assert "Traceback" not in err
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
+    other = transduce("train", *sides, "--run", tmp_path / "run", *small(*long[1:], "training.max_updates=100"))
+    assert other.code == 2 and "holds another run: training.max_updates is 2000 there and 100 here" in other.err
+    again = start(texts, tmp_path / "run", *long)
+    reached = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()[-1]["update"]
+    wait_for_update(tmp_path / "run", reached + 20, again)
+    again.send_signal(signal.SIGINT)
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 130, err
+    events = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()
+    updates = [event["update"] for event in events if event["event"] == "update"]
+    assert updates == sorted(set(updates)), "no line is repeated"
+    if number != signal.SIGKILL:
+        assert [event["event"] for event in events].count("restart") == 1

@@ -1,0 +1,76 @@
+"""What README.md tells a user to type, works: its commands run in order, at small sizes, on the built-in corpus."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from system.commands import SMALL, write_corpus
+from transduce.config import Settings
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+FEW = "--set training.max_updates=3 " + " ".join(f"--set {value}" for value in SMALL if "d_" in value or "n_" in value)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def at_small_size(command: str) -> str:
+    """The command as it stands, but for the length of trainings, and vocabularies that the little text supports."""
+    if not command.startswith("transduce train") or "--dry-run" in command:
+        return command
+    command = re.sub(r" --set (training\.max_minutes|model\.preset)=\S+", "", command)
+    return command if "recipe.toml" in command else f"{command} {FEW}"
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workshop")
+    write_corpus(folder, "train", 200)
+    write_corpus(folder, "valid", 10, split="valid")
+    write_corpus(folder, "test", 10, split="test")
+    script = 'transduce() { "$PYTHON" -m transduce "$@"; }\nset -euo pipefail\n'
+    script += "\n".join(at_small_size(line) for block in blocks("bash") for line in block.splitlines())
+    environment = {**os.environ, "PYTHON": sys.executable}
+    script = script.replace("| transduce", '| "$PYTHON" -m transduce')
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the commands are for a POSIX shell")
+def test_the_commands_run(workshop: Path) -> None:
+    for run in ("mine", "small", "tested", "again"):
+        assert (workshop / "runs" / run / "model.safetensors").exists()
+    assert not (workshop / "runs" / "planned").exists()
+    assert (workshop / "test.out").read_text(encoding="utf-8").count("\n") == 10
+    assert (workshop / "test.nbest.jsonl").read_text(encoding="utf-8").count("\n") == 10
+    assert (workshop / "test.scores").read_text().count("\n") == 10
+    assert (workshop / "dog.html").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs what the commands left")
+def test_the_python_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(workshop)
+    for block in blocks("py"):
+        exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.count("\n") == 2
+
+
+def test_the_recipe_is_one() -> None:
+    for block in blocks("toml"):
+        settings = Settings.from_mapping(tomllib.loads(block))
+        assert settings.data.train and settings.data.test
+
+
+def test_the_two_commands_exist() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
