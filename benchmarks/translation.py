@@ -56,7 +56,7 @@ def carried_over(path: Path) -> Any:
     state = {"src_embedding.table.weight": rows, "tgt_embedding.table.weight": rows}
     for side in ("encoder", "decoder"):
         for layer in range(LAYERS):
-            head, own = f"model.{side}.layers.{layer}.", f"{side}.{layer}."
+            head, own = f"model.{side}.layers.{layer}.", f"{side}.blocks.{layer}."
             for name, (ours, letters) in PACKED.items():
                 if f"{head}{name}.{letters[0]}_proj.weight" in theirs:
                     parts = [f"{head}{name}.{x}_proj." for x in letters]
@@ -69,7 +69,9 @@ def carried_over(path: Path) -> Any:
                     state[f"{own}{ours}.bias"] = bias[order] if axes == "rows" else bias
     # Marian never writes pad (a bias of -10,000). After a last norm the sum of h / gain is the same for every h, so
     # that a row along 1 / gain is a constant logit: -30 takes padding and the beginning out of the softmax.
-    gain, bias = (state[f"decoder.{LAYERS - 1}.feed_forward_residual.norm.{part}"] for part in ("weight", "bias"))
+    gain, bias = (
+        state[f"decoder.blocks.{LAYERS - 1}.feed_forward_residual.norm.{part}"] for part in ("weight", "bias")
+    )
     state["output_embedding.weight"] = rows.clone()
     state["output_embedding.weight"][[0, 2]] = -30 / (bias / gain).sum() / gain
     settings = ModelSettings(preset="tiny", tie="none")

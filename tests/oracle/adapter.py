@@ -43,7 +43,7 @@ def randomize(model: nn.Module, *, seed: int = 0, scale: float = 0.3) -> None:
 
 def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Array]:
     """A model's state dict under the oracle's names."""
-    known = {name: tensor.detach().double().numpy() for name, tensor in state.items()}
+    known = {name.replace(".blocks.", "."): tensor.detach().double().numpy() for name, tensor in state.items()}
     weights = {
         "src_embedding": known["src_embedding.table.weight"],
         "tgt_embedding": known["tgt_embedding.table.weight"],
@@ -53,7 +53,7 @@ def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Ar
         if s.positions == "learned":
             weights[f"{side}_positions"] = known[f"{side}_embedding.positions.embedding.weight"]
     for stack, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
-        _copy(known, f"{stack}_norm", weights, f"{stack}.norm")
+        _copy(known, f"{stack}.norm", weights, f"{stack}.norm")
         for n in range(n_layers):
             _block(known, f"{stack}.{n}", weights, s)
     return weights

@@ -48,10 +48,10 @@ def block_pairs(ours: nn.Module, theirs: nn.TransformerEncoderLayer | nn.Transfo
 def transformer_pairs(ours: nn.Module, theirs: nn.Transformer) -> Iterator[Pair]:
     """Pairs of the two stacks; embeddings are not PyTorch's."""
     for mine, yours in zip(
-        [*ours.encoder, *ours.decoder], [*theirs.encoder.layers, *theirs.decoder.layers], strict=True
+        [*ours.encoder.blocks, *ours.decoder.blocks], [*theirs.encoder.layers, *theirs.decoder.layers], strict=True
     ):
         yield from block_pairs(mine, yours)
-    for mine, yours in ((ours.encoder_norm, theirs.encoder.norm), (ours.decoder_norm, theirs.decoder.norm)):
+    for mine, yours in ((ours.encoder.norm, theirs.encoder.norm), (ours.decoder.norm, theirs.decoder.norm)):
         if yours is not None:
             yield from module_pairs(mine, yours)
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decoding.filters import apply_temperature, keep_top_k, keep_top_p
-from transduce.decoding.search import Hypothesis, Stepper, check_limits, even_width
+from transduce.decoding.search import Hypothesis, Stepper, check_limits
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 
@@ -77,7 +77,7 @@ def _sample(
     log_prob = torch.zeros(len(src), n_samples, dtype=torch.float64, device=src.device)
     n_ids = torch.zeros_like(token)
     ended = torch.zeros_like(token, dtype=torch.bool)
-    state = model.start(even_width(src), capacity=capacity, n_beams=n_samples)
+    state = model.start(src, capacity=capacity, n_beams=n_samples)
     for length in range(1, capacity + 1):
         logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)

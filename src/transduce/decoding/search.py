@@ -13,13 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from transduce.decoding.topk import best_continuations
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 _DEAD = -math.inf  # log-probability of a place that holds nothing
-_WIDTH = 16
 _LEAVE = 8  # sentences that are done leave the batch together, as soon as they are an eighth of it
 
 
@@ -90,7 +88,7 @@ def beam_search(
         return []
     with torch.inference_mode():
         search = _Search(limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience)
-        state = model.start(even_width(src), capacity=search.capacity, n_beams=beam)
+        state = model.start(src, capacity=search.capacity, n_beams=beam)
         while True:
             rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])
             staying = search.release()
@@ -100,15 +98,6 @@ def beam_search(
                 state.reorder(rows)
             if staying is not None:
                 state.select(staying)
-
-
-def even_width(src: Int[Tensor, "B S"]) -> Int[Tensor, "B W"]:
-    """The sources with padding up to the next multiple of 16 tokens.
-
-    The order in which a CPU adds up a row of attention weights depends on the row's width modulo its vectors'; so it is
-    the same whatever the longest sentence of the batch is. Below 16 its softmax is slow, too.
-    """
-    return F.pad(src, (0, -src.shape[1] % _WIDTH), value=PAD)
 
 
 def check_limits(max_length: int | Sequence[int], n_sentences: int) -> Int[Tensor, " B"]:
@@ -176,7 +165,10 @@ class _Search:
         """Keep the best among the finished hypotheses and those that end now; `log_prob` is -inf where nothing ends."""
         self.n_ended += (log_prob > _DEAD).sum(1)
         score = torch.cat([self.score, log_prob / self.length**self.alpha], 1)
-        self.score, place = score.topk(self.n_best)
+        place = score.topk(self.n_best).indices
+        if self._n_done:  # what is done stays as it is: hypotheses that were cut off stand behind finished ones
+            place = torch.where(self.done[:, None], torch.arange(self.n_best, device=place.device), place)
+        self.score = score.gather(1, place)
         self.log_prob = torch.cat([self.log_prob, log_prob], 1).gather(1, place)
         n_ids = torch.full_like(parent, self.length - 1)
         self.n_ids = torch.cat([self.n_ids, n_ids], 1).gather(1, place)

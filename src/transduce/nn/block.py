@@ -65,20 +65,20 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the memory, feed-forward (paper 3.1)."""
+    """Causal self-attention, attention to the memory if there is one, feed-forward (paper 3.1)."""
 
     def __init__(
         self,
         *,
         attention: SelfAttention,
-        cross: CrossAttention,
+        cross: CrossAttention | None,
         feed_forward: FeedForward,
         residual: Callable[[], PostNorm],
     ) -> None:
         super().__init__()
         self.self_attention, self.cross_attention, self.feed_forward = attention, cross, feed_forward
-        self.self_attention_residual, self.cross_attention_residual = residual(), residual()
-        self.feed_forward_residual = residual()
+        self.self_attention_residual, self.feed_forward_residual = residual(), residual()
+        self.cross_attention_residual = residual() if cross is not None else None
 
     def forward(
         self, x: Float[Tensor, "B Q D"], *, bias: Tensor | None, rotate: Rotate, cache: LayerCache, state: DecoderState
@@ -92,6 +92,7 @@ class DecoderBlock(nn.Module):
             return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, known=state.n_known)
 
         def attend_memory(y: Tensor) -> Tensor:
+            assert self.cross_attention is not None and cache.cross_keys is not None and cache.cross_values is not None
             return self.cross_attention(y, cache.cross_keys, cache.cross_values, bias=state.memory_bias)
 
         def transform(y: Tensor) -> Tensor:
@@ -99,5 +100,6 @@ class DecoderBlock(nn.Module):
             return self.feed_forward(rows, None, cache.history).reshape(y.shape)
 
         x = self.self_attention_residual(x, attend_self)
-        x = self.cross_attention_residual(x, attend_memory)
+        if self.cross_attention_residual is not None:
+            x = self.cross_attention_residual(x, attend_memory)
         return self.feed_forward_residual(x, transform)

@@ -16,15 +16,15 @@ class LayerCache:
     """One decoder block's memory of B sentences. The beams of a sentence share it.
 
     keys, values: [B, H_kv, capacity * n_beams, K], filled step by step: all beams' keys of the first step, then of the
-    second, and so on. cross_keys, cross_values: [B, H_kv, S, K]. history: the last inputs [N, ...] of convolutions in
-    the feed-forward, row = sentence * n_beams + beam; empty where there are none.
+    second, and so on. cross_keys, cross_values: [B, H_kv, S, K] of the memory; None where there is none. history: the
+    last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam; empty without any.
     Without room (keys None) nothing is kept: the whole target goes through in one step, as in training.
     """
 
     keys: Float[Tensor, "B H C K"] | None
     values: Float[Tensor, "B H C K"] | None
-    cross_keys: Float[Tensor, "B H S K"]
-    cross_values: Float[Tensor, "B H S K"]
+    cross_keys: Float[Tensor, "B H S K"] | None = None
+    cross_values: Float[Tensor, "B H S K"] | None = None
     history: list[Tensor] = field(default_factory=list)
 
     def append(self, keys: Tensor, values: Tensor, known: int) -> tuple[Tensor, Tensor]:
@@ -97,8 +97,9 @@ class DecoderState:
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None, "a state without capacity cannot be cut"
             layer.keys, layer.values = (self._closed_up(x, sentences) for x in (layer.keys, layer.values))
-            layer.cross_keys = layer.cross_keys.index_select(0, sentences)
-            layer.cross_values = layer.cross_values.index_select(0, sentences)
+            if layer.cross_keys is not None and layer.cross_values is not None:
+                layer.cross_keys = layer.cross_keys.index_select(0, sentences)
+                layer.cross_values = layer.cross_values.index_select(0, sentences)
             layer.history = [h.index_select(0, rows) for h in layer.history]
         self.memory_bias = self.memory_bias.index_select(0, sentences)
         if self.ancestry is not None:

@@ -50,7 +50,7 @@ def test_weights_are_those_of_the_equation() -> None:
     """The first encoder layer by hand: softmax(Q K^T / sqrt(d_k)) in NumPy, from the model's own matrices."""
     model = a_model().eval()
     maps = attention_maps(model, SRC, TGT_IN)
-    attention = model.encoder[0].self_attention
+    attention = model.encoder.blocks[0].self_attention
     with torch.no_grad():
         x = model.src_embedding(SRC)[0].double().numpy()  # [S, D]
     weight = attention.query_key_value.weight.detach().double().numpy()

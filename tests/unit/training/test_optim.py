@@ -147,7 +147,7 @@ def test_muon_gets_the_matrices_of_linear_layers_and_adamw_the_rest(options: dic
 def test_muon_updates_projections_of_queries_keys_and_values_apart() -> None:
     """As if they were three layers: a large gradient of one does not shrink the step of another."""
     model, _ = make(n_kv_heads=2)
-    weight = model.encoder[0].self_attention.query_key_value.weight
+    weight = model.encoder.blocks[0].self_attention.query_key_value.weight
     optimizer, before = build_optimizer(model, settings(optimizer="muon", matrix_lr=0.1)), weight.detach().clone()
     gradient = torch.randn(weight.shape)
     gradient[:16] *= 1e4

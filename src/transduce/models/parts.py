@@ -1,0 +1,85 @@
+"""The parts that models are made of, as the settings ask for them: what all kinds of models share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from transduce.config import ModelSettings
+from transduce.nn.attention import CrossAttention, SelfAttention
+from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
+from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
+from transduce.nn.positions import POSITIONS
+from transduce.nn.stack import Decoder, Encoder
+
+
+class Parts:
+    """Makes parts from settings, anew at each call."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        self._attention: dict[str, Any] = {
+            "d_model": settings.d_model,
+            "n_heads": settings.n_heads,
+            "n_kv_heads": settings.n_kv_heads,
+            "dropout": settings.attention_dropout,
+            "bias": settings.bias,
+            "projection": settings.projection,
+        }
+
+    def embedding(self, vocab_size: int) -> TokenEmbedding:
+        """Token embeddings with their positions."""
+        s = self.settings
+        positions = POSITIONS[s.positions](
+            d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions
+        )
+        return TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout)
+
+    def encoder(self) -> Encoder:
+        """The encoder's stack."""
+        blocks = [
+            EncoderBlock(
+                attention=SelfAttention(**self._attention),
+                feed_forward=self._feed_forward(causal=False),
+                residual=self._residual,
+            )
+            for _ in range(self.settings.n_encoder_layers)
+        ]
+        return Encoder(blocks, norm=self._final_norm())
+
+    def decoder(self, *, cross: bool) -> Decoder:
+        """The decoder's stack, with attention to a memory or without."""
+        blocks = [
+            DecoderBlock(
+                attention=SelfAttention(**self._attention),
+                cross=CrossAttention(**self._attention) if cross else None,
+                feed_forward=self._feed_forward(causal=True),
+                residual=self._residual,
+            )
+            for _ in range(self.settings.n_decoder_layers)
+        ]
+        return Decoder(blocks, norm=self._final_norm())
+
+    def norm(self) -> nn.Module:
+        """A norm over the residual stream."""
+        return NORMS[self.settings.norm](self.settings.d_model, self.settings.bias)
+
+    def _residual(self) -> PostNorm:
+        return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)
+
+    def _final_norm(self) -> nn.Module:
+        return self.norm() if RESIDUALS[self.settings.residual].final_norm else nn.Identity()
+
+    def _feed_forward(self, *, causal: bool) -> FeedForward:
+        s = self.settings
+        return FEED_FORWARDS[s.feed_forward](
+            d_model=s.d_model,
+            d_ff=s.d_ff,
+            activation=s.activation,
+            dropout=s.activation_dropout,
+            bias=s.bias,
+            kernel_size=s.kernel_size,
+            causal=causal,
+        )
