@@ -92,6 +92,7 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
 
     from transduce.data.batch import pad_sources
     from transduce.decoding.search import beam_search
+    from transduce.decoding.workers import workers
     from transduce.training.step import keep_freed_memory
 
     keep_freed_memory()
@@ -103,13 +104,16 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     ids = [[own.get(piece, 1) for piece in sp.encode(x, out_type=str)] for x in sources]
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
 
+    def search(rows: list[int]) -> Any:
+        return beam_search(model, pad_sources([ids[i] for i in rows]), max_length=127, beam=beam)
+
     def run() -> list[str]:
         out = [""] * len(ids)
-        for start in range(0, len(order), batch):
-            rows = order[start : start + batch]
-            found = beam_search(model, pad_sources([ids[i] for i in rows]), max_length=127, beam=beam)
-            for i, hypotheses in zip(rows, found, strict=True):
-                out[i] = sp.decode([names[j - 2] if j > 3 else names[1] for j in hypotheses[0].ids])
+        batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+        with workers(torch.device("cpu")) as crew:  # as Translator does
+            for rows, found in zip(batches, crew.map(search, batches), strict=True):
+                for i, hypotheses in zip(rows, found, strict=True):
+                    out[i] = sp.decode([names[j - 2] if j > 3 else names[1] for j in hypotheses[0].ids])
         return out
 
     out, times = run(), []

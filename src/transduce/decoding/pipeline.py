@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +20,21 @@ from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.sample import Sampling, sample
 from transduce.decoding.score import token_log_probs
 from transduce.decoding.search import Hypothesis, beam_search
+from transduce.decoding.workers import workers
 from transduce.errors import DataError, SettingsError
 from transduce.models.build import build_model
 from transduce.text.tokenizer import Tokenizers
 
 LONGEST_SOURCE = 4096  # tokens; attention's memory grows with the square
-MOST = 64  # sentences of a batch
+MOST_ROWS = 320  # hypotheses of a batch: enough for wide products, few enough for a CPU's caches
 
-_Search = Callable[[Sequence[Sentence]], list[list[Hypothesis]]]
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What is done with a batch, and how many hypotheses a sentence has in it."""
+
+    of: Callable[[Sequence[Sentence]], list[list[Hypothesis]]]
+    width: int
 
 
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
@@ -133,7 +140,7 @@ class Translator:
                 n_samples=n_best,
             )
 
-        return self._run(texts, draw, max_length=max_length, batch_tokens=batch_tokens)
+        return self._run(texts, _Search(draw, n_best), max_length=max_length, batch_tokens=batch_tokens)
 
     def score(
         self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]], *, batch_tokens: int | None = None
@@ -181,7 +188,7 @@ class Translator:
                 self.model, self._sources(batch), max_length=limits, beam=beam, n_best=n_best, length_penalty=penalty
             )
 
-        return search
+        return _Search(search, beam)
 
     def _sources(self, batch: Sequence[Sentence]) -> Tensor:
         return pad_sources([sentence.ids for sentence in batch]).to(self.device)
@@ -193,22 +200,24 @@ class Translator:
         assert not self.model.training, "a model translates in eval mode"
         if isinstance(lines, str):
             raise TypeError("texts must be a list of texts, not one text: translate([text])")
-        first = 0
-        for chunk in chunks(lines):
-            found = [_EMPTY] * len(chunk)
-            sentences = []
-            for sentence in self._sentences(chunk, first, max_length):
-                if len(sentence.ids) <= self.longest:
-                    sentences.append(sentence)
-                    continue
-                note = f"not translated: its {len(sentence.ids)} tokens are more than the {self.longest} that fit"
-                found[sentence.number - first] = replace(_EMPTY, note=note)
-            budget = batch_tokens or self.settings.batch_tokens
-            for batch in cut(sentences, budget=budget, most=MOST, width=lambda sentence: len(sentence.ids) + 1):
-                for sentence, hypotheses in zip(batch, search(batch), strict=True):
-                    found[sentence.number - first] = self._translation(sentence, hypotheses)
-            yield from found
-            first += len(chunk)
+        first, most = 0, max(1, MOST_ROWS // search.width)
+        with workers(self.device) as crew:
+            for chunk in chunks(lines):
+                found = [_EMPTY] * len(chunk)
+                sentences = []
+                for sentence in self._sentences(chunk, first, max_length):
+                    if len(sentence.ids) <= self.longest:
+                        sentences.append(sentence)
+                        continue
+                    note = f"not translated: its {len(sentence.ids)} tokens are more than the {self.longest} that fit"
+                    found[sentence.number - first] = replace(_EMPTY, note=note)
+                budget = batch_tokens or self.settings.batch_tokens
+                batches = cut(sentences, budget=budget, most=most, width=lambda sentence: len(sentence.ids) + 1)
+                for batch, results in zip(batches, crew.map(search.of, batches), strict=True):
+                    for sentence, hypotheses in zip(batch, results, strict=True):
+                        found[sentence.number - first] = self._translation(sentence, hypotheses)
+                yield from found
+                first += len(chunk)
 
     def _sentences(self, lines: Sequence[str], first: int, max_length: int | None) -> list[Sentence]:
         """The lines that hold something, as tokens."""

@@ -135,7 +135,7 @@ class _Search:
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
         """Every live hypothesis one token longer; the rows that they go on from, None if each goes on from itself."""
         beam = self.beam
-        values, parent, token = best_continuations(logits, hidden, self.live, 2 * beam, banned=(PAD, BOS))
+        values, parent, token = self._continuations(logits, hidden)
         self.length += 1
         ends = token == EOS
         if ends.any():
@@ -147,6 +147,23 @@ class _Search:
         rows = self._move(parent, token)
         self._mark_done()
         return rows
+
+    def _continuations(
+        self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]
+    ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
+        """The 2 * beam best continuations of every sentence: sums, beams, tokens. What is done gets no logits."""
+        n = 2 * self.beam
+        if not self._n_done:
+            return best_continuations(logits, hidden, self.live, n, banned=(PAD, BOS))
+        going = (~self.done).nonzero().squeeze(1)
+        hidden = hidden.unflatten(0, (-1, self.beam)).index_select(0, going).flatten(0, 1)
+        found = best_continuations(logits, hidden, self.live.index_select(0, going), n, banned=(PAD, BOS))
+        values = self.live.new_full((self.n_sentences, n), _DEAD)
+        parent = (torch.arange(n, device=going.device) % self.beam).repeat(self.n_sentences, 1)  # each from itself
+        whole = values, parent, torch.full_like(parent, PAD)
+        for column, part in zip(whole, found, strict=True):
+            column.index_copy_(0, going, part)
+        return whole
 
     def release(self) -> Int[Tensor, " b"] | None:
         """Hand out the results of sentences that are done, once they are enough; the places of those that stay."""

@@ -6,7 +6,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,13 @@ from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.text.tokenizer import EOS
 
 
-class Untouched(nn.Module):
+class Untouched(nn.Linear):
     """A model that fails the test when it is used."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the model's {name} was asked for")
+    def start(self, src: torch.Tensor, *, capacity: int, n_beams: int) -> object:
+        raise AssertionError("the model was asked to start")
+
+    forward = advance = logits = start  # type: ignore[assignment]
 
 
 def test_translations_stand_in_the_lines_order(translator: Translator, texts: list[str]) -> None:
@@ -38,7 +39,7 @@ def test_translations_stand_in_the_lines_order(translator: Translator, texts: li
 
 
 def test_empty_lines_stay_empty_without_the_model(translator: Translator) -> None:
-    untouched = Translator(Untouched().eval(), translator.tokenizers)
+    untouched = Translator(Untouched(1, 1).eval(), translator.tokenizers)
     for t in untouched.translate(["", " ", "\t"]):
         assert (t.text, t.ids, t.score, t.finished, t.note) == ("", (), 0.0, True, "")
     assert untouched.translate([]) == []
@@ -153,6 +154,23 @@ def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts:
     assert [t.ids for t in other] != [t.ids for t in drawn]
     same_text = list(translator.sample([texts[0]] * 10))
     assert len({t.ids for t in same_text}) > 1
+
+
+def test_batches_side_by_side_change_nothing(translator: Translator, texts: list[str]) -> None:
+    """With two threads, two at a time; an error of one reaches the caller, and the number of threads is kept."""
+    n_threads = torch.get_num_threads()
+    alone = translator.translate(texts[:40], beam=2, batch_tokens=1, max_length=12)
+    try:
+        torch.set_num_threads(2)
+        together = translator.translate(texts[:40], beam=2, batch_tokens=30, max_length=12)
+        assert torch.get_num_threads() == 2
+        with pytest.raises(AssertionError, match="asked to start"):
+            Translator(Untouched(1, 1).eval(), translator.tokenizers).translate(texts[:40], batch_tokens=30)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(n_threads)
+    assert [t.ids for t in together] == [t.ids for t in alone]
+    assert [t.score for t in together] == pytest.approx([t.score for t in alone], rel=1e-5)
 
 
 def test_bfloat16_is_close(run: Path, texts: list[str]) -> None:
