@@ -103,7 +103,7 @@ class TrainingSettings(Section):
     batch_tokens: int | None = Field(None, ge=1, description="Padded tokens of the longer side in an update.")
     micro_batch_tokens: int | None = Field(None, ge=1, description="Those that fit in memory at once.")
     optimizer: str | None = Field(None, description="adam, adamw or muon; default: what measured best.")
-    lr: float | None = Field(None, gt=0, description="Peak learning rate; default: the optimizer's.")
+    lr: float | None = Field(None, gt=0, description="Peak learning rate; default: by optimizer and width.")
     matrix_lr: float | None = Field(None, gt=0, description="Peak learning rate of matrices under muon.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.98), description="Adam's decay rates (paper 5.3).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (adamw, muon).")
