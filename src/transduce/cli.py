@@ -148,8 +148,9 @@ def train(
         root=data,
         languages=(src_lang, tgt_lang),
         overrides=tuple(overrides or ()),
+        run=run,
     )
-    settings, folder = request.settings(), request.run_folder(run)
+    settings, folder = request.settings(), request.run_folder()
 
     from transduce.log import Log
     from transduce.run import train as run_train

@@ -14,7 +14,7 @@ from transduce.evaluation.records import Sample, SentenceAttention, save_attenti
 from transduce.evaluation.report import write_report
 from transduce.inspection.attention import attention_maps
 from transduce.log import Log
-from transduce.prepare import forget_prepared, test_sets
+from transduce.prepare import forget_prepared, read_tests
 
 N_SAMPLES = 24  # translations that the report shows of each set
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
@@ -27,7 +27,7 @@ def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int,
     """
     settings = folder.settings
     translator = Translator.load(folder.path, device=settings.training.device)
-    pairs = {held.name: [(pair.src, pair.tgt) for pair in held.pairs] for held in test_sets(settings)}
+    pairs = read_tests(folder)
     if not pairs and judged:
         pairs = {"valid": list(judged)}
     for name, found in pairs.items():

@@ -131,12 +131,12 @@ def test_files_of_the_command_line_take_the_place_of_the_recipes(texts: Path) ->
     settings = request.settings()
     assert [corpus.src for corpus in settings.data.train] == [texts / "a.en"]
     assert (settings.training.lr, settings.training.seed) == (0.001, 5)
-    assert request.run_folder(None) == Path("runs/x")
+    assert request.run_folder() == Path("runs/x")
 
 
 def test_one_file_of_both_sides_stands_beside_pairs_of_files(texts: Path) -> None:
     pair = ((texts / "a.en",), (texts / "a.de",))
-    both = Request(train=pair, paths=(texts / "memory.tmx",)).settings().data.train
+    both = Request(train=pair, paths=(texts / "memory.tmx",), run=texts / "run").settings().data.train
     assert [corpus.path for corpus in both] == [None, texts / "memory.tmx"]
     assert len(Request(recipe=texts / "x.toml", paths=(texts / "memory.tmx",)).settings().data.train) == 1
 
@@ -147,7 +147,8 @@ def test_one_file_of_both_sides_stands_beside_pairs_of_files(texts: Path) -> Non
         (Request(), "no training text"),
         (Request(train=((Path("a"), Path("b")), (Path("a"),))), "--src is given 2 times and --tgt 1 times"),
         (Request(valid=((), (Path("a"),))), "--valid-src is given 0 times and --valid-tgt 1 times"),
-        (Request(train=((Path("no.en"),), (Path("no.de"),))), "there is no file .*no.en"),
+        (Request(train=((Path("no.en"),), (Path("no.de"),)), run=Path("r")), "there is no file .*no.en"),
+        (Request(overrides=("data=3",)), "settings: 'data' must be a section"),
     ],
 )
 def test_an_impossible_request_is_refused_in_one_line(request_: Request, message: str) -> None:
@@ -163,9 +164,18 @@ def test_a_recipe_without_its_data_says_how_to_name_it(texts: Path) -> None:
         Request(recipe=texts / "x.toml", root=texts / "elsewhere").settings()
 
 
+def test_a_run_that_has_read_its_text_needs_the_files_no_more(texts: Path) -> None:
+    (texts / "b.de").unlink()
+    (texts / "run").mkdir()
+    with pytest.raises(DataError):
+        Request(recipe=texts / "x.toml", run=texts / "run").settings()
+    (texts / "run" / "data.json").write_text("{}")
+    assert Request(recipe=texts / "x.toml", run=texts / "run").settings().data.train[0].tgt == texts / "b.de"
+
+
 def test_a_run_needs_a_name() -> None:
     with pytest.raises(SettingsError, match="--run"):
-        Request().run_folder(None)
+        Request().run_folder()
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
