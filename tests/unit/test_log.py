@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from transduce.errors import RunFolderError
 from transduce.log import Log, MetricsFile, TimeLeft, _PlainBar, duration
 
 
@@ -37,10 +36,15 @@ def test_no_file_has_no_events(tmp_path: Path) -> None:
     assert MetricsFile(tmp_path / "metrics.jsonl").read() == []
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged"):
-        MetricsFile(tmp_path / "metrics.jsonl").read()
+@pytest.mark.parametrize("damaged", [b"nonsense", b"\xff\xfe", b"3", b"[]", b"{}", b"", b'{"event": "upd'])
+def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, damaged: bytes) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    good = b'{"event": "update", "update": 1}\n'
+    file.path.write_bytes(good + damaged + b"\n" + good)
+    assert len(file.read()) == 2
+    assert file.truncate_after(1) == [f"{file.path}, line 2: damaged, left out"]
+    assert file.path.read_bytes() == good + good
+    assert file.truncate_after(1) == []
 
 
 def test_time_left_counts_from_where_a_resumed_job_began() -> None:

@@ -60,3 +60,14 @@ def test_a_run_goes_on_when_its_text_is_gone(texts: Path, monkeypatch: pytest.Mo
     assert (scored["name"], scored["scores"]["n_sentences"]) == ("test", 6)
     again = train(texts)
     assert again.code == 0 and "finished already" in again.err
+
+
+def test_a_damaged_line_of_the_log_stops_nothing(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_short(texts, monkeypatch, at=4)
+    log = texts.parent / "run" / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:1], b"\x00\xff\n", *lines[1:]]))
+    done = train(texts)
+    assert done.code == 0, done.err
+    assert f"warning: {log}, line 2: damaged, left out" in done.err
+    assert [json.loads(line)["event"] for line in log.read_text().splitlines()][-1] == "end"

@@ -212,7 +212,7 @@ class Trainer:
             remove_leftovers(self.snapshots)
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
-            self.metrics.truncate_after(-1)
+            self._forget_after(-1)
             n_weights = sum(parameter.numel() for parameter in self.live.values())
             start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
             self.metrics.append({**start, "device": str(self.feeder.device), "threads": torch.get_num_threads()})
@@ -225,11 +225,15 @@ class Trainer:
         self.clock = Clock(self.state.seconds)
         self.pace, self._saved_at = Pace(self.state.seconds), self.state.seconds
 
+    def _forget_after(self, update: int) -> None:
+        for note in self.metrics.truncate_after(update):
+            self.log.warn(note)
+
     def _load(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self.state = TrainingState.of(state["training"])
         self.stopper.load(state["stopper"])
-        self.metrics.truncate_after(self.state.update)
+        self._forget_after(self.state.update)
         if self.state.finished:
             return
         tensors = checkpoint.tensors()
