@@ -165,7 +165,14 @@ def translate(
         list[Path] | None, Argument(metavar="FILE...", help="Text; default: stdin.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="A file instead of stdout.", show_default=False)
+        Path | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A file instead of stdout; FILE.partial if an error cuts it short.",
+            show_default=False,
+        ),
     ] = None,
     beam: Beam = None,
     nbest: Annotated[int, Option(help="Translations a line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1,
