@@ -210,7 +210,7 @@ class MetricsFile:
             raise RunFolderError(f"cannot write {self.path}: {error.strerror or error}") from None
 
     def read(self) -> list[dict[str, Any]]:
-        """All events; damaged lines are passed over, and a last one that a killed run left unfinished. No file: none."""
+        """All events, without damaged lines and a last one that a killed run left unfinished. No file: none."""
         return self._read()[0]
 
     def truncate_after(self, update: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a file was when it was written: fingerprints; and nested settings: where two differ, one with parts of another."""
+"""What a file was when it was written: fingerprints; and nested settings compared and joined."""
 
 from __future__ import annotations
 

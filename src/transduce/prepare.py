@@ -15,7 +15,7 @@ import numpy as np
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.clean import LeakCheck, choose_held_out, clean, comparable
+from transduce.data.clean import LeakCheck, choose_held_out, clean, comparable, told
 from transduce.data.corpus import Pair, corpus_files, read_pairs
 from transduce.data.demo import demo_pairs
 from transduce.data.lines import bare_suffix
@@ -159,6 +159,10 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
     write_json(tokens / "judged.json", judged)
     write_json(tokens / "tests.json", [(held.name, [(p.src, p.tgt) for p in held.pairs]) for held in texts.tests])
     folder.save_tokenizers(tokenizers)
+    for line in told(train.cleaning):
+        log.say(line)
+    if train.cleaning["dropped"] or train.cleaning["changed"]:
+        log.say(f"  more examples are in {folder.path / 'data.json'} and, at the end, in report.html")
     found = [(held.name, check.report) for held, check in zip(sets, checks, strict=True)]
     for name, leak in found:
         if warning := leak.warning(name):

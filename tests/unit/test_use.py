@@ -13,7 +13,6 @@ from transduce.decoding.results import Candidate, Translation
 from transduce.errors import DataError
 from transduce.log import Log
 
-
 Translate = Callable[..., list[str]]
 
 
