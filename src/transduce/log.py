@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
@@ -74,10 +74,11 @@ class Log:
                     self._open = None
 
     def _write(self, text: str) -> None:
-        if self._open is not None:
-            self._open.print(text)
-        else:
-            print(text, file=self._stream, flush=True)
+        with suppress(OSError):  # a terminal that was closed, a pipe that nobody reads: no reason to stop the work
+            if self._open is not None:
+                self._open.print(text)
+            else:
+                print(text, file=self._stream, flush=True)
 
 
 class TimeLeft:
@@ -178,7 +179,8 @@ class _RichBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        with suppress(OSError):
+            self._progress.stop()
 
     def print(self, text: str) -> None:
         """A line above the bar, just as it is."""

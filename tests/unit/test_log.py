@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -78,6 +79,17 @@ def test_quiet_keeps_warnings_only(tmp_path: Path) -> None:
         with log.progress("training") as bar:
             bar.update(0.5, loss=1.0)
     assert (tmp_path / "log").read_text() == "warning: shown\n"
+
+
+def test_a_stream_that_nobody_reads_stops_nothing() -> None:
+    """A terminal that was closed: the training goes on, and saves."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as stream:
+        Log(stream=stream).say("to nobody")
+        Log(stream=stream).warn("to nobody")
+        with contextlib.suppress(OSError):  # what the stream itself still holds
+            stream.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")

@@ -1,8 +1,9 @@
 """The training loop: update, log, validate, keep, save; it stops at a limit, and goes on exactly where it was stopped.
 
 What is exact: a run that was killed at any moment and started again gives, with limits in updates or epochs, the same
-losses and the same final weights, bit for bit, as one that was left alone (on the same machine with as many threads).
-With a limit in minutes the schedule follows the clock, so there it is equal in kind only.
+losses and the same final weights, bit for bit, as one that was left alone: on a CPU, on the same machine with as many
+threads. A GPU adds in no fixed order, so there it is equal up to rounding. With a limit in minutes the schedule follows
+the clock, so there it is equal in kind only.
 
 What is never lost: the last checkpoint, and the weights of the last validation that were worth keeping
 (`model.safetensors`). Both are written aside and renamed.
@@ -46,8 +47,9 @@ def train(
 ) -> TrainingResult:
     """Train `model` in `folder` from its latest checkpoint, or from the start, to the end that its settings ask for.
 
-    At the end `model.safetensors` holds the weights that `training.average` asks for. Raises `Interrupted` after SIGINT
-    or SIGTERM (everything is saved), `TrainingError` when a loss is not finite, `RunFolderError` when the disk fails.
+    At the end `model.safetensors` holds the weights that `training.average` asks for. Raises `Interrupted` after
+    SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` when a loss is not finite, `RunFolderError` when
+    the disk fails.
     """
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     trainer.log_updates = log_updates
