@@ -31,13 +31,15 @@ from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError
 from transduce.files import read_json, remove_leftovers, write_aside, write_json, write_text
 from transduce.lock import FolderLock
-from transduce.manifest import check_file, fingerprint, first_difference
+from transduce.manifest import check_file, fingerprint, first_difference, with_leaves
 from transduce.tensors import load_metadata, load_tensors, save_tensors, write_tensors
 
 if TYPE_CHECKING:
     from transduce.text.tokenizer import Tokenizers
 
 FORMAT = 1
+FREE = ("name", "data.root", "training.keep_checkpoints")
+"""Settings that change nothing that is computed: asking for others goes on with the same run, with the new ones."""
 _NAME = re.compile(r"u(\d{8,})")
 
 
@@ -71,9 +73,13 @@ class RunFolder:
         """Make the folder of a new run, or take up the same run again, and lock it against other training processes.
 
         `settings` as asked for, `None`s and all; `recipe` is the text kept as recipe.toml. When the folder already
-        holds this run, `.resumed` is true and `.settings` are the resolved ones of then. Raises `RunFolderError`: the
-        folder holds another run (the first differing setting is named with both values) or other things, it cannot be
-        written, or another process trains in it.
+        holds this run, `.resumed` is true and `.settings` are the resolved ones of then. What may differ in the same
+        run are the settings in `FREE`, whose new values apply from now on: `name`, `data.root` (all paths are absolute
+        by now) and `training.keep_checkpoints`. Not `training.micro_batch_tokens` nor `training.device`: another order
+        of summation rounds differently, and a run goes on to the very weights that it would have come to.
+
+        Raises `RunFolderError`: the folder holds another run (the first differing setting is named with both values)
+        or other things, it cannot be written, or another process trains in it.
         """
         path = Path(path)
         lock = _make_and_lock(path)
@@ -261,8 +267,9 @@ class RunFolder:
 
     def _take_up(self, settings: Settings, recipe: str) -> None:
         """Go on with the run that the folder holds, if it is the one asked for."""
-        asked = _settings_from(self._manifest["asked"], self.path)
-        if (differing := first_difference(asked.model_dump(mode="json"), settings.model_dump(mode="json"))) is not None:
+        there_asked = _settings_from(self._manifest["asked"], self.path).model_dump(mode="json")
+        asked = settings.model_dump(mode="json")
+        if (differing := first_difference(with_leaves(there_asked, asked, FREE), asked)) is not None:
             name, there, here = differing
             raise RunFolderError(
                 f"{self.path} holds another run: {name} is {there} there and {here} here; "
@@ -271,6 +278,10 @@ class RunFolder:
         for name in self._manifest["files"]:
             self._check(name)
         self.resumed = True
+        if asked != there_asked:
+            write_text(self.path / "recipe.toml", recipe)
+            self._manifest["asked"] = asked  # `config.json` stays: its free settings are read from here
+            write_json(self.path / "manifest.json", self._manifest)
         if "config.json" in self._manifest["files"]:
             self.settings = _read_settings(self.path, self._manifest)
         else:  # killed before or while its settings were written
@@ -308,7 +319,8 @@ def _read_settings(path: Path, manifest: Mapping[str, Any]) -> Settings:
     if "config.json" not in manifest["files"]:
         raise RunFolderError(f"{path} has no config.json yet: its training has not come that far")
     check_file(path / "config.json", manifest["files"]["config.json"])
-    return _settings_from(read_json(path / "config.json"), path)
+    found, asked = (_settings_from(v, path) for v in (read_json(path / "config.json"), manifest["asked"]))
+    return _settings_from(with_leaves(found.model_dump(mode="json"), asked.model_dump(mode="json"), FREE), path)
 
 
 def _settings_from(values: Mapping[str, Any], path: Path) -> Settings:

@@ -204,9 +204,10 @@ def _matrix_lr(facts: Facts) -> Answer:
 
 
 def _lr(facts: Facts) -> Answer:
-    name = facts.settings.training.optimizer or "adam"
+    name = facts.settings.training.optimizer
+    assert name is not None, "chosen first"
     width = facts.settings.model.d_model
-    return round(PEAK_LR.get(name, 0.64) / width, 6), f"peak for {name} at d_model {width}"
+    return round(PEAK_LR[name] / width, 6), f"peak for {name} at d_model {width}"
 
 
 def _max_epochs(facts: Facts) -> Answer:

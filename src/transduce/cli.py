@@ -148,8 +148,9 @@ def train(
         root=data,
         languages=(src_lang, tgt_lang),
         overrides=tuple(overrides or ()),
+        run=run,
     )
-    settings, folder = request.settings(), request.run_folder(run)
+    settings, folder = request.settings(), request.run_folder()
 
     from transduce.log import Log
     from transduce.run import train as run_train
@@ -164,7 +165,14 @@ def translate(
         list[Path] | None, Argument(metavar="FILE...", help="Text; default: stdin.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="A file instead of stdout.", show_default=False)
+        Path | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A file instead of stdout; FILE.partial if an error cuts it short.",
+            show_default=False,
+        ),
     ] = None,
     beam: Beam = None,
     nbest: Annotated[int, Option(help="Translations a line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1,

@@ -103,7 +103,7 @@ class TrainingSettings(Section):
     batch_tokens: int | None = Field(None, ge=1, description="Padded tokens of the longer side in an update.")
     micro_batch_tokens: int | None = Field(None, ge=1, description="Those that fit in memory at once.")
     optimizer: str | None = Field(None, description="adam, adamw or muon; default: what measured best.")
-    lr: float | None = Field(None, gt=0, description="Peak learning rate; default: the optimizer's.")
+    lr: float | None = Field(None, gt=0, description="Peak learning rate; default: by optimizer and width.")
     matrix_lr: float | None = Field(None, gt=0, description="Peak learning rate of matrices under muon.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.98), description="Adam's decay rates (paper 5.3).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (adamw, muon).")
@@ -228,14 +228,32 @@ def _known_keys(location: Sequence[str | int]) -> list[str]:
     return list(section.model_fields)
 
 
+def _suggestion(parents: Sequence[str | int], key: str, value: Any) -> str:
+    """What may have been meant by an unknown key: its whole name where it stands in another section, or a near one."""
+    known = _known_keys(parents)
+    if isinstance(value, Mapping):  # meant as a section
+        known = [name for name in known if _section_keys(name)] if not parents else known
+    elif elsewhere := [f"{section}.{key}" for section in Settings.model_fields if key in _section_keys(section)]:
+        return "; did you mean " + " or ".join(f"'{name}'" for name in elsewhere) + "?"
+    return nearest(key, known) or "; known: " + ", ".join(known)
+
+
+def _section_keys(section: str) -> list[str]:
+    """The keys of a section; none, where the name is that of a single setting."""
+    keys = _known_keys([section])
+    return [] if keys == list(Settings.model_fields) else keys
+
+
 def _explain(error: ValidationError) -> str:
     """The first problem of a validation, in one line."""
     first = error.errors()[0]
     name = ".".join(str(p) for p in first["loc"])
     if first["type"] == "extra_forbidden":
         *parents, key = first["loc"]
-        known = _known_keys(parents)
-        return f"unknown key '{name}'{nearest(str(key), known) or '; known: ' + ', '.join(known)}"
+        return f"unknown key '{name}'{_suggestion(parents, str(key), first['input'])}"
+    if first["type"] == "model_type":
+        known = ", ".join(_known_keys(first["loc"]))
+        return f"{name} = {first['input']!r}: a section, not a value; its keys: {known}"
     message = first["msg"].removeprefix("Value error, ")
     given = "" if isinstance(first["input"], dict) else f" = {first['input']!r}"
     return f"{name}{given}: {message[:1].lower()}{message[1:]}"

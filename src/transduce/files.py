@@ -21,12 +21,13 @@ _OLD = ".old.aside"  # a folder that is being replaced
 
 
 @contextlib.contextmanager
-def write_aside(path: Path) -> Iterator[Path]:
+def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`; what the body writes there replaces `path` in one rename.
 
     The body writes a file, or makes a folder; it is synced to the disk before the rename, and the rename after it.
     When the body or the disk fails, the temporary is removed and `path` is as before. A failure to write
     (a full disk, a missing right) becomes a one-line `RunFolderError`; any other error of the body passes through.
+    `keep`: what a failing body has written so far is not removed but becomes `partial_of(path)`.
     A link is followed. What is no file and no folder, such as /dev/null or a pipe, is written to as it stands.
     """
     given, path = path, Path(path).resolve()
@@ -40,13 +41,19 @@ def write_aside(path: Path) -> Iterator[Path]:
         _rename(aside, path)
         _sync(path.parent)
     except OSError as error:
-        _remove(aside)
+        _give_up(aside, path, keep=keep)
         if error.filename is not None and not _within(error.filename, path.parent):
             raise  # the body stumbled over another file: not ours to explain
         raise RunFolderError(f"cannot write {given}: {error.strerror or error}") from error
     except BaseException:
-        _remove(aside)
+        _give_up(aside, path, keep=keep)
         raise
+
+
+def partial_of(path: Path) -> Path:
+    """Where `write_aside` keeps what an error has cut short: `out.de.partial` beside out.de."""
+    path = Path(path).resolve()
+    return path.with_name(f"{path.name}.partial")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -133,6 +140,14 @@ def _sync(path: Path) -> None:
 def _within(name: str | bytes | int, folder: Path) -> bool:
     """Whether the file that an error names lies in `folder`."""
     return not isinstance(name, int) and Path(os.fsdecode(name)).absolute().is_relative_to(folder.absolute())
+
+
+def _give_up(aside: Path, path: Path, *, keep: bool) -> None:
+    """Keep a file that holds something under its partial name, or remove what was written aside."""
+    with contextlib.suppress(OSError):
+        if keep and aside.stat().st_size:
+            os.replace(aside, partial_of(path))
+    _remove(aside)
 
 
 def _remove(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from transduce.checkpoint import RunFolder
 from transduce.data.batch import collate
@@ -10,11 +11,18 @@ from transduce.data.objectives import Example
 from transduce.decoding.pipeline import Translator
 from transduce.evaluation.card import write_card
 from transduce.evaluation.metrics import Scores, evaluate
-from transduce.evaluation.records import Sample, SentenceAttention, save_attention, save_samples, save_scores
-from transduce.evaluation.report import write_report
+from transduce.evaluation.records import (
+    Sample,
+    SentenceAttention,
+    read_record,
+    save_attention,
+    save_samples,
+    save_scores,
+)
+from transduce.evaluation.report import report_html, write_report
 from transduce.inspection.attention import attention_maps
 from transduce.log import Log
-from transduce.prepare import forget_prepared, test_sets
+from transduce.prepare import forget_prepared, read_tests
 
 N_SAMPLES = 24  # translations that the report shows of each set
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
@@ -27,7 +35,7 @@ def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int,
     """
     settings = folder.settings
     translator = Translator.load(folder.path, device=settings.training.device)
-    pairs = {held.name: [(pair.src, pair.tgt) for pair in held.pairs] for held in test_sets(settings)}
+    pairs = read_tests(folder)
     if not pairs and judged:
         pairs = {"valid": list(judged)}
     for name, found in pairs.items():
@@ -35,13 +43,41 @@ def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int,
         log.say(f"{name}:")
         for line in scores.lines():
             log.say(f"  {line}")
-    if pairs:
+    if not pairs:
+        log.say("nothing was scored: there is no test text, and training.valid_bleu_sentences = 0")
+        log.say(f"to score the run later: transduce evaluate {folder.path} --src FILE --ref FILE")
+    else:
         held_out = [src for found in pairs.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _worth_drawing(held_out)])
     write_report(folder)
     write_card(folder)
     forget_prepared(folder)  # from here on the run counts as finished
     log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
+
+
+def renew(folder: RunFolder, *, log: Log) -> None:
+    """Write what is missing or damaged of a finished run's report and card, from what its other files tell.
+
+    The report is what these files say and nothing else. A card may have been edited: it is whole while it is text with
+    a heading and a last line end.
+    """
+    record = read_record(folder)
+    report, card_ = folder.path / "report.html", folder.path / "README.md"
+    if _text_of(report) != report_html(record):
+        write_report(folder)
+        log.say(f"written anew: {report}")
+    text = _text_of(card_)
+    if not (text.startswith("# ") and text.endswith("\n")):
+        write_card(folder)
+        log.say(f"written anew: {card_}")
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file; nothing where it is not there or no text."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:

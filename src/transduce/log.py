@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
@@ -74,10 +74,11 @@ class Log:
                     self._open = None
 
     def _write(self, text: str) -> None:
-        if self._open is not None:
-            self._open.print(text)
-        else:
-            print(text, file=self._stream, flush=True)
+        with suppress(OSError):  # a terminal that was closed, a pipe that nobody reads: no reason to stop the work
+            if self._open is not None:
+                self._open.print(text)
+            else:
+                print(text, file=self._stream, flush=True)
 
 
 class TimeLeft:
@@ -178,7 +179,8 @@ class _RichBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        with suppress(OSError):
+            self._progress.stop()
 
     def print(self, text: str) -> None:
         """A line above the bar, just as it is."""
@@ -210,21 +212,37 @@ class MetricsFile:
             raise RunFolderError(f"cannot write {self.path}: {error.strerror or error}") from None
 
     def read(self) -> list[dict[str, Any]]:
-        """All events; a last line that a killed run left unfinished is passed over. No file: none."""
-        try:
-            lines = self.path.read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError:
-            return []
-        try:
-            return [json.loads(line) for line in lines[:-1]]  # what follows the last line end was cut short
-        except ValueError:
-            raise RunFolderError(f"{self.path} is damaged: a line of it is not JSON") from None
+        """All events, without damaged lines and a last one that a killed run left unfinished. No file: none."""
+        return self._read()[0]
 
-    def truncate_after(self, update: int) -> None:
-        """Forget what was written after `update`, so that a resumed run repeats no line."""
-        events = self.read()
+    def truncate_after(self, update: int) -> list[str]:
+        """Forget what was written after `update`, so that a resumed run repeats no line; and lines that are damaged.
+
+        What comes back tells which those were.
+        """
+        events, damaged = self._read()
         kept = [event for event in events if event.get("update", 0) <= update]
         write_text(self.path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
+        return [f"{self.path}, line {number}: damaged, left out" for number in damaged]
+
+    def _read(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """The events, and the numbers of the lines that hold none."""
+        try:
+            lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last line end was cut short
+        except FileNotFoundError:
+            return [], []
+        events: list[dict[str, Any]] = []
+        damaged = []
+        for number, line in enumerate(lines, 1):
+            try:
+                event = json.loads(line)
+            except ValueError:  # not UTF-8, or not JSON
+                event = None
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                events.append(event)
+            else:
+                damaged.append(number)
+        return events, damaged
 
 
 def _finite(value: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from transduce.errors import SettingsError
@@ -59,10 +61,32 @@ def _processor() -> str:
 
 
 def _free_memory() -> int:
-    """Bytes that can be had without swapping; 4 GiB where the system does not say."""
+    """Bytes that can be had without swapping, and within a container's limit; 4 GiB where the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable"))
-        return int(kilobytes) * 1024
+        free = int(kilobytes) * 1024
     except (OSError, StopIteration, ValueError):
-        return 4 * 2**30
+        free = 4 * 2**30
+    room = container_memory(Path("/sys/fs/cgroup"))
+    return free if room is None else min(free, room)
+
+
+def container_memory(cgroup: Path) -> int | None:
+    """Bytes that the limit of a control group (version 2, or 1) leaves; None where there is none.
+
+    The cache of files that were read counts as free: the system drops it when memory is needed.
+    """
+    for limit, used, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most, taken = (int((cgroup / name).read_text(encoding="ascii")) for name in (limit, used))
+        except (OSError, ValueError):  # no such file; no limit is "max"
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            lines = (cgroup / limit).with_name("memory.stat").read_text(encoding="ascii").splitlines()
+            taken -= sum(int(line.split()[1]) for line in lines if line.startswith(f"{cache} "))
+        return max(0, most - max(0, taken))
+    return None

@@ -1,10 +1,11 @@
-"""What a file was when it was written: fingerprints, and where two nested settings differ."""
+"""What a file was when it was written: fingerprints; and nested settings compared and joined."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,22 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, child in children:
         yield from _leaves(child, f"{name}.{key}" if name else str(key))
+
+
+def with_leaves(values: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Nested settings with those of these dotted names as they are in `other`.
+
+    >>> with_leaves({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 4, "b": {"c": 5, "d": 6}}, ["b.c"])
+    {'a': 1, 'b': {'c': 5, 'd': 3}}
+    """
+    result = copy.deepcopy(dict(values))
+    for name in names:
+        *path, last = name.split(".")
+        there, here = other, result
+        for part in path:
+            there, here = there[part], here[part]
+        here[last] = there[last]
+    return result
 
 
 def first_difference(there: Any, here: Any) -> tuple[str, str, str] | None:

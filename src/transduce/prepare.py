@@ -15,7 +15,7 @@ import numpy as np
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.clean import LeakCheck, choose_held_out, clean, comparable
+from transduce.data.clean import LeakCheck, choose_held_out, clean, comparable, told
 from transduce.data.corpus import Pair, corpus_files, read_pairs
 from transduce.data.demo import demo_pairs
 from transduce.data.lines import bare_suffix
@@ -23,6 +23,7 @@ from transduce.data.store import TokenStore, build_store, fingerprint_of
 from transduce.errors import DataError, VocabularyTooSmall
 from transduce.files import read_json, write_json
 from transduce.log import Log
+from transduce.request import has_read_text
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
 
@@ -156,7 +157,12 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
     valid = build_store(tokens / "valid", [texts.valid.pairs], tokenizers, data, name="validation text")
     judged = [(pair.src, pair.tgt) for pair in texts.valid.pairs[: settings.training.valid_bleu_sentences]]
     write_json(tokens / "judged.json", judged)
+    write_json(tokens / "tests.json", [(held.name, [(p.src, p.tgt) for p in held.pairs]) for held in texts.tests])
     folder.save_tokenizers(tokenizers)
+    for line in told(train.cleaning):
+        log.say(line)
+    if train.cleaning["dropped"] or train.cleaning["changed"]:
+        log.say(f"  more examples are in {folder.path / 'data.json'} and, at the end, in report.html")
     found = [(held.name, check.report) for held, check in zip(sets, checks, strict=True)]
     for name, leak in found:
         if warning := leak.warning(name):
@@ -174,12 +180,13 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
 def find_prepared(folder: RunFolder, log: Log) -> Prepared | None:
     """What an earlier start of the run has prepared, or None where it did not come that far."""
     tokens = folder.path / "tokens"
-    if not (folder.path / "data.json").exists() or not folder.has_tokenizers:
+    if not has_read_text(folder.path) or not folder.has_tokenizers:
         return None
     train, valid = TokenStore.open(tokens / "train"), TokenStore.open(tokens / "valid")
     judged = read_judged(folder)
     tokenizers = folder.tokenizers()
-    if train.fingerprint != _fingerprint(folder.settings, tokenizers):
+    files = [path for corpus in folder.settings.data.train for path in corpus_files(corpus)]
+    if all(path.exists() for path in files) and train.fingerprint != _fingerprint(folder.settings, tokenizers):
         log.warn("the training text has changed since this run began; the run goes on with the text of then")
     return Prepared(tokenizers, train, valid, _weights(train, folder.settings.data), judged)
 
@@ -187,6 +194,12 @@ def find_prepared(folder: RunFolder, log: Log) -> Prepared | None:
 def read_judged(folder: RunFolder) -> list[tuple[str, str]]:
     """The validation pairs that are translated."""
     return [(src, tgt) for src, tgt in read_json(folder.path / "tokens" / "judged.json")]
+
+
+def read_tests(folder: RunFolder) -> dict[str, list[tuple[str, str]]]:
+    """The pairs of the test sets, by their names, as they were when the training text was looked through for them."""
+    found = read_json(folder.path / "tokens" / "tests.json")
+    return {name: [(src, tgt) for src, tgt in pairs] for name, pairs in found}
 
 
 def has_prepared(folder: RunFolder) -> bool:

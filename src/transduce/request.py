@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Settings, apply_override, read_recipe
+from transduce.config import DataSettings, Settings, apply_override, read_recipe
 from transduce.errors import DataError, SettingsError
 
 Sides = tuple[tuple[Path, ...], tuple[Path, ...]]
@@ -29,15 +29,20 @@ class Request:
     root: Path | None = None
     languages: tuple[str | None, str | None] = (None, None)
     overrides: tuple[str, ...] = ()
+    run: Path | None = None
 
     def settings(self) -> Settings:
-        """All settings, data paths absolute and there. Raises `SettingsError` or `DataError`."""
+        """All settings, data paths absolute and there. Raises `SettingsError` or `DataError`.
+
+        A run that has read its text already holds what it needs of it: the files may be gone.
+        """
+        origin = str(self.recipe) if self.recipe else "settings"
         values = read_recipe(self.recipe) if self.recipe else {}
         for override in self.overrides:
             apply_override(values, override)
         data = values.setdefault("data", {})
         if not isinstance(data, dict):
-            raise SettingsError(f"{self.recipe}: 'data' must be a section, [data]")
+            raise SettingsError(f"{origin}: 'data' must be a section, [data]")
         for key, sides in (("train", self.train), ("valid", self.valid), ("test", self.test)):
             if corpora := _pair_up(key, sides):
                 data[key] = corpora
@@ -50,30 +55,34 @@ class Request:
         data |= {key: code for key, code in zip(("src_lang", "tgt_lang"), self.languages, strict=True) if code}
         if self.root is not None:
             data["root"] = str(self.root.absolute())
-        origin = str(self.recipe) if self.recipe else "settings"
         folder = self.recipe.parent if self.recipe else Path()
         settings = Settings.from_mapping(values, origin=origin).resolve_paths(folder)
-        self._check_files(settings)
+        if not settings.data.train and not settings.data.demo:
+            raise SettingsError("no training text: give --src and --tgt, or --path, or a recipe")
+        if not has_read_text(self.run_folder()):
+            self._check_files(settings.data)
         return settings
 
-    def run_folder(self, given: Path | None) -> Path:
+    def run_folder(self) -> Path:
         """Where the run goes: as given, or `runs/` and the recipe's name."""
-        if given is not None:
-            return given
+        if self.run is not None:
+            return self.run
         if self.recipe is None:
             raise SettingsError("no run folder named; add --run runs/NAME")
         return Path("runs") / self.recipe.stem
 
-    def _check_files(self, settings: Settings) -> None:
-        """Refuse a request that has nothing to train on, or names files that are not there."""
-        data = settings.data
-        if not data.train and not data.demo:
-            raise SettingsError("no training text: give --src and --tgt, or --path, or a recipe")
+    def _check_files(self, data: DataSettings) -> None:
+        """Refuse a request that names files that are not there."""
         for corpus in (*data.train, *data.valid, *data.test):
             for path in (corpus.src, corpus.tgt, corpus.path):
                 if path is not None and not path.exists():
                     hint = "; say where the data lies with --data FOLDER" if self.recipe and not self.root else ""
                     raise DataError(f"there is no file {path}{hint}")
+
+
+def has_read_text(run: Path) -> bool:
+    """Whether a run has come as far as to hold its text in its folder (or is finished, and needs none)."""
+    return (run / "data.json").exists()  # what preparing writes last
 
 
 def to_toml(settings: Settings) -> str:

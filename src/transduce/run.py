@@ -22,7 +22,7 @@ from transduce.decoding.pipeline import Translator
 from transduce.errors import SettingsError, UserError, nearest
 from transduce.evaluation.metrics import evaluate, metrics
 from transduce.files import read_json, write_json
-from transduce.finish import finish
+from transduce.finish import finish, renew
 from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
 from transduce.models.build import build_model, check_model, count_parameters, resolve_preset
@@ -64,7 +64,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
-            RunFolder.open(path)  # names a file that is missing or damaged
+            renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again
             log.say(f"{path} is finished already; translate with it, or name another folder with --run")
             return path
         if end is None:

@@ -1,8 +1,8 @@
 """Named tensors in a safetensors file that carries its own checksum.
 
 The metadata entry `sha256` is the digest of the whole file with the digest's own 64 characters read as zeros: one
-rename replaces weights and checksum together, and a copy of the file alone can still be checked. Any safetensors reader
-opens it. Nothing is ever unpickled.
+rename replaces weights and checksum together, and a copy of the file alone can still be checked. Equal tensors make
+equal files, byte for byte. Any safetensors reader opens them. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def write_tensors(
     except SafetensorError as error:
         raise _as_os_error(error) from error
     path.chmod(mode)  # it was written for its owner alone; it is a file like any other
-    if seal:
-        _seal(path)
+    _settle(path, seal=seal)
 
 
 def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
@@ -137,15 +136,27 @@ def _head_of(path: Path) -> bytes:
         raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _seal(path: Path) -> None:
-    """Put the digest of the file in the place that was kept for it."""
+def _settle(path: Path, *, seal: bool) -> None:
+    """Sort the metadata, which safetensors writes in a random order, and put the digest in the place kept for it."""
     with path.open("r+b") as file:
-        head = _read_head(file, path)
-        place = _SEAL.search(head)
-        assert place is not None, "the file was written with a place for the digest"
-        digest = _digest(file, head)
-        file.seek(place.start(1))
-        file.write(digest.encode("ascii"))
+        head = _sorted(_read_head(file, path))
+        file.seek(0)
+        file.write(head)
+        if seal:
+            place = _SEAL.search(head)
+            assert place is not None, "the file was written with a place for the digest"
+            digest = _digest(file, head)
+            file.seek(place.start(1))
+            file.write(digest.encode("ascii"))
+
+
+def _sorted(head: bytes) -> bytes:
+    """The same header with its metadata in the order of their names: equal tensors make equal files."""
+    header = json.loads(head[8:])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    assert len(text) <= len(head) - 8, "the same text in another order"
+    return head[:8] + text.ljust(len(head) - 8)  # the format pads with spaces
 
 
 def _read_head(file: BinaryIO, path: Path) -> bytes:

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, tee
+from itertools import chain, count, tee
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from transduce.errors import DataError, SettingsError
 from transduce.evaluation.compare import paired_bootstrap
 from transduce.evaluation.metrics import check_lengths, metrics
 from transduce.evaluation.metrics import evaluate as score_corpus
-from transduce.files import write_aside
+from transduce.files import partial_of, write_aside
 from transduce.log import Log
 
 STDIN = Path("-")
+NOTES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +92,43 @@ STYLES: dict[str, Style] = {"text": _text, "scores": _scores, "nbest": _nbest, "
 
 
 def translate(run: Path, files: Sequence[Path], *, search: Search, style: str, device: str, log: Log) -> Iterator[str]:
-    """Translate the lines of files (`-`: stdin) as a stream of lines to print; typed ones one by one."""
+    """Translate the lines of files (`-`: stdin) as a stream of lines to print; typed ones one by one.
+
+    Notes of translations go to stderr, but for JSON, which holds them: the first few, and at the end how many.
+    """
     translator = Translator.load(run, device=device)
     lines = chain.from_iterable(map(read_lines, files))
-    if list(files) == [STDIN] and sys.stdin.isatty():
-        for line in lines:
-            yield from _written(translator, [line], search, style, log)
-    else:
-        yield from _written(translator, lines, search, style, log)
+    typed = list(files) == [STDIN] and sys.stdin.isatty()
+    parts: Iterable[Iterable[str]] = ([line] for line in lines) if typed else [lines]
+    numbers, n_noted = count(1), 0
+    for part in parts:
+        sources, asked = tee(part)
+        for src, translation in zip(sources, search(translator, asked), strict=True):
+            number = next(numbers)
+            if translation.note and style != "json":
+                n_noted += 1
+                if n_noted <= NOTES_SHOWN or typed:
+                    log.warn(f"line {number}: {translation.note}")
+            yield from STYLES[style](number, src, translation)
+    if n_noted > NOTES_SHOWN and not typed:
+        log.warn(
+            f"{n_noted:,} of {next(numbers) - 1:,} lines have such notes, of which the first {NOTES_SHOWN} are shown; "
+            "--json tells all"
+        )
 
 
 def write_lines(output: Path, lines: Iterable[str]) -> None:
-    """Write lines into a file, aside and renamed."""
-    with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{line}\n" for line in lines)
+    """Write lines into a file, aside and renamed. What an error cuts short is kept beside it, and that is told."""
+    written = False
+    try:
+        with write_aside(output, keep=True) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+            for line in lines:
+                file.write(f"{line}\n")
+                written = True
+    except BaseException:
+        if written and (partial := partial_of(output)).exists():
+            Log().warn(f"the lines before the error are kept in {partial}")
+        raise
 
 
 def evaluate(
@@ -163,15 +187,6 @@ def score(run: Path, pairs: tuple[Path, Path], *, device: str = "auto", as_json:
     for found in Translator.load(run, device=device).score(sources, targets):
         numbers = {"log_prob": found.log_prob, "n_tokens": found.n_tokens, "token_log_probs": found.token_log_probs}
         yield _line(numbers) if as_json else f"{found.log_prob:.4f}"
-
-
-def _written(translator: Translator, lines: Iterable[str], search: Search, style: str, log: Log) -> Iterator[str]:
-    """The lines to print; notes of translations go to stderr, but for JSON, which holds them."""
-    sources, asked = tee(lines)
-    for number, (src, translation) in enumerate(zip(sources, search(translator, asked), strict=True), 1):
-        if translation.note and style != "json":
-            log.warn(f"line {number}: {translation.note}")
-        yield from STYLES[style](number, src, translation)
 
 
 def _check_pairs(paths: tuple[Path, Path], src: Sequence[str], tgt: Sequence[str]) -> None:

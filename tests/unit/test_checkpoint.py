@@ -74,6 +74,28 @@ def test_the_same_run_goes_on_with_its_resolved_settings(tmp_path: Path) -> None
     assert files(path) == before
 
 
+def test_settings_that_change_nothing_that_is_computed_may_change(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    values = {"name": "better", "training": {"lr": 0.002, "keep_checkpoints": 5}, "data": {"root": "/elsewhere"}}
+    asked = Settings.from_mapping(values)
+    with RunFolder.create(path, asked, "its new recipe") as run:
+        assert run.resumed
+        assert run.settings.name == "better" and run.settings.training.keep_checkpoints == 5
+        assert run.settings.training.batch_tokens == 4096, "the rest is as it was chosen"
+    found = RunFolder.open(path)
+    assert found.settings == run.settings
+    assert (path / "recipe.toml").read_text() == "its new recipe"
+    with RunFolder.create(path, settings(), RECIPE) as run:  # and back
+        assert run.settings == settings(batch_tokens=4096)
+
+
+@pytest.mark.parametrize("other", [{"micro_batch_tokens": 7}, {"device": "cpu"}, {"max_updates": 9}])
+def test_what_may_round_differently_is_another_run(tmp_path: Path, other: dict) -> None:
+    path = finished_run(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=f"another run: training.{next(iter(other))}"):
+        RunFolder.create(path, settings(**other), RECIPE)
+
+
 def test_a_new_run_is_not_resumed(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         assert not run.resumed and not run.has_tokenizers and run.latest_checkpoint() is None

@@ -34,6 +34,15 @@ def test_every_setting_is_explained_in_a_sentence(section: type[BaseModel]) -> N
     [
         ({"model": {"droput": 0.1}}, "unknown key 'model.droput'; did you mean 'dropout'?"),
         ({"modle": {}}, "unknown key 'modle'; did you mean 'model'?"),
+        ({"modle": {"dropout": 0.1}}, "unknown key 'modle'; did you mean 'model'?"),
+        ({"train": {"lr": 0.1}}, "unknown key 'train'; did you mean 'training'?"),
+        ({"optim": {"lr": 0.1}}, "unknown key 'optim'; known: data, tokenizer, model, training, decoding, evaluation"),
+        ({"lr": 0.1}, "unknown key 'lr'; did you mean 'training.lr'?"),
+        ({"batch_tokens": 9}, "unknown key 'batch_tokens'; did you mean 'training.batch_tokens' or 'decoding.batch_"),
+        ({"training": {"dropout": 0.1}}, "unknown key 'training.dropout'; did you mean 'model.dropout'?"),
+        ({"training": {"lrr": 0.1}}, "unknown key 'training.lrr'; did you mean 'lr'?"),
+        ({"nmae": "x"}, "unknown key 'nmae'; did you mean 'name'?"),
+        ({"model": "tiny"}, "model = 'tiny': a section, not a value; its keys: preset, kind"),
         ({"model": {"xyzzy": 1}}, "unknown key 'model.xyzzy'; known: preset, kind, d_model"),
         ({"data": {"train": [{"source": "a"}]}}, "unknown key 'data.train.0.source'; did you mean 'src'?"),
         ({"model": {"dropout": 1.5}}, "model.dropout = 1.5: input should be less than 1"),
@@ -131,12 +140,12 @@ def test_files_of_the_command_line_take_the_place_of_the_recipes(texts: Path) ->
     settings = request.settings()
     assert [corpus.src for corpus in settings.data.train] == [texts / "a.en"]
     assert (settings.training.lr, settings.training.seed) == (0.001, 5)
-    assert request.run_folder(None) == Path("runs/x")
+    assert request.run_folder() == Path("runs/x")
 
 
 def test_one_file_of_both_sides_stands_beside_pairs_of_files(texts: Path) -> None:
     pair = ((texts / "a.en",), (texts / "a.de",))
-    both = Request(train=pair, paths=(texts / "memory.tmx",)).settings().data.train
+    both = Request(train=pair, paths=(texts / "memory.tmx",), run=texts / "run").settings().data.train
     assert [corpus.path for corpus in both] == [None, texts / "memory.tmx"]
     assert len(Request(recipe=texts / "x.toml", paths=(texts / "memory.tmx",)).settings().data.train) == 1
 
@@ -147,7 +156,8 @@ def test_one_file_of_both_sides_stands_beside_pairs_of_files(texts: Path) -> Non
         (Request(), "no training text"),
         (Request(train=((Path("a"), Path("b")), (Path("a"),))), "--src is given 2 times and --tgt 1 times"),
         (Request(valid=((), (Path("a"),))), "--valid-src is given 0 times and --valid-tgt 1 times"),
-        (Request(train=((Path("no.en"),), (Path("no.de"),))), "there is no file .*no.en"),
+        (Request(train=((Path("no.en"),), (Path("no.de"),)), run=Path("r")), "there is no file .*no.en"),
+        (Request(overrides=("data=3",)), "settings: 'data' must be a section"),
     ],
 )
 def test_an_impossible_request_is_refused_in_one_line(request_: Request, message: str) -> None:
@@ -163,9 +173,18 @@ def test_a_recipe_without_its_data_says_how_to_name_it(texts: Path) -> None:
         Request(recipe=texts / "x.toml", root=texts / "elsewhere").settings()
 
 
+def test_a_run_that_has_read_its_text_needs_the_files_no_more(texts: Path) -> None:
+    (texts / "b.de").unlink()
+    (texts / "run").mkdir()
+    with pytest.raises(DataError):
+        Request(recipe=texts / "x.toml", run=texts / "run").settings()
+    (texts / "run" / "data.json").write_text("{}")
+    assert Request(recipe=texts / "x.toml", run=texts / "run").settings().data.train[0].tgt == texts / "b.de"
+
+
 def test_a_run_needs_a_name() -> None:
     with pytest.raises(SettingsError, match="--run"):
-        Request().run_folder(None)
+        Request().run_folder()
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import RunFolderError
-from transduce.files import read_json, remove_leftovers, write_aside, write_json, write_text
+from transduce.files import partial_of, read_json, remove_leftovers, write_aside, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -39,6 +39,21 @@ def test_a_body_that_fails_leaves_the_old_file_and_no_temporary(tmp_path: Path, 
         raise error
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+@pytest.mark.parametrize("written", ["half", ""])
+def test_a_body_that_fails_leaves_its_work_where_that_is_asked_for(
+    tmp_path: Path, error: BaseException, written: str
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises((type(error), RunFolderError)), write_aside(path, keep=True) as aside:
+        aside.write_text(written)
+        raise error
+    assert path.read_text() == "old"
+    assert names(tmp_path) == (["a.txt", "a.txt.partial"] if written else ["a.txt"])
+    assert not written or partial_of(path).read_text() == "half"
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:

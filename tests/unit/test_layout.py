@@ -20,7 +20,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("models", "data"),
     ("manifest", "checkpoint"),
     ("training", "decoding"),
-    ("drawing", "evaluation", "interop", "inspection", "serving"),
+    ("evaluation", "interop", "inspection", "serving"),
     ("machine", "choose", "request", "prepare", "finish", "run", "use", "showcase", "cli", "__main__"),
 )
 
@@ -66,6 +66,11 @@ def test_imports_go_down(path: Path) -> None:
         if theirs == ours:
             names = LEVELS[ours]
             assert names.index(there[0]) < names.index(here[0]), f"{where}: it stands later on its own level"
+
+
+def test_every_name_has_one_level() -> None:
+    names = [name for level in LEVELS for name in level]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_no_circles() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from transduce.errors import RunFolderError
 from transduce.log import Log, MetricsFile, TimeLeft, _PlainBar, duration
 
 
@@ -37,10 +37,15 @@ def test_no_file_has_no_events(tmp_path: Path) -> None:
     assert MetricsFile(tmp_path / "metrics.jsonl").read() == []
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged"):
-        MetricsFile(tmp_path / "metrics.jsonl").read()
+@pytest.mark.parametrize("damaged", [b"nonsense", b"\xff\xfe", b"3", b"[]", b"{}", b"", b'{"event": "upd'])
+def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, damaged: bytes) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    good = b'{"event": "update", "update": 1}\n'
+    file.path.write_bytes(good + damaged + b"\n" + good)
+    assert len(file.read()) == 2
+    assert file.truncate_after(1) == [f"{file.path}, line 2: damaged, left out"]
+    assert file.path.read_bytes() == good + good
+    assert file.truncate_after(1) == []
 
 
 def test_time_left_counts_from_where_a_resumed_job_began() -> None:
@@ -74,6 +79,17 @@ def test_quiet_keeps_warnings_only(tmp_path: Path) -> None:
         with log.progress("training") as bar:
             bar.update(0.5, loss=1.0)
     assert (tmp_path / "log").read_text() == "warning: shown\n"
+
+
+def test_a_stream_that_nobody_reads_stops_nothing() -> None:
+    """A terminal that was closed: the training goes on, and saves."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as stream:
+        Log(stream=stream).say("to nobody")
+        Log(stream=stream).warn("to nobody")
+        with contextlib.suppress(OSError):  # what the stream itself still holds
+            stream.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")

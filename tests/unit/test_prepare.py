@@ -91,12 +91,12 @@ def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pyte
         assert not trained & {pair.src for pair in held.pairs}
 
 
-def prepared_run(tmp_path: Path, asked: Settings) -> RunFolder:
+def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run", asked, "")
     texts = read_texts(asked, QUIET)
     tokenizers = learn_vocabulary(texts, asked, QUIET, may_grow=False)
     folder.write_settings(asked)
-    encode(folder, texts, tokenizers, asked, QUIET)
+    encode(folder, texts, tokenizers, asked, log)
     return folder
 
 
@@ -127,6 +127,19 @@ def test_nothing_is_found_where_preparing_was_cut_short(tmp_path: Path) -> None:
     with prepared_run(tmp_path, asked) as folder:
         (folder.path / "data.json").unlink()
         assert find_prepared(folder, QUIET) is None
+
+
+def test_what_was_cleaned_away_is_told_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = corpus(tmp_path, "a", 60)
+    with open(sides["src"], "a") as src, open(sides["tgt"], "a") as tgt:
+        src.write("a lonely source\n")
+        tgt.write("\n")
+    asked = settings(data={"train": [sides], "valid": [corpus(tmp_path, "v", 5, first=90)]})
+    with prepared_run(tmp_path, asked, log=Log()) as folder:
+        told = capsys.readouterr().err.splitlines()
+        at = told.index("cleaning: 61 pairs read, 60 kept")
+        assert told[at + 1] == f"  dropped 1, empty, as {sides['src']}:61: 'a lonely source' | ''"
+        assert told[at + 2] == f"  more examples are in {folder.path}/data.json and, at the end, in report.html"
 
 
 def test_training_text_that_has_changed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from pathlib import Path
 
@@ -53,6 +55,31 @@ def test_tied_tensors_are_stored_once_and_views_stay_apart(tmp_path: Path) -> No
 def test_any_safetensors_reader_opens_the_file(tmp_path: Path) -> None:
     save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2, 2)})
     assert torch.equal(load_file(tmp_path / "x.safetensors")["a"], torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_equal_tensors_make_equal_files(tmp_path: Path, seal: bool) -> None:
+    """safetensors orders metadata by a hash that is seeded anew each time."""
+    tensors = some_tensors()
+    metadata = {name: f"{name} é \x7f" for name in ("b", "transduce", "a", "z")}
+    contents = set()
+    for i in range(8):
+        write_tensors(tmp_path / f"{i}.safetensors", tensors, metadata, seal=seal)
+        contents.add((tmp_path / f"{i}.safetensors").read_bytes())
+    assert len(contents) == 1
+    assert load_metadata(tmp_path / "0.safetensors").items() >= metadata.items()
+    assert set(load_tensors(tmp_path / "0.safetensors", sealed=seal)) == set(tensors)
+
+
+def test_a_file_whose_metadata_have_another_order_loads_as_well(tmp_path: Path) -> None:
+    """As they had before they were sorted: what counts is the digest."""
+    path = tmp_path / "x.safetensors"
+    values = {"sha256": "0" * 64, "transduce": "0.1.0", "format": "pt"}
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    text = json.dumps({"__metadata__": values, "w": entry}, separators=(",", ":"))
+    content = len(text).to_bytes(8, "little") + text.encode() + torch.ones(2).numpy().tobytes()
+    path.write_bytes(content.replace(b"0" * 64, hashlib.sha256(content).hexdigest().encode()))
+    assert torch.equal(load_tensors(path)["w"], torch.ones(2))
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -61,24 +61,6 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
     return np.split(indices, cuts[:-1])
 
 
-def shard(batches: Sequence[np.ndarray], rank: int, world: int) -> list[np.ndarray]:
-    """The batches of one of `world` ranks. The shards hold every sentence once and are equal in number.
-
-    Where the number of batches does not divide, the largest are halved until it does; a `ValueError` where there are
-    too few sentences for that.
-    """
-    if not 0 <= rank < world:
-        raise ValueError(f"rank {rank} of {world}")
-    whole = list(batches)
-    while len(whole) % world:
-        largest = max(range(len(whole)), key=lambda i: len(whole[i]))
-        batch = whole[largest]
-        if len(batch) < 2:
-            raise ValueError(f"{len(whole)} batches of one sentence cannot be shared among {world} ranks")
-        whole[largest : largest + 1] = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
-    return whole[rank::world]
-
-
 def padding_share(batches: Sequence[np.ndarray], src_lengths: Lengths, tgt_lengths: Lengths) -> float:
     """The share of padding in all positions of both sides."""
     real = sum(int(_wide(src_lengths)[b].sum() + _wide(tgt_lengths)[b].sum()) for b in batches)

@@ -62,14 +62,6 @@ class CleanReport:
             "changed": _tallies(self.changed),
         }
 
-    def describe(self) -> str:
-        """One line for people: `29,000 pairs read, 28,990 kept; dropped: 8 empty, 2 too long`."""
-        parts = [f"{self.read:,} pairs read, {self.kept:,} kept"]
-        for verb, tallies in (("dropped", self.dropped), ("changed", self.changed)):
-            if tallies:
-                parts.append(f"{verb}: " + ", ".join(f"{tally.count:,} {reason}" for reason, tally in tallies.items()))
-        return "; ".join(parts)
-
     def require_pairs(self, settings: DataSettings, name: str) -> None:
         """Raise a `DataError` that says why, where no pair is left."""
         if not self.read:
@@ -80,6 +72,17 @@ class CleanReport:
         advice = {TOO_LONG: f"; raise data.max_length ({settings.max_length} tokens) or cut the text into sentences"}
         most = max(self.dropped, key=lambda reason: self.dropped[reason].count)
         raise DataError(f"{name}: no sentence pair is left of {self.read:,}: {reasons}{advice.get(most, '')}")
+
+
+def told(report: Mapping[str, Any]) -> list[str]:
+    """Lines for people of what `CleanReport.to_json` gave: how much is left, and each reason with its first example."""
+    nothing = "" if report["dropped"] else "; nothing dropped"
+    lines = [f"cleaning: {report['read']:,} pairs read, {report['kept']:,} kept{nothing}"]
+    for verb in ("dropped", "changed"):
+        for tally in report[verb]:
+            first = next((f", as {s['place']}: {s['src']!r} | {s['tgt']!r}" for s in tally["samples"]), "")
+            lines.append(f"  {verb} {tally['count']:,}, {tally['reason']}{first}")
+    return lines
 
 
 EMPTY, COPY, DUPLICATE, TOO_LONG, RATIO = "empty", "copy", "duplicate", "too long", "ratio of lengths"

@@ -1,8 +1,8 @@
-"""What a stored pair becomes in training: translation. Another objective is one more function in the table."""
+"""What a stored pair becomes in training: the source is read, the target written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,3 @@ class Example:
 
     src: Ids
     tgt: Ids
-
-
-def translation(src: Ids, tgt: Ids) -> Example:
-    """Read the source, write the target."""
-    return Example(src=src, tgt=tgt)
-
-
-OBJECTIVES: dict[str, Callable[[Ids, Ids], Example]] = {"translation": translation}

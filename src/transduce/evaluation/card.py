@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from transduce.checkpoint import RunFolder
-from transduce.evaluation.records import Record, read_record
+from transduce.evaluation.records import UNSCORED, Record, read_record
 from transduce.evaluation.report import compact, summary
 from transduce.files import write_text
 from transduce.log import duration
@@ -48,7 +48,7 @@ def _head(record: Record) -> str:
 
 def _scores(record: Record) -> str:
     if not record.scores:
-        return ""
+        return f"## Scores\n\n{UNSCORED}" if record.of("end") else ""
     lines = ["## Scores", "", "| set | sentences | BLEU | chrF | TER | exact |", "|---|--:|--:|--:|--:|--:|"]
     signatures: dict[str, None] = {}  # each once, in order
     for found in record.scores:

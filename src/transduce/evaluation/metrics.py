@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
+from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.errors import DataError, UserError, nearest
 
@@ -122,6 +124,13 @@ def metrics(tokenize: str, lowercase: bool) -> dict[str, Metric]:
     if tokenize not in BLEU.TOKENIZERS:
         allowed = ", ".join(BLEU.TOKENIZERS)
         raise UserError(f"unknown BLEU tokenizer '{tokenize}'{nearest(tokenize, BLEU.TOKENIZERS)}; allowed: {allowed}")
+    if (model := tokenizer_spm.SPM_MODELS.get(tokenize)) is not None:
+        file = Path(tokenizer_spm.SACREBLEU_DIR, "models", PurePosixPath(model["url"]).name)
+        if not file.exists():  # sacreBLEU would download it
+            raise UserError(
+                f"BLEU tokenizer '{tokenize}' needs {file}, which is not there, and nothing is downloaded unasked; "
+                f"it comes from {model['url']}"
+            )
     try:
         bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # its warning is one of our notes
     except Exception as error:  # a tokenizer that needs a package or a download: each fails in its own way

@@ -1,7 +1,6 @@
 """What a run tells of itself, as small JSON files of its folder: written here one part at a time, read here as a whole.
 
-scores.json     {"sets": [{"name", "scores": Scores.to_json(), "search": {...}}],
-                 "comparisons": [{"name", "other", "rows": [Comparison.to_json()]}]}
+scores.json     {"sets": [{"name", "scores": Scores.to_json(), "search": {...}}]}
 samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"}]}]}
 attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
 data.json       {"fingerprint", "padding",
@@ -27,13 +26,15 @@ import transduce
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.drawing.heatmap import HeatMap
-from transduce.evaluation.compare import Comparison
 from transduce.evaluation.metrics import Scores
 from transduce.files import read_json, write_json
 from transduce.log import MetricsFile
 from transduce.tensors import shapes
 
 _PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
+
+
+UNSCORED = "Nothing was translated and scored when this run was trained: it was given no test text."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,6 @@ class Record:
     events: Sequence[Mapping[str, Any]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     scores: Sequence[SetScores] = ()
-    comparisons: Sequence[Mapping[str, Any]] = ()
     samples: Sequence[Mapping[str, Any]] = ()
     attention: Sequence[SentenceAttention] = ()
 
@@ -128,7 +128,6 @@ def read_record(run: RunFolder) -> Record:
         scores=[
             SetScores(s["name"], Scores.from_json(s["scores"]), s.get("search", {})) for s in scores.get("sets", ())
         ],
-        comparisons=scores.get("comparisons", ()),
         samples=samples.get("sets", ()),
         attention=[
             SentenceAttention(a["src"], a["tgt"], tuple(map(HeatMap.from_json, a["maps"])))
@@ -139,18 +138,12 @@ def read_record(run: RunFolder) -> Record:
 
 def save_scores(run: RunFolder, name: str, scores: Scores, *, search: Mapping[str, Any] | None = None) -> None:
     """Keep the scores of one test set; those of the same name before are replaced."""
-    _merge(run.path / "scores.json", "sets", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
-
-
-def save_comparison(run: RunFolder, name: str, other: str, rows: Iterable[Comparison]) -> None:
-    """Keep a comparison with another system on one test set."""
-    value = {"name": name, "other": other, "rows": [row.to_json() for row in rows]}
-    _merge(run.path / "scores.json", "comparisons", value, keys=("name", "other"))
+    _merge(run.path / "scores.json", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
 
 
 def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update: int) -> None:
     """Keep translations of a few held-out sentences of one set."""
-    _merge(run.path / "samples.json", "sets", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
+    _merge(run.path / "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
 
 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
@@ -166,8 +159,8 @@ def versions() -> dict[str, str]:
     return found | {"platform": platform.platform()}
 
 
-def _merge(path: Path, part: str, value: Mapping[str, Any], keys: Sequence[str] = ("name",)) -> None:
-    """Put `value` into the list `part` of a JSON file, in the place of the one with the same keys."""
+def _merge(path: Path, value: Mapping[str, Any]) -> None:
+    """Put `value` into the list `sets` of a JSON file, in the place of the one with the same name."""
     content = read_json(path) if path.exists() else {}
-    others = [v for v in content.get(part, ()) if any(v.get(key) != value[key] for key in keys)]
-    write_json(path, content | {part: [*others, value]})
+    others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
+    write_json(path, content | {"sets": [*others, value]})

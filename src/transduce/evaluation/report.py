@@ -10,8 +10,8 @@ from transduce.checkpoint import RunFolder
 from transduce.drawing import chart, heatmap
 from transduce.drawing.chart import Curve, line_chart, smooth
 from transduce.drawing.heatmap import heat_map_figures
-from transduce.drawing.page import Html, escape, page, table
-from transduce.evaluation.records import Record, SetScores, read_record
+from transduce.drawing.page import escape, page, table
+from transduce.evaluation.records import UNSCORED, Record, SetScores, read_record
 from transduce.evaluation.report_data import data_section, provenance_section, settings_section
 from transduce.files import write_text
 from transduce.log import duration
@@ -97,10 +97,8 @@ def _scores(record: Record) -> str:
         rows = [_score_row(found) for found in record.scores]
         parts.append(table(header, rows, numbers=frozenset({1, 2, 3, 4, 5, 6, 7})))
         parts.append(_signatures(record.scores))
-    for comparison in record.comparisons:
-        parts.append(f"<h3>{escape(comparison['name'])}: against {escape(comparison['other'])}</h3>")
-        header = ("metric", "this", "other", "difference", "95 % interval", "p", "")
-        parts.append(table(header, map(_comparison_row, comparison["rows"]), numbers=frozenset({1, 2, 3, 4, 5})))
+    elif record.of("end"):
+        parts.append(f"<p>{escape(UNSCORED)}</p>")
     return "".join(parts)
 
 
@@ -124,20 +122,6 @@ def _signatures(scores: Sequence[SetScores]) -> str:
         which = f"<p class='soft'>{escape(', '.join(names))}:</p>" if len(sets) > 1 else ""
         blocks.append(which + "<p>" + "<br>".join(f"<code>{escape(line)}</code>" for line in told if line) + "</p>")
     return "".join(blocks)
-
-
-def _comparison_row(row: Mapping[str, Any]) -> tuple[object, ...]:
-    low, high = row["interval"]
-    kind = {"better": "good", "worse": "bad"}.get(row["verdict"], "soft")
-    return (
-        row["metric"],
-        f"{row['value']:.2f} ± {row['margin']:.2f}",
-        f"{row['other']:.2f} ± {row['other_margin']:.2f}",
-        f"{row['difference']:+.2f}",
-        f"{low:+.2f} to {high:+.2f}",
-        f"{row['p_value']:.3f}",
-        Html(f'<span class="{kind}">{escape(row["verdict"])}</span>'),
-    )
 
 
 # -- training

@@ -16,7 +16,7 @@ import torch
 from transduce.config import TrainingSettings
 from transduce.data.batch import Batch, collate
 from transduce.data.batching import plan, split
-from transduce.data.objectives import Example, Ids, translation
+from transduce.data.objectives import Example
 from transduce.data.store import TokenStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import UNK, Tokenizer, Tokenizers
@@ -91,12 +91,11 @@ class Feeder:
         device: torch.device,
         weights: np.ndarray | None = None,
         segment: Segmenter | None = None,
-        objective: Callable[[Ids, Ids], Example] = translation,
     ) -> None:
         """`weights`: how often an epoch passes over each pair; `settings` with batch sizes chosen."""
         assert settings.batch_tokens is not None, "choose the batch size first"
         self.store, self.device, self.weights = store, device, weights
-        self.segment, self.objective = segment, objective
+        self.segment = segment
         self.seed, self.budget = settings.seed, settings.batch_tokens
         self.micro_budget = settings.micro_batch_tokens or settings.batch_tokens
 
@@ -122,7 +121,7 @@ class Feeder:
                 yield self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
 
     def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
-        examples = [self.objective(*self.store[int(i)]) for i in indices]
+        examples = [Example(*self.store[int(i)]) for i in indices]
         if self.segment is not None:
             examples = self.segment(examples, position)
         src = np.array([len(e.src) + 1 for e in examples], dtype=np.int32)

@@ -1,8 +1,9 @@
 """The training loop: update, log, validate, keep, save; it stops at a limit, and goes on exactly where it was stopped.
 
 What is exact: a run that was killed at any moment and started again gives, with limits in updates or epochs, the same
-losses and the same final weights, bit for bit, as one that was left alone (on the same machine with as many threads).
-With a limit in minutes the schedule follows the clock, so there it is equal in kind only.
+losses and the same final weights, bit for bit, as one that was left alone: on a CPU, on the same machine with as many
+threads. A GPU adds in no fixed order, so there it is equal up to rounding. With a limit in minutes the schedule follows
+the clock, so there it is equal in kind only.
 
 What is never lost: the last checkpoint, and the weights of the last validation that were worth keeping
 (`model.safetensors`). Both are written aside and renamed.
@@ -46,8 +47,9 @@ def train(
 ) -> TrainingResult:
     """Train `model` in `folder` from its latest checkpoint, or from the start, to the end that its settings ask for.
 
-    At the end `model.safetensors` holds the weights that `training.average` asks for. Raises `Interrupted` after SIGINT
-    or SIGTERM (everything is saved), `TrainingError` when a loss is not finite, `RunFolderError` when the disk fails.
+    At the end `model.safetensors` holds the weights that `training.average` asks for. Raises `Interrupted` after
+    SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` when a loss is not finite, `RunFolderError` when
+    the disk fails.
     """
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     trainer.log_updates = log_updates
@@ -212,7 +214,7 @@ class Trainer:
             remove_leftovers(self.snapshots)
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
-            self.metrics.truncate_after(-1)
+            self._forget_after(-1)
             n_weights = sum(parameter.numel() for parameter in self.live.values())
             start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
             self.metrics.append({**start, "device": str(self.feeder.device), "threads": torch.get_num_threads()})
@@ -225,11 +227,15 @@ class Trainer:
         self.clock = Clock(self.state.seconds)
         self.pace, self._saved_at = Pace(self.state.seconds), self.state.seconds
 
+    def _forget_after(self, update: int) -> None:
+        for note in self.metrics.truncate_after(update):
+            self.log.warn(note)
+
     def _load(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self.state = TrainingState.of(state["training"])
         self.stopper.load(state["stopper"])
-        self.metrics.truncate_after(self.state.update)
+        self._forget_after(self.state.update)
         if self.state.finished:
             return
         tensors = checkpoint.tensors()

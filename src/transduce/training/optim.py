@@ -17,8 +17,6 @@ _EPS = 1e-9  # the paper's
 # Newton-Schulz coefficients of Jordan et al. 2024, as in torch.optim.Muon
 _NS = (3.4445, -4.7750, 2.0315)
 _NS_STEPS = 5
-DEFAULT_LR = {"adam": 5e-3, "adamw": 5e-3, "muon": 5e-3}
-DEFAULT_MATRIX_LR = 1e-2
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -90,13 +88,14 @@ class Together(torch.optim.Optimizer):
 
 
 def _adam(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
-    lr = settings.lr or DEFAULT_LR["adam"]
-    groups = [{"params": list(params), "peak_lr": lr}]
-    return torch.optim.Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, fused=True)
+    assert settings.lr is not None, "choose first"
+    groups = [{"params": list(params), "peak_lr": settings.lr}]
+    return torch.optim.Adam(groups, lr=settings.lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
 def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
-    lr = settings.lr or DEFAULT_LR["adamw"]
+    assert settings.lr is not None, "choose first"
+    lr = settings.lr
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for p in params:
@@ -120,7 +119,8 @@ def build_adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opt
 
 def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Muon on the matrices of linear layers, AdamW on embeddings, norms and biases."""
-    lr = settings.matrix_lr or DEFAULT_MATRIX_LR
+    assert settings.matrix_lr is not None, "choose first"
+    lr = settings.matrix_lr
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -145,8 +145,12 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], torch.optim.Optimi
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """The optimizer that the settings name; every group carries its `peak_lr`, which the schedule scales."""
-    return OPTIMIZERS[settings.optimizer or "adam"](model, settings)
+    """The optimizer that the settings name; every group carries its `peak_lr`, which the schedule scales.
+
+    Optimizer and learning rates must be chosen already (`transduce.choose`): nothing is chosen here.
+    """
+    assert settings.optimizer is not None, "choose first"
+    return OPTIMIZERS[settings.optimizer](model, settings)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""When a run has had enough (early stopping), and how it is stopped from outside (Ctrl-C, SIGTERM)."""
+"""When a run has had enough (early stopping), and how signals stop it (Ctrl-C, SIGTERM, a closed terminal)."""
 
 from __future__ import annotations
 
@@ -67,16 +67,20 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Inside, the first SIGINT or SIGTERM only sets the request that is yielded; the second ends the process at once.
+    """Inside, the first SIGINT, SIGTERM or SIGHUP only sets the request that is yielded; the second ends the process.
 
-    Signals belong to the main thread; in any other the request just stays unset.
+    A terminal that closes may send more than one SIGHUP, so that a later one changes nothing; and where SIGHUP is
+    ignored (nohup) it stays so. Signals belong to the main thread; in any other the request just stays unset.
     """
     request = StopRequest()
+    hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
+        if request and number == hang_up:
+            return
         if request:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -84,7 +88,10 @@ def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
         with contextlib.suppress(RuntimeError):  # the signal may have come in the middle of another line
             say(f"{request.name}: finishing the current update and saving; once more stops at once, without saving")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
+        numbers.append(hang_up)
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield request
     finally:

@@ -16,6 +16,11 @@ Judge = Callable[[nn.Module], Mapping[str, float]]
 """Translates held-out sentences with a model and scores the output: `bleu` and `chrf`, higher is better."""
 
 
+def judging(device: torch.device, precision: str) -> str:
+    """The precision of translations: the training's on a GPU; on a CPU, where small products gain nothing, float32."""
+    return precision if device.type == "cuda" else "float32"
+
+
 class Validator:
     """Scores the weights that a model has at the moment. Draws no random numbers of the training's."""
 
@@ -34,7 +39,7 @@ class Validator:
 
     def __call__(self) -> dict[str, float]:
         """Smoothed `loss` and `nll` (nats a target token, over all pairs), `perplexity`, and the judge's scores."""
-        training = self.model.training
+        training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         try:
@@ -42,7 +47,8 @@ class Validator:
             with torch.no_grad(), torch.random.fork_rng(devices=devices):
                 scores = self._loss()
                 if self.judge is not None:
-                    scores |= self.judge(self.model)
+                    with autocast(device, judging(device, self.precision)):
+                        scores |= self.judge(self.model)
         finally:
             self.model.train(training)
         return scores

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.data.batch import Batch, collate, pad_sources
-from transduce.data.objectives import OBJECTIVES, Example
+from transduce.data.objectives import Example
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 sentences = st.lists(st.integers(1, 65_535), max_size=9)
@@ -54,10 +54,6 @@ def test_the_store_is_not_shared_with_the_batch() -> None:
     batch = collate([Example(src=ids, tgt=ids)])
     batch.src.zero_()
     assert ids.tolist() == [5, 6]
-
-
-def test_the_objective_of_translation() -> None:
-    assert OBJECTIVES["translation"]([1], [2]) == Example(src=[1], tgt=[2])
 
 
 @pytest.mark.gpu

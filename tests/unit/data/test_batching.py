@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data.batching import padding_share, plan, shard, split
+from transduce.data.batching import padding_share, plan, split
 
 some_lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=150)
 seeds = st.integers(-(2**63), 2**63 - 1)
@@ -48,30 +48,6 @@ def test_every_sentence_once_within_the_budget(
     for batch in batches:
         assert size(batch, src, tgt) <= budget or len(batch) == 1
     assert as_lists(plan(src, tgt, budget=budget, seed=seed, epoch=epoch)) == as_lists(batches)
-
-
-@settings(max_examples=200, deadline=None)
-@given(pairs=some_lengths, budget=st.integers(1, 400), world=st.integers(1, 8))
-def test_shards_hold_everything_once_and_are_equal_in_number(
-    pairs: list[tuple[int, int]], budget: int, world: int
-) -> None:
-    src, tgt = arrays(pairs)
-    batches = plan(src, tgt, budget=budget, seed=1, epoch=0)
-    if -(-len(batches) // world) * world > len(pairs):
-        with pytest.raises(ValueError, match=f"batches of one sentence cannot be shared among {world} ranks"):
-            shard(batches, 0, world)
-        return
-    shards = [shard(batches, rank, world) for rank in range(world)]
-    assert len({len(part) for part in shards}) == 1
-    assert sorted(i for part in shards for batch in part for i in batch) == list(range(len(pairs)))
-    assert all(size(batch, src, tgt) <= budget or len(batch) == 1 for part in shards for batch in part)
-    if len(batches) % world == 0:
-        assert as_lists(shards[world - 1]) == as_lists(batches[world - 1 :: world])
-
-
-def test_a_rank_beyond_the_world_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank 2 of 2"):
-        shard([np.arange(3)], 2, 2)
 
 
 @settings(max_examples=300, deadline=None)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.config import DataSettings
-from transduce.data.clean import Cleaner, CleanReport, choose_held_out, clean, comparable, leaks
+from transduce.data.clean import Cleaner, CleanReport, choose_held_out, clean, comparable, leaks, told
 from transduce.data.corpus import Pair
 from transduce.errors import DataError
 
@@ -30,7 +30,13 @@ def test_empty_sides_go_and_control_characters_are_removed() -> None:
     kept, report = cleaned(PAIRS)
     assert kept == [("a", "b"), ("a", "b"), ("Same", " same"), ("ab c", "d")]
     assert (report.read, report.kept) == (6, 4)
-    assert report.describe() == "6 pairs read, 4 kept; dropped: 2 empty; changed: 1 control characters removed"
+    lines = told(report.to_json())
+    assert lines[0] == "cleaning: 6 pairs read, 4 kept"
+    assert [line.split(", as ")[0] for line in lines[1:]] == [
+        "  dropped 2, empty",
+        "  changed 1, control characters removed",
+    ]
+    assert told(CleanReport(read=3).to_json()) == ["cleaning: 3 pairs read, 3 kept; nothing dropped"]
     assert report.to_json()["dropped"] == [
         {
             "reason": "empty",

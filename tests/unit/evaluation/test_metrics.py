@@ -13,10 +13,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import sentencepiece
+from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.errors import DataError, UserError
 from transduce.evaluation.compare import paired_bootstrap
-from transduce.evaluation.metrics import Scores, evaluate
+from transduce.evaluation.metrics import Scores, evaluate, metrics
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
 WORDS = TEXT.split()
@@ -122,6 +124,23 @@ def test_bad_input_is_told_in_one_line() -> None:
         paired_bootstrap(["a"], ["a", "b"], ["a"])
     with pytest.raises(UserError, match="n_samples is 0"):
         paired_bootstrap(["a"], ["a"], ["a"], n_samples=0)
+
+
+@pytest.mark.parametrize("tokenize", ["spm", "flores101", "flores200", "spBLEU-1K"])
+def test_nothing_is_downloaded(tokenize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer whose file is not on the disk is refused; one that is there is used."""
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(tokenizer_spm, "download_file", lambda *_: pytest.fail("a download"))
+    with pytest.raises(UserError, match=f"BLEU tokenizer '{tokenize}' needs {tmp_path}/models/.*not there") as caught:
+        metrics(tokenize, False)
+    file = Path(str(caught.value).split(" needs ")[1].split(",")[0])
+    lines = [f"the number {i} and {i * 7}" for i in range(60)]
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "x"), vocab_size=30, minloglevel=2
+    )
+    file.parent.mkdir()
+    (tmp_path / "x.model").rename(file)
+    assert evaluate(lines, lines, tokenize=tokenize).bleu.value == pytest.approx(100)
 
 
 def test_what_a_reader_should_know_is_noted(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,6 @@ from transduce.data.corpus import Pair
 from transduce.drawing.heatmap import HeatMap
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
-from transduce.evaluation.compare import paired_bootstrap
 from transduce.evaluation.metrics import evaluate
 from transduce.evaluation.records import (
     Record,
@@ -27,7 +26,6 @@ from transduce.evaluation.records import (
     SentenceAttention,
     read_record,
     save_attention,
-    save_comparison,
     save_samples,
     save_scores,
     versions,
@@ -67,7 +65,6 @@ def fill(run: RunFolder, text: str = "") -> None:
     metrics.append({"event": "end", "update": 100, "seconds": 100.0, "reason": "max_updates" + text})
     save_scores(run, "valid" + text, evaluate(HYPOTHESES, REFERENCES), search={"beam": 5})
     save_scores(run, "test", evaluate(REFERENCES, REFERENCES, tokenize="none"))
-    save_comparison(run, "test", "other" + text, paired_bootstrap(HYPOTHESES, REFERENCES, REFERENCES, n_samples=20))
     save_samples(run, "valid" + text, [Sample("a dog" + text, "ein Hund" + text, "eine Katze" + text)] * 14, update=90)
     heat = HeatMap("cross" + text, ("x" + text, "y"), ("u", "v" + text), np.full((2, 2, 2, 2), 0.5, np.float32))
     save_attention(run, [SentenceAttention("look here" + text, "sieh her" + text, (heat,))])
@@ -129,7 +126,6 @@ def test_the_report_shows_what_the_files_tell(run: RunFolder) -> None:
         scores.ter.signature,
         "tok:none",
         "beam 5",
-        "test: against other",
         "look here",
         "empty: 3",
         "train.en:7",
@@ -194,15 +190,19 @@ def test_a_damaged_file_is_named(run: RunFolder) -> None:
         write_report(run)
 
 
+def test_a_finished_run_without_scores_says_so(run: RunFolder) -> None:
+    MetricsFile(run.path / "metrics.jsonl").append({"event": "end", "update": 4, "seconds": 1.0})
+    record = read_record(run)
+    for text in (card(record), Elements(report_html(record)).text):
+        assert "Nothing was translated and scored" in text
+
+
 def test_scores_of_one_set_are_replaced_not_repeated(run: RunFolder) -> None:
     save_scores(run, "test", evaluate(HYPOTHESES, REFERENCES))
     save_scores(run, "valid", evaluate(HYPOTHESES, REFERENCES))
     save_scores(run, "test", evaluate(REFERENCES, REFERENCES))
     found = {s.name: s.scores for s in read_record(run).scores}
     assert found == {"valid": evaluate(HYPOTHESES, REFERENCES), "test": evaluate(REFERENCES, REFERENCES)}
-    for other in ("one", "two", "one"):
-        save_comparison(run, "test", other, paired_bootstrap(HYPOTHESES, REFERENCES, REFERENCES, n_samples=5))
-    assert [c["other"] for c in read_record(run).comparisons] == ["two", "one"]
 
 
 def test_what_is_saved_is_read_back(run: RunFolder) -> None:

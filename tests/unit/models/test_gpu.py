@@ -81,7 +81,8 @@ def test_a_resumed_updater_goes_on(optimizer: str, precision: str) -> None:
     def fresh() -> Updater:
         torch.manual_seed(1)
         model = build_model(settings(dropout=0.3), n_src=VOCAB, n_tgt=VOCAB).to(GPU)
-        return Updater(model, TrainingSettings(optimizer=optimizer), device=GPU, precision=precision)
+        training = TrainingSettings(optimizer=optimizer, lr=5e-3, matrix_lr=1e-2)
+        return Updater(model, training, device=GPU, precision=precision)
 
     updater = fresh()
     for batch in batches[:3]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.cases import SINGLE, make
+from transduce.choose import PEAK_LR
 from transduce.config import TrainingSettings
 from transduce.training.optim import (
     OPTIMIZERS,
@@ -38,7 +38,7 @@ def copies(params: list[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def settings(**options: Any) -> TrainingSettings:
-    return TrainingSettings(**options)
+    return TrainingSettings(**({"lr": 5e-3, "matrix_lr": 1e-2} | options))
 
 
 # --- Adam -------------------------------------------------------------------------------------------------------------
@@ -226,7 +226,16 @@ def test_learns(name: str) -> None:
     assert error().item() < first * 1e-2
 
 
-def test_unset_means_a_known_one() -> None:
-    builders: list[Callable[..., torch.optim.Optimizer]] = list(OPTIMIZERS.values())
-    model, _ = make()
-    assert type(build_optimizer(model, settings())) in {type(build(model, settings())) for build in builders}
+@pytest.mark.parametrize(
+    "open_",
+    [{}, {"optimizer": "adam"}, {"optimizer": "adamw"}, {"optimizer": "muon", "lr": 0.01}, {"lr": 0.01}],
+    ids=str,
+)
+def test_nothing_is_chosen_here(open_: dict[str, Any]) -> None:
+    """A second table of defaults would be a second truth beside `choose`."""
+    with pytest.raises(AssertionError, match="choose first"):
+        build_optimizer(make()[0], TrainingSettings(**open_))
+
+
+def test_choose_has_a_peak_for_every_optimizer() -> None:
+    assert set(PEAK_LR) == set(OPTIMIZERS)

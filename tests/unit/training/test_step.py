@@ -41,7 +41,8 @@ def cut(pairs: list[Example], sizes: list[int]) -> list[Batch]:
 def make(*, dropout: float = 0.0, precision: str = "float32", **training: Any) -> Updater:
     torch.manual_seed(7)
     model = build_model(settings(dropout=dropout, residual="pre"), n_src=VOCAB, n_tgt=VOCAB)
-    return Updater(model, TrainingSettings(**training), device=CPU, precision=precision)
+    chosen = {"optimizer": "adam", "lr": 5e-3, "matrix_lr": 1e-2}
+    return Updater(model, TrainingSettings(**(chosen | training)), device=CPU, precision=precision)
 
 
 def weights(updater: Updater) -> Tensor:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
 
 
@@ -51,6 +53,29 @@ def test_the_first_signal_asks_and_handlers_come_back() -> None:
         assert request.name == "SIGTERM"
     assert len(said) == 1
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
+def test_a_closed_terminal_asks_too_however_often_it_says_so() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with stop_on_signals(lambda text: None) as request:
+        for _ in range(3):  # from the kernel, from the shell
+            os.kill(os.getpid(), signal.SIGHUP)
+            signal.getsignal(signal.SIGHUP)
+        assert request.name == "SIGHUP"
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
+def test_under_nohup_a_closed_terminal_is_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals(lambda text: None) as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+            signal.getsignal(signal.SIGHUP)
+            assert not request
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:

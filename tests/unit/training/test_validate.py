@@ -9,7 +9,7 @@ from torch import nn
 from toys import CPU, pairs, settings
 from transduce.models.build import build_model
 from transduce.training.feed import Feeder
-from transduce.training.validate import Validator
+from transduce.training.validate import Validator, judging
 
 
 @pytest.fixture
@@ -70,3 +70,19 @@ def test_a_judge_that_fails_leaves_the_model_in_training(model: nn.Module) -> No
     with pytest.raises(RuntimeError, match="no"):
         Validator(model, held_out().batches, smoothing=0.1, judge=judge)()
     assert model.training
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_on_a_gpu_the_judge_translates_in_the_precision_of_training(device: str) -> None:
+    seen = []
+
+    def judge(judged: nn.Module) -> dict[str, float]:
+        seen.append(torch.is_autocast_enabled(device))
+        return {"bleu": 1.0}
+
+    model = build_model(settings().model, n_src=24, n_tgt=24).to(device)
+    feeder = Feeder(pairs(9, seed=2), settings().training, device=torch.device(device))
+    Validator(model, feeder.batches, smoothing=0.1, judge=judge, precision="bfloat16")()
+    assert seen == [device == "cuda"]
+    assert judging(torch.device("cuda"), "bfloat16") == "bfloat16"
+    assert judging(torch.device("cpu"), "bfloat16") == "float32"

@@ -1,0 +1,60 @@
+"""Memory limits of containers, as the kernel writes them into files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transduce import machine
+
+GIB = 2**30
+NO_LIMIT_V1 = 9223372036854771712
+
+
+def group(path: Path, **files: object) -> Path:
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(f"{content}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("files", "room"),
+    [
+        ({}, None),
+        ({"memory.max": "max", "memory.current": GIB}, None),
+        ({"memory.max": 4 * GIB, "memory.current": GIB}, 3 * GIB),
+        ({"memory.max": 4 * GIB, "memory.current": 5 * GIB}, 0),
+        ({"memory.max": 4 * GIB}, None),
+        (
+            {"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 7\ninactive_file {GIB}\nx 1"},
+            2 * GIB,
+        ),
+        ({"memory/memory.limit_in_bytes": 2 * GIB, "memory/memory.usage_in_bytes": GIB}, GIB),
+        (
+            {
+                "memory/memory.limit_in_bytes": 2 * GIB,
+                "memory/memory.usage_in_bytes": GIB,
+                "memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB // 2}",
+            },
+            GIB + GIB // 2,
+        ),
+    ],
+)
+def test_what_a_control_group_leaves(files: dict[str, object], room: int | None, tmp_path: Path) -> None:
+    assert machine.container_memory(group(tmp_path, **files)) == room
+
+
+def test_no_limit_of_version_1_is_a_very_large_one(tmp_path: Path) -> None:
+    files = {"memory/memory.limit_in_bytes": NO_LIMIT_V1, "memory/memory.usage_in_bytes": GIB}
+    room = machine.container_memory(group(tmp_path, **files))
+    assert room is not None and room > 2**60
+
+
+def test_the_smaller_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = machine.this_machine("cpu").memory
+    monkeypatch.setattr(machine, "container_memory", lambda path: free // 16)
+    assert machine.this_machine("cpu").memory == free // 16
+    monkeypatch.setattr(machine, "container_memory", lambda path: 2**62)
+    assert machine.this_machine("cpu").memory < 2**60
