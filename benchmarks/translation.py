@@ -110,8 +110,9 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     def run() -> list[str]:
         out = [""] * len(ids)
         batches = [order[start : start + batch] for start in range(0, len(order), batch)]
-        with workers(torch.device("cpu")) as crew:  # as Translator does
-            for rows, found in zip(batches, crew.map(search, batches), strict=True):
+        with workers(torch.device("cpu")) as crew:  # as Translator does; with batches of one: how long one waits
+            every = map(search, batches) if batch == 1 else crew.map(search, batches)
+            for rows, found in zip(batches, every, strict=True):
                 for i, hypotheses in zip(rows, found, strict=True):
                     out[i] = sp.decode([names[j - 2] if j > 3 else names[1] for j in hypotheses[0].ids])
         return out

@@ -30,6 +30,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "warmup_updates": 50,
         "valid_updates": 200,
         "valid_bleu_sentences": 100,
+        "stop_by": "loss",  # BLEU of 100 sentences is near 100 early, and then mostly chance
     },
     "decoding": {"beam": 2, "max_length": 64},
 }
