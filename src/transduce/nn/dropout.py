@@ -24,6 +24,11 @@ def keep_factors(like: Tensor, p: float) -> Tensor:
     return bits.bitwise_and_(scale.view(torch.int16)).view(torch.bfloat16).view(like.shape)
 
 
+def _of_torch(x: Tensor) -> bool:
+    """Whether torch's own dropout is the faster: on a GPU, and in torch.compile, which fuses it."""
+    return x.device.type != "cpu" or torch.compiler.is_compiling()
+
+
 class Dropout(nn.Module):
     """Sets elements to zero with probability `p` in training and scales the rest by 1 / (1 - p); identity in eval."""
 
@@ -35,13 +40,13 @@ class Dropout(nn.Module):
         """Dropped-out `x` of the same shape."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu":
+        if _of_torch(x):
             return nn.functional.dropout(x, self.p)
         return x * keep_factors(x, self.p).to(x.dtype)
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
         """`x + dropout(update)` in one pass, of x's type: how a residual connection uses it."""
-        if not self.training or self.p == 0 or x.device.type != "cpu":
+        if not self.training or self.p == 0 or _of_torch(x):
             return x + self(update)
         return torch.addcmul(x, update.to(x.dtype), keep_factors(update, self.p).to(x.dtype))
 
