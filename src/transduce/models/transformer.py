@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -34,7 +35,8 @@ class _Parts:
         }
 
     def norm(self) -> nn.Module:
-        return NORMS[self.settings.norm](self.settings.d_model, self.settings.bias)
+        s = self.settings
+        return NORMS[s.norm](s.d_model, s.bias, s.norm_eps)
 
     def residual(self) -> PostNorm:
         return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)
@@ -47,7 +49,8 @@ class _Parts:
         positions = POSITIONS[s.positions](
             d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions
         )
-        return TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout)
+        scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
+        return TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm)
 
     def feed_forward(self, *, causal: bool) -> FeedForward:
         s = self.settings
@@ -97,6 +100,7 @@ class Transformer(nn.Module):
             nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
         else:
             self.output_embedding = self.tgt_embedding.table
+        self.output_bias = nn.Parameter(torch.zeros(n_tgt)) if settings.output_bias else None
 
     @property
     def output_weight(self) -> Float[Tensor, "V D"]:
@@ -152,4 +156,4 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalised log-probabilities of the next token."""
-        return linear(hidden, self.output_weight)
+        return linear(hidden, self.output_weight, self.output_bias)
