@@ -62,7 +62,9 @@ class DataSettings(Section):
 class TokenizerSettings(Section):
     """SentencePiece, trained in the same command and stored in the run folder."""
 
-    kind: Literal["unigram", "bpe", "char"] = Field("unigram", description="SentencePiece model type.")
+    kind: Literal["unigram", "bpe", "char", "marian"] = Field(
+        "unigram", description="SentencePiece model type; marian: imported, not trained."
+    )
     vocab_size: int | None = Field(None, ge=8, description="Pieces, special ones included; default: from the data.")
     joint: bool = Field(True, description="One vocabulary for both sides (needed to tie all embeddings) or one each.")
     sampling: float = Field(0.0, ge=0, le=1, description="Subword regularisation: share of sentences or merges.")
