@@ -5,15 +5,14 @@ A command has as many parameters as it has options, which is more than the eight
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
+
+from transduce import cli_exchange
+from transduce.output import print_lines
 
 app = typer.Typer(
     add_completion=False,
@@ -93,7 +92,7 @@ def demo(
     from transduce.log import Log
     from transduce.showcase import demo as run_demo
 
-    _print(run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet)))
+    print_lines(run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet)))
 
 
 @app.command()
@@ -212,7 +211,7 @@ def translate(
     )
     style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
     lines = use.translate(run, files or [use.STDIN], search=search, style=style, device=device, log=Log())
-    use.write_lines(output, lines) if output else _print(lines)
+    use.write_lines(output, lines) if output else print_lines(lines)
 
 
 @app.command()
@@ -260,7 +259,7 @@ def evaluate(
         device=device,
         as_json=json,
     )
-    _print(lines)
+    print_lines(lines)
 
 
 @app.command()
@@ -279,7 +278,7 @@ def score(
     """
     from transduce import use
 
-    _print(use.score(run, (src, tgt), device=device, as_json=json))
+    print_lines(use.score(run, (src, tgt), device=device, as_json=json))
 
 
 @app.command()
@@ -303,16 +302,8 @@ def inspect(
     """
     from transduce.showcase import inspect as run_inspect
 
-    _print([run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device)])
+    print_lines([run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device)])
 
 
-def _print(lines: Iterable[str]) -> None:
-    """Print to stdout; a reader (head, less) that has seen enough ends the command, quietly."""
-    try:
-        for line in lines:
-            print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # or Python would try to flush once more, and complain
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit from None
+app.command("import")(cli_exchange.import_model)
+app.command("export")(cli_exchange.export_model)

@@ -62,7 +62,9 @@ class DataSettings(Section):
 class TokenizerSettings(Section):
     """SentencePiece, trained in the same command and stored in the run folder."""
 
-    kind: Literal["unigram", "bpe", "char"] = Field("unigram", description="SentencePiece model type.")
+    kind: Literal["unigram", "bpe", "char", "marian"] = Field(
+        "unigram", description="SentencePiece model type; marian: imported, not trained."
+    )
     vocab_size: int | None = Field(None, ge=8, description="Pieces, special ones included; default: from the data.")
     joint: bool = Field(True, description="One vocabulary for both sides (needed to tie all embeddings) or one each.")
     sampling: float = Field(0.0, ge=0, le=1, description="Subword regularisation: share of sentences or merges.")
@@ -86,13 +88,17 @@ class ModelSettings(Section):
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout inside the feed-forward.")
     residual: str = Field("post", description="Norm after the residual (post, paper) or before the sub-layer (pre).")
     norm: str = Field("layer", description="layer or rms: NORMS.")
-    positions: str = Field("sinusoidal", description="sinusoidal, learned, rotary or none: POSITIONS.")
+    norm_eps: float | None = Field(None, gt=0, description="Added to the variance; default: 1e-5 (layer), 1e-6 (rms).")
+    embedding_norm: bool = Field(False, description="A norm on embeddings and positions together (BART, BERT).")
+    scale_embeddings: bool = Field(True, description="Embeddings times sqrt(d_model) (paper 3.4).")
+    positions: str = Field("sinusoidal", description="A name in POSITIONS: sinusoidal, learned, rotary, none, ...")
     feed_forward: str = Field("plain", description="plain, gated or conv: FEED_FORWARDS.")
-    activation: str = Field("relu", description="relu, gelu or silu: ACTIVATIONS.")
+    activation: str = Field("relu", description="relu, gelu, gelu_tanh or silu: ACTIVATIONS.")
     kernel_size: int = Field(1, ge=1, description="Kernel of the conv feed-forward; 1 equals the plain one.")
     projection: str = Field("full", description="full, or shared: one d_head x d_head weight for all heads.")
     tie: Tie = Field("three_way", description="Embeddings that are one: source, target and output; the last two; none.")
     bias: bool = Field(True, description="Biases in linear layers and norms.")
+    output_bias: bool = Field(False, description="A bias on the logits, one number a piece of the target vocabulary.")
     max_positions: int = Field(1024, ge=1, description="Longest sequence that the learned positions hold.")
 
 

@@ -23,11 +23,13 @@ def options_of(s: ModelSettings) -> Options:
         n_decoder_layers=s.n_decoder_layers,
         residual=s.residual,
         norm=s.norm,
-        norm_epsilon=EPSILON[s.norm],
+        norm_epsilon=s.norm_eps or EPSILON[s.norm],
         positions=s.positions,
         feed_forward=s.feed_forward,
         activation=s.activation,
         projection=s.projection,
+        scale_embeddings=s.scale_embeddings,
+        embedding_norm=s.embedding_norm,
     )
 
 
@@ -49,9 +51,12 @@ def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Ar
         "tgt_embedding": known["tgt_embedding.table.weight"],
     }
     weights["output"] = known["output_embedding.weight"]
+    if s.output_bias:
+        weights["output_bias"] = known["output_bias"]
     for side in ("src", "tgt"):
         if s.positions == "learned":
             weights[f"{side}_positions"] = known[f"{side}_embedding.positions.embedding.weight"]
+        _copy(known, f"{side}_embedding.norm", weights, f"{side}_norm")
     for stack, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
         _copy(known, f"{stack}.norm", weights, f"{stack}.norm")
         for n in range(n_layers):

@@ -45,6 +45,13 @@ SINGLE: dict[str, dict[str, Any]] = {
     "tied two ways": {"tie": "two_way"},
     "untied": {"tie": "none"},
     "no bias": {"bias": False},
+    "sines, then cosines": {"positions": "sinusoidal_halves"},
+    "sines, then cosines, odd": {"positions": "sinusoidal_halves", "d_model": 9, "n_heads": 3},
+    "gelu by tanh": {"activation": "gelu_tanh"},
+    "output bias": {"output_bias": True},
+    "unscaled embeddings": {"scale_embeddings": False},
+    "norm of embeddings": {"embedding_norm": True},
+    "wide epsilon": {"norm_eps": 1e-2},
     "deep encoder": {"n_encoder_layers": 3, "n_decoder_layers": 1},
     "deep decoder": {"n_encoder_layers": 1, "n_decoder_layers": 3},
     "no encoder blocks": {"n_encoder_layers": 0},
@@ -54,8 +61,8 @@ SINGLE: dict[str, dict[str, Any]] = {
 CHOICES: dict[str, Sequence[Any]] = {
     "residual": ["post", "pre"],
     "norm": ["layer", "rms"],
-    "positions": ["sinusoidal", "learned", "rotary", "none"],
-    "activation": ["relu", "gelu", "silu"],
+    "positions": ["sinusoidal", "learned", "rotary", "none", "sinusoidal_halves"],
+    "activation": ["relu", "gelu", "silu", "gelu_tanh"],
     "feed_forward": ["plain", "gated", "conv"],
     "kernel_size": [1, 2, 3, 4],
     "projection": ["full", "shared"],
@@ -67,6 +74,10 @@ CHOICES: dict[str, Sequence[Any]] = {
     "n_decoder_layers": [1, 2],
     "d_model": [8, 16],
     "d_ff": [1, 24],
+    "output_bias": [True, False],
+    "scale_embeddings": [True, False],
+    "embedding_norm": [True, False],
+    "norm_eps": [None, 1e-3],
 }
 
 

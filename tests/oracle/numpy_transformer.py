@@ -11,6 +11,8 @@ Weights are a flat mapping. `encoder.0.self.query.weight` is `[out, in]` as in `
     {encoder,decoder}.N.feed_forward.{inner,gate,outer}.{weight,bias}     a convolution's weight: [out, in, kernel]
     {encoder,decoder}.N.{self_norm,cross_norm,feed_forward_norm}.{weight,bias}
     {encoder,decoder}.norm.{weight,bias}        pre-norm only
+    {src,tgt}_norm.{weight,bias}                where embeddings are normalised
+    output_bias                                 [V], where there is one
 
 Numbers in brackets are sections of Vaswani et al. 2017, *Attention Is All You Need*.
 """
@@ -44,6 +46,8 @@ class Options:
     feed_forward: str = "plain"
     activation: str = "relu"
     projection: str = "full"
+    scale_embeddings: bool = True
+    embedding_norm: bool = False
 
 
 # --- the functions of the equations ----------------------------------------------------------------------------------
@@ -71,12 +75,17 @@ def gelu(x: Array) -> Array:
     return x * 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
 
 
+def gelu_tanh(x: Array) -> Array:
+    """GELU's approximation by a tanh (Hendrycks and Gimpel 2016)."""
+    return x * 0.5 * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def silu(x: Array) -> Array:
     """x / (1 + exp(-x)) (Elfwing et al. 2017), written so that no power overflows."""
     return x * 0.5 * (1.0 + np.tanh(x / 2.0))
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "silu": silu}
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | float, epsilon: float) -> Array:
@@ -214,12 +223,15 @@ def embed(ids: NDArray[np.int64], weights: Weights, side: str, options: Options,
     `first` is the position of the first token: not 0 where padding stands before it.
     """
     table = weights[f"{side}_embedding"]
-    x = table[ids] * math.sqrt(table.shape[1])
+    x = table[ids] * (math.sqrt(table.shape[1]) if options.scale_embeddings else 1.0)
     if options.positions == "sinusoidal":
         x = x + sinusoid(first + len(ids), table.shape[1])[first:]
+    if options.positions == "sinusoidal_halves":
+        known = sinusoid(first + len(ids), table.shape[1])[first:]
+        x = x + np.concatenate([known[:, 0::2], known[:, 1::2]], axis=1)
     if options.positions == "learned":
         x = x + weights[f"{side}_positions"][first : first + len(ids)]
-    return x
+    return normalise(x, weights, f"{side}_norm", options) if options.embedding_norm else x
 
 
 def sublayer(x: Array, weights: Weights, name: str, options: Options, function: Callable[[Array], Array]) -> Array:
@@ -273,7 +285,8 @@ def transformer(
     src: NDArray[np.int64], tgt: NDArray[np.int64], weights: Weights, options: Options, first: int = 0
 ) -> Array:
     """Logits `[T, V]` of one pair without padding: `src [S]`, `tgt [T]` (the decoder's input)."""
-    return decode(tgt, encode(src, weights, options, first), weights, options) @ weights["output"].T
+    hidden = decode(tgt, encode(src, weights, options, first), weights, options)
+    return hidden @ weights["output"].T + weights.get("output_bias", np.float64(0))
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------

@@ -23,8 +23,13 @@ def to_torch(x: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [("relu", functional.relu), ("gelu", functional.gelu), ("silu", functional.silu)],
-    ids=["relu", "gelu", "silu"],
+    [
+        ("relu", functional.relu),
+        ("gelu", functional.gelu),
+        ("gelu_tanh", lambda x: functional.gelu(x, approximate="tanh")),
+        ("silu", functional.silu),
+    ],
+    ids=["relu", "gelu", "gelu_tanh", "silu"],
 )
 def test_activations(ours: str, theirs) -> None:
     x = np.concatenate([rand(100) * 3, [0.0, -800.0, 800.0]])

@@ -15,13 +15,26 @@ FILES = sorted(SRC.rglob("*.py"))
 # The design's levels. What a folder holds is on one level, and within a level a file imports only what stands before it
 # here, or (folders of one level) files of its own folder.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "files", "log", "lock"),
+    ("errors", "config", "files", "log", "lock", "output"),
     ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
     ("manifest", "checkpoint"),
     ("training", "decoding"),
-    ("evaluation", "interop", "inspection", "serving"),
-    ("machine", "choose", "request", "prepare", "finish", "run", "use", "showcase", "cli", "__main__"),
+    ("evaluation", "interchange", "inspection", "serving"),
+    (
+        "machine",
+        "choose",
+        "request",
+        "prepare",
+        "finish",
+        "run",
+        "use",
+        "showcase",
+        "exchange",
+        "cli_exchange",
+        "cli",
+        "__main__",
+    ),
 )
 
 
@@ -110,9 +123,16 @@ def test_nothing_is_ever_unpickled() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        if path == SRC / "interchange" / "folder.py":  # files of others: by the reader that makes nothing but tensors
+            assert "from pickle import UnpicklingError\n" in path.read_text(encoding="utf-8")
+            modules -= {"pickle"}
         assert not modules & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}, path
-        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        assert "torch.load" not in calls and "torch.save" not in calls, path
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            assert name != "torch.save", path
+            if name == "torch.load":
+                assert path == SRC / "interchange" / "folder.py", path
+                assert "weights_only=True" in map(ast.unparse, call.keywords), path
 
 
 @pytest.mark.parametrize("statement", ["import transduce", "from transduce import cli, config, log, request, choose"])

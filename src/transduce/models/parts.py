@@ -35,7 +35,8 @@ class Parts:
         positions = POSITIONS[s.positions](
             d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions
         )
-        return TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout)
+        scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
+        return TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm)
 
     def encoder(self) -> Encoder:
         """The encoder's stack."""
@@ -64,7 +65,8 @@ class Parts:
 
     def norm(self) -> nn.Module:
         """A norm over the residual stream."""
-        return NORMS[self.settings.norm](self.settings.d_model, self.settings.bias)
+        s = self.settings
+        return NORMS[s.norm](s.d_model, s.bias, s.norm_eps)
 
     def _residual(self) -> PostNorm:
         return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)

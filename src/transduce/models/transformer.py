@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,6 +38,7 @@ class Transformer(nn.Module):
             nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
         else:
             self.output_embedding = self.tgt_embedding.table
+        self.output_bias = nn.Parameter(torch.zeros(n_tgt)) if settings.output_bias else None
 
     @property
     def output_weight(self) -> Float[Tensor, "V D"]:
@@ -76,4 +78,4 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalised log-probabilities of the next token."""
-        return linear(hidden, self.output_weight)
+        return linear(hidden, self.output_weight, self.output_bias)

@@ -13,8 +13,8 @@ from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
 
 NORMS: dict[str, Callable[..., nn.Module]] = {
-    "layer": lambda d_model, bias: nn.LayerNorm(d_model, bias=bias),
-    "rms": lambda d_model, bias: nn.RMSNorm(d_model, eps=1e-6),
+    "layer": lambda d_model, bias, eps=None: nn.LayerNorm(d_model, eps=eps or 1e-5, bias=bias),
+    "rms": lambda d_model, bias, eps=None: nn.RMSNorm(d_model, eps=eps or 1e-6),
 }
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -16,6 +16,11 @@ def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.
     even = torch.arange(0, d_model, 2, dtype=torch.float64, device=device)
     angle = position[:, None] * torch.exp(even * (-math.log(10000.0) / d_model))
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model].float()
+
+
+def halves(d_model: int) -> Int[Tensor, " D"]:
+    """The columns of `sinusoids` in the order of `sinusoidal_halves`: those of the sines, then those of the cosines."""
+    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
 
 
 def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
@@ -58,15 +63,30 @@ class SinusoidalPositions(NoPositions):
 
     def __init__(self, *, d_model: int, d_head: int, max_positions: int) -> None:
         super().__init__(d_model=d_model, d_head=d_head, max_positions=max_positions)
-        self.register_buffer("table", sinusoids(max_positions, d_model), persistent=False)
+        self.register_buffer("table", self._rows(max_positions), persistent=False)
         self.table: Tensor
+
+    def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+        """The vectors of positions offset .. offset + n, [n, D]."""
+        return sinusoids(n, self.d_model, offset=offset, device=device)
 
     def add(self, x: Tensor, offset: int) -> Tensor:
         """x plus the sinusoids of its positions."""
         end = offset + x.shape[1]
         known = end <= self.max_positions
-        rows = self.table[offset:end] if known else sinusoids(x.shape[1], self.d_model, offset=offset, device=x.device)
+        rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
         return x + rows.to(x.dtype)
+
+
+class HalvedSinusoidalPositions(SinusoidalPositions):
+    """The same sinusoids, all sines in the first half of the columns and all cosines in the second, as Marian has them.
+
+    A model with these is one with the paper's whose residual stream has its columns in another order.
+    """
+
+    def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
+        pairs = super()._rows(n, offset=offset, device=device)
+        return pairs[:, halves(self.d_model).to(pairs.device)]
 
 
 class LearnedPositions(NoPositions):
@@ -96,6 +116,7 @@ class RotaryPositions(NoPositions):
 
 POSITIONS: dict[str, type[NoPositions]] = {
     "sinusoidal": SinusoidalPositions,
+    "sinusoidal_halves": HalvedSinusoidalPositions,
     "learned": LearnedPositions,
     "rotary": RotaryPositions,
     "none": NoPositions,

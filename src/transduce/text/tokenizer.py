@@ -6,9 +6,6 @@ the vocabulary lacks become `UNK`; no bytes stand in for them. `training.py` bes
 
 from __future__ import annotations
 
-import random
-import re
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +15,11 @@ import sentencepiece
 
 from transduce.errors import RunFolderError
 from transduce.files import write_aside
+from transduce.text.pieces import PieceTokenizer
+from transduce.text.sampling import kind_of, resegmented
+from transduce.text.special import BOS, EOS, PAD, UNK, Vocabulary, characters
 
-PAD, UNK, BOS, EOS = 0, 1, 2, 3
-
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
 _MANY = 1000  # texts from which on the library's threads pay
-_SMOOTHING = 0.2  # alpha of sampling from all segmentations of a sentence (Kudo 2018, section 3.2)
-_SAMPLING = threading.Lock()  # the library has one random state for all
 
 
 class Tokenizer:
@@ -50,12 +45,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special ones but `UNK`."""
-        return self._sp.encode(_characters(text), num_threads=1)
+        return self._sp.encode(characters(text), num_threads=1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts; the same as `encode` of each, and faster."""
         threads = -1 if len(texts) >= _MANY else 1
-        return self._sp.encode([_characters(text) for text in texts], num_threads=threads)
+        return self._sp.encode([characters(text) for text in texts], num_threads=threads)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
@@ -63,7 +58,7 @@ class Tokenizer:
 
     def normalize(self, text: str) -> str:
         """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
-        return self._sp.normalize(_characters(text)).replace("\u2581", " ").strip(" ")
+        return self._sp.normalize(characters(text)).replace("\u2581", " ").strip(" ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces that ids stand for, special ones too; U+2581 marks the beginning of a word."""
@@ -71,7 +66,7 @@ class Tokenizer:
 
     def unknown(self, text: str) -> list[str]:
         """The parts of a text that the vocabulary lacks, in order, each once."""
-        ids, parts = self.encode(text), self._sp.encode(_characters(text), out_type=str, num_threads=1)
+        ids, parts = self.encode(text), self._sp.encode(characters(text), out_type=str, num_threads=1)
         return list(dict.fromkeys(part for i, part in zip(ids, parts, strict=True) if i == UNK))
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
@@ -80,37 +75,18 @@ class Tokenizer:
         `amount` is, for a unigram vocabulary, the share of texts that are segmented at random (Kudo 2018), for BPE the
         share of merges dropped in every text (Provilkov et al. 2020). Characters have one segmentation only.
         """
-        if amount <= 0 or self._kind == "char" or not texts:
-            return self.encode_batch(texts)
-        share, alpha = (amount, _SMOOTHING) if self._kind == "unigram" else (1.0, amount)
-        draw = random.Random(seed)
-        chosen = [i for i in range(len(texts)) if draw.random() < share]
-        sampled = self._draw([_characters(texts[i]) for i in chosen], alpha, draw.getrandbits(31))
-        if len(chosen) == len(texts):
-            return sampled
+        texts = [characters(text) for text in texts]
+        drawn = resegmented(self._sp, texts, kind=self._kind, amount=amount, seed=seed)
+        if len(drawn) == len(texts):
+            return list(drawn.values())
         ids = self.encode_batch(texts)
-        for i, other in zip(chosen, sampled, strict=True):
+        for i, other in drawn.items():
             ids[i] = other
         return ids
 
-    def _draw(self, texts: list[str], alpha: float, seed: int) -> list[list[int]]:
-        with _SAMPLING:  # one thread: with more, which of them draws for which text is not determined
-            sentencepiece.set_random_generator_seed(seed)
-            return self._sp.encode(texts, enable_sampling=True, nbest_size=-1, alpha=alpha, num_threads=1)
-
     @cached_property
     def _kind(self) -> str:
-        """unigram, bpe or char, told by what the model can do: the library does not say."""
-        try:
-            self._sp.nbest_encode("a", nbest_size=2)
-            return "unigram"
-        except RuntimeError:
-            pass
-        try:
-            self._draw(["a"], 0.1, 0)
-            return "bpe"
-        except RuntimeError:
-            return "char"
+        return kind_of(self._sp)
 
     def save(self, path: Path) -> None:
         """Write the model file (aside, then renamed)."""
@@ -134,8 +110,8 @@ class Tokenizer:
 class Tokenizers:
     """The vocabularies of both sides; one object twice where they share one."""
 
-    src: Tokenizer
-    tgt: Tokenizer
+    src: Vocabulary
+    tgt: Vocabulary
 
     @property
     def joint(self) -> bool:
@@ -158,28 +134,32 @@ class Tokenizers:
         return tuple(dict.fromkeys(self.src.notes + self.tgt.notes))
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`; the other kind is removed."""
+        """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`; the other kind is removed.
+
+        A kind of tokenizer that needs more keeps it beside its model, as `tokenizer.src.json`.
+        """
         joint, src, tgt = _files(folder)
         wanted = {joint: self.src} if self.joint else {src: self.src, tgt: self.tgt}
         for path, tokenizer in wanted.items():
             tokenizer.save(path)
         for path in {joint, src, tgt} - wanted.keys():
             path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizers:
         """Read what `save` wrote; a `RunFolderError` names a file that is missing or damaged."""
         joint, src, tgt = _files(folder)
         if not joint.exists() and (src.exists() or tgt.exists()):
-            return cls(Tokenizer.load(src), Tokenizer.load(tgt))
-        both = Tokenizer.load(joint)
+            return cls(_load(src), _load(tgt))
+        both = _load(joint)
         return cls(both, both)
+
+
+def _load(path: Path) -> Vocabulary:
+    """The tokenizer at `path`, of the kind that keeps a list beside its model where there is one."""
+    return (PieceTokenizer if path.with_suffix(".json").exists() else Tokenizer).load(path)
 
 
 def _files(folder: Path) -> tuple[Path, Path, Path]:
     return tuple(Path(folder) / name for name in ("tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"))  # type: ignore[return-value]
-
-
-def _characters(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 cannot hold, replaced by U+FFFD. Text that was read has none."""
-    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)

@@ -36,6 +36,8 @@ def train_tokenizer(
         raise SettingsError(
             f"tokenizer.normalization = '{settings.normalization}'{hint}; known: {', '.join(NORMALIZATIONS)}"
         )
+    if settings.kind == "marian":
+        raise SettingsError("tokenizer.kind = 'marian' comes with an imported model; to train: unigram, bpe or char")
     sample = sample_of(lines, sample_lines, seed=seed)
     written = io.BytesIO()
     try:

@@ -19,7 +19,8 @@ from transduce.data.batching import plan, split
 from transduce.data.objectives import Example
 from transduce.data.store import TokenStore
 from transduce.errors import DataError
-from transduce.text.tokenizer import UNK, Tokenizer, Tokenizers
+from transduce.text.special import UNK, Vocabulary
+from transduce.text.tokenizer import Tokenizers
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class SubwordSampling:
         tgt = self._side(self.tokenizers.tgt, [np.asarray(e.tgt).tolist() for e in examples], tgt_seed)
         return [Example(src=s, tgt=t) for s, t in zip(src, tgt, strict=True)]
 
-    def _side(self, tokenizer: Tokenizer, stored: Sequence[list[int]], seed: int) -> list[list[int]]:
+    def _side(self, tokenizer: Vocabulary, stored: Sequence[list[int]], seed: int) -> list[list[int]]:
         sampled = tokenizer.sample([tokenizer.decode(ids) for ids in stored], amount=self.amount, seed=seed)
         return [
             new if new and len(new) < self.max_length and UNK not in old else old

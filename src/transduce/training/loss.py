@@ -30,7 +30,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, counted, smoothing, dtype, wanted):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, weight, bias, targets, counted, smoothing, dtype, wanted):  # type: ignore[no-untyped-def]
         n, vocab = hidden.shape[0], weight.shape[0]
         h, w = hidden.to(dtype), weight.to(dtype)
         held = _CHUNK_ELEMENTS_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
@@ -38,18 +38,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
         nll, mean_log_p = torch.zeros(2, dtype=torch.float32, device=hidden.device).unbind()
         grad_h = torch.empty_like(hidden, dtype=torch.float32) if wanted else None
         grad_w = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+        grad_b = torch.zeros_like(bias, dtype=torch.float32) if wanted and bias is not None else None
         w_sum = weight.float().sum(0)
+        b_sum = 0.0 if bias is None else bias.float().sum()
         for start in range(0, n, rows):
             cut = slice(start, start + rows)
             gold, c = targets[cut, None], counted[cut, None]
             logits = h[cut] @ w.t()  # [rows, V]
+            if bias is not None:
+                logits += bias.to(dtype)
             p = torch.softmax(logits, -1, dtype=torch.float32)
             log_z = _log_normalizer(logits, p, gold)
             nll += ((log_z - logits.gather(1, gold).float()) * c).sum()
             if smoothing:
-                mean_log_p += (((h[cut].float() @ w_sum)[:, None] / vocab - log_z) * c).sum()
+                mean_log_p += (((h[cut].float() @ w_sum + b_sum)[:, None] / vocab - log_z) * c).sum()
             if grad_h is not None and grad_w is not None:
                 p.scatter_add_(1, gold, p.new_full((1, 1), smoothing - 1).expand_as(gold))
+                if grad_b is not None:
+                    grad_b += counted[cut] @ p
                 p = p.to(dtype)
                 grad_h[cut] = p @ w
                 grad_w += p.t() @ (h[cut] * c.to(dtype))
@@ -58,14 +64,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_h -= w_sum * (smoothing / vocab)
                 grad_w -= (counted @ h.float()) * (smoothing / vocab)
             grad_h *= counted[:, None]
-        ctx.save_for_backward(grad_h, grad_w)
+        if grad_b is not None and smoothing:
+            grad_b -= counted.sum() * (smoothing / vocab)
+        ctx.save_for_backward(grad_h, grad_w, grad_b)
         ctx.mark_non_differentiable(nll)
         return (1 - smoothing) * nll - smoothing * mean_log_p, nll
 
     @staticmethod
     def backward(ctx, grad_loss, _grad_nll):  # type: ignore[no-untyped-def]
-        grad_h, grad_w = ctx.saved_tensors
-        return grad_h * grad_loss, grad_w * grad_loss, None, None, None, None, None
+        grad_h, grad_w, grad_b = ctx.saved_tensors
+        grad_b = None if grad_b is None else grad_b * grad_loss
+        return grad_h * grad_loss, grad_w * grad_loss, grad_b, None, None, None, None, None
 
 
 def label_smoothed_loss(
@@ -73,13 +82,15 @@ def label_smoothed_loss(
     weight: Float[Tensor, "V D"],
     targets: Int[Tensor, "B T"],
     *,
+    bias: Float[Tensor, " V"] | None = None,
     smoothing: float = 0.1,
     pad: int = 0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Int[Tensor, ""]]:
     """(sum of smoothed losses, sum of -log p(gold), number of targets), in nats, padding left out (paper 5.4).
 
     The target distribution is (1 - smoothing) on the gold token plus smoothing / V on every token of the vocabulary.
-    Only the first sum carries a gradient. Products are of the autocast type where one is on.
+    `bias` is added to the logits. Only the first sum carries a gradient. Products are of the autocast type where one
+    is on.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -89,6 +100,6 @@ def label_smoothed_loss(
         rows, gold = rows.index_select(0, kept), gold.index_select(0, kept)
     counted = (gold != pad).float()
     with torch.autocast(device, enabled=False):
-        wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-        loss, nll = _LinearCrossEntropy.apply(rows, weight, gold, counted, smoothing, dtype, wanted)
+        wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+        loss, nll = _LinearCrossEntropy.apply(rows, weight, bias, gold, counted, smoothing, dtype, wanted)
     return loss, nll, counted.sum().long()

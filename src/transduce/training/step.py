@@ -87,9 +87,8 @@ class Updater:
         for batch in batches:
             with autocast(self.device, self.precision):
                 hidden = self.forward(batch.src, batch.tgt_in)
-                loss, nll, _ = label_smoothed_loss(
-                    hidden, self.model.output_weight, batch.tgt_out, smoothing=self.smoothing
-                )
+                weight, bias = self.model.output_weight, self.model.output_bias
+                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.tgt_out, bias=bias, smoothing=self.smoothing)
             (loss / n_targets).backward()
             loss_sum += loss.detach()
             nll_sum += nll

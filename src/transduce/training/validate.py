@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from transduce.data.batch import Batch
 from transduce.training.loss import label_smoothed_loss
@@ -54,14 +55,14 @@ class Validator:
         return scores
 
     def _loss(self) -> dict[str, float]:
-        weight = self.model.output_weight
-        assert isinstance(weight, Tensor)
+        model: Any = self.model
+        weight, bias = model.output_weight, model.output_bias
         sums = torch.zeros(2, dtype=torch.float64, device=weight.device)
         n_targets = 0
         for batch in self.batches():
             with autocast(weight.device, self.precision):
-                hidden = self.model(batch.src, batch.tgt_in)
-                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.tgt_out, smoothing=self.smoothing)
+                hidden = model(batch.src, batch.tgt_in)
+                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.tgt_out, bias=bias, smoothing=self.smoothing)
             sums += torch.stack([loss, nll])
             n_targets += batch.n_targets
         loss_sum, nll_sum = sums.tolist()

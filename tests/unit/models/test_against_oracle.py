@@ -21,7 +21,7 @@ EVERY = SINGLE | MIXED
 SRC_LENGTHS, TGT_LENGTHS = (5, 1, 12, 3), (4, 12, 1, 6)  # one token and the longest, on both sides
 
 # In float64 only the angles of positions are rounded: a table kept in float32, rotations computed in it.
-FLOAT64 = {"sinusoidal": 2e-6, "rotary": 2e-6, "learned": 1e-11, "none": 1e-11}
+FLOAT64 = {"sinusoidal": 2e-6, "sinusoidal_halves": 2e-6, "rotary": 2e-6, "learned": 1e-11, "none": 1e-11}
 FLOAT32 = 2e-5  # of the largest logit; weights of 0.3 and five blocks amplify the rounding of 6e-8
 
 

@@ -128,7 +128,7 @@ def test_counts_of_options() -> None:
     [
         ({"residual": "prenorm"}, "model.residual = 'prenorm'.*pre"),
         ({"positions": "sinusodial"}, "sinusoidal"),
-        ({"activation": "swish"}, "relu, gelu, silu"),
+        ({"activation": "swish"}, "relu, gelu, gelu_tanh, silu"),
         ({"d_model": 30}, "d_model = 30 is not divisible by model.n_heads = 4"),
         ({"n_kv_heads": 3}, "n_heads = 4 is not divisible by model.n_kv_heads = 3"),
         ({"projection": "shared", "n_kv_heads": 2}, "needs n_kv_heads = n_heads"),

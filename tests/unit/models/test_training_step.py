@@ -24,7 +24,8 @@ def problem() -> tuple[Tensor, Tensor, Tensor]:
 
 def mean_loss(model: nn.Module) -> Tensor:
     src, tgt_in, tgt_out = problem()
-    loss, _, count = label_smoothed_loss(model(src, tgt_in), model.output_weight, tgt_out, smoothing=0.1)
+    hidden, weight, bias = model(src, tgt_in), model.output_weight, model.output_bias
+    loss, _, count = label_smoothed_loss(hidden, weight, tgt_out, bias=bias, smoothing=0.1)
     return loss / count
 
 
@@ -67,7 +68,8 @@ def test_bfloat16_products_stay_near_float32(options: dict[str, Any]) -> None:
         src, tgt_in, tgt_out = problem()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             hidden = model(src, tgt_in)
-            loss, _, count = label_smoothed_loss(hidden, model.output_weight, tgt_out, smoothing=0.1)
+            weight, bias = model.output_weight, model.output_bias
+            loss, _, count = label_smoothed_loss(hidden, weight, tgt_out, bias=bias, smoothing=0.1)
         (loss / count).backward()
         gradients = [p.grad for p in model.parameters()]
         assert all(g.dtype == torch.float32 for g in gradients)

@@ -83,7 +83,8 @@ def test_offset_continues_where_a_prefix_ended(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "adds", "rotates"), [("sinusoidal", 1, 0), ("learned", 1, 0), ("rotary", 0, 1), ("none", 0, 0)]
+    ("kind", "adds", "rotates"),
+    [("sinusoidal", 1, 0), ("sinusoidal_halves", 1, 0), ("learned", 1, 0), ("rotary", 0, 1), ("none", 0, 0)],
 )
 def test_each_kind_uses_one_hook_or_none(kind: str, adds: int, rotates: int) -> None:
     positions = make(kind)
@@ -93,4 +94,4 @@ def test_each_kind_uses_one_hook_or_none(kind: str, adds: int, rotates: int) -> 
 
 
 def test_every_kind_is_tested() -> None:
-    assert set(POSITIONS) == {"sinusoidal", "learned", "rotary", "none"}
+    assert set(POSITIONS) == {"sinusoidal", "sinusoidal_halves", "learned", "rotary", "none"}

@@ -64,6 +64,26 @@ def test_value_and_gradients(n_rows: int, n_steps: int, vocab: int, smoothing: f
     assert_near(weight.grad, of_weight)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("rows", [2, 100])
+def test_a_bias_is_one_more_column(rows: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias on the logits is a weight for an input that is always 1; -10,000 takes a token out of the softmax."""
+    hidden, weight, targets = problem()
+    bias = torch.randn(weight.shape[0], generator=torch.Generator().manual_seed(1))
+    bias[0] = -1e4
+    bias.requires_grad_()
+    monkeypatch.setattr(module, "_CHUNK_ELEMENTS", rows * weight.shape[0])
+    loss, nll, _ = label_smoothed_loss(hidden, weight, targets, bias=bias, smoothing=smoothing)
+    loss.backward()
+    wider = torch.cat([hidden, torch.ones_like(hidden[..., :1])], -1)
+    value, nll_value, of_hidden, of_weight = expected(wider, torch.cat([weight, bias[:, None]], 1), targets, smoothing)
+    assert loss.item() == pytest.approx(value, rel=ROUNDING)
+    assert nll.item() == pytest.approx(nll_value, rel=ROUNDING)
+    assert_near(hidden.grad, of_hidden[..., :-1])
+    assert_near(weight.grad, of_weight[:, :-1])
+    assert_near(bias.grad, of_weight[:, -1])
+
+
 def test_the_papers_smoothing_is_the_default() -> None:
     hidden, weight, targets = problem()
     assert label_smoothed_loss(hidden, weight, targets)[0].item() == pytest.approx(

@@ -1,0 +1,99 @@
+"""Models in from other programs, and out to them: `transduce import` and `transduce export`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from transduce.checkpoint import RunFolder
+from transduce.errors import SettingsError, UserError, nearest
+from transduce.evaluation.card import plain
+from transduce.files import write_aside, write_text
+from transduce.interchange.ctranslate2 import export_ctranslate2
+from transduce.interchange.huggingface import export_huggingface
+from transduce.interchange.importing import Imported, import_marian
+from transduce.manifest import fingerprint
+from transduce.models.build import build_model, count_parameters
+from transduce.request import to_toml
+
+IMPORTERS: dict[str, Callable[[Path], Imported]] = {"marian": import_marian}
+EXPORTS = ("huggingface", "ctranslate2")
+
+
+def import_run(kind: str, source: Path, run: Path) -> Iterator[str]:
+    """Make the run folder `run` of another program's model; lines that tell what was made.
+
+    All of it or, when this fails, nothing. Raises `UserError`.
+    """
+    _known(kind, IMPORTERS, "import")
+    _must_be_free(run)
+    found = IMPORTERS[kind](source)
+    settings, tokenizers = found.settings, found.tokenizers
+    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+    model.load_state_dict(found.tensors)  # strict: every name and shape
+    with write_aside(run) as aside:
+        with RunFolder.create(aside, settings, to_toml(settings)) as folder:
+            folder.save_tokenizers(tokenizers)
+            folder.save_model(model.state_dict())
+            write_text(aside / "README.md", _card(found, kind, source))
+        (aside / ".lock").unlink(missing_ok=True)
+    yield f"{run}: {count_parameters(model):,} weights, {tokenizers.n_src:,} and {tokenizers.n_tgt:,} pieces"
+    yield from found.notes
+
+
+def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None) -> Iterator[str]:
+    """Make the folder `out` of a run's model for another program; lines that tell what was checked.
+
+    All of it or, when this or the check fails, nothing. Raises `UserError`, or `TransduceError` where the check fails.
+    """
+    _known(to, EXPORTS, "--to")
+    _must_be_free(out)
+    if quantization is not None and to != "ctranslate2":
+        raise SettingsError(f"--quantization goes with --to ctranslate2, not {to}")
+    folder = RunFolder.open(run)
+    settings, tokenizers, tensors = folder.settings, folder.tokenizers(), folder.load_model()
+    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+    model.load_state_dict(tensors)
+    model.eval()
+    with write_aside(out) as aside:
+        if to == "ctranslate2":
+            told = export_ctranslate2(aside, settings, tokenizers, tensors, model=model, quantization=quantization)
+        else:
+            told = export_huggingface(aside, settings, tokenizers, tensors, model=model)
+    yield f"{out}: {count_parameters(model):,} weights"
+    yield from told
+
+
+def _known(name: str, table: dict[str, Callable[[Path], Imported]] | tuple[str, ...], option: str) -> None:
+    if name not in table:
+        raise SettingsError(f"{option} {name}{nearest(name, table)}; known: {', '.join(table)}")
+
+
+def _must_be_free(path: Path) -> None:
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{path} is there already; name another folder, or remove it")
+
+
+def _card(found: Imported, kind: str, source: Path) -> str:
+    """The model card of an imported run: where it came from, and how it is used."""
+    data = found.settings.data
+    weights = next(path for name in ("model.safetensors", "pytorch_model.bin") if (path := source / name).exists())
+    lines = [
+        f"# {plain(found.settings.name)}",
+        "",
+        f"A translator from `{data.src_lang}` to `{data.tgt_lang}`, imported, not trained here.",
+        "",
+        "## Where it came from",
+        "",
+        f"- `transduce import {kind}` of the folder `{plain(source.absolute().name)}`, as transformers keeps it",
+        f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`",
+        *(f"- {plain(note)}" for note in found.notes),
+        "- its licence, training text and limits: see its own card",
+        "",
+        "## Use",
+        "",
+        "```sh",
+        "transduce translate THIS_FOLDER < in.txt > out.txt",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""The door to other programs: models of theirs in, models of ours out."""

@@ -1,0 +1,63 @@
+"""A folder in the form of the Hugging Face hub: config.json, weights, and whatever its tokenizer needs."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.errors import RunFolderError, UserError
+from transduce.files import read_json
+from transduce.tensors import load_tensors
+
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+
+
+def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; `RunFolderError` where it is missing (unless optional) or damaged."""
+    if optional and not path.exists():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} is damaged: it does not hold a JSON object")
+    return value
+
+
+def check_architecture(folder: Path, config: Mapping[str, Any], supported: Mapping[str, str]) -> None:
+    """Refuse a model of another kind; `supported`: architecture by model_type."""
+    found = str(config.get("model_type"))
+    architecture = (config.get("architectures") or [None])[0]
+    if found in supported and architecture in (supported[found], None):
+        return
+    known = ", ".join(f"{name} (model_type {kind})" for kind, name in supported.items())
+    raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder's weights; `RunFolderError` where the file is missing or damaged.
+
+    A pickled file is read by PyTorch's restricted reader, which makes tensors and runs nothing; one that asks for more
+    is refused.
+    """
+    if (folder / SAFE).exists():
+        return load_tensors(folder / SAFE, sealed=False)
+    path = folder / PICKLED
+    if not path.exists():
+        raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} is there")
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        why = " ".join(str(error).split("WeightsUnpickler error:")[-1].split()[:14])
+        raise UserError(
+            f"{path} is refused: it is a pickle that holds more than tensors, or is damaged ({why})"
+        ) from None
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split()[:14])}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise UserError(f"{path} is refused: it does not hold named tensors")
+    return tensors

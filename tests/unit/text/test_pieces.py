@@ -1,0 +1,95 @@
+"""The tokenizer of two steps: its own list of ids, language codes, files that are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transduce.config import TokenizerSettings
+from transduce.errors import RunFolderError, SettingsError
+from transduce.text.pieces import PieceTokenizer
+from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
+from transduce.text.training import train_tokenizer
+
+LINES = [f"{who} {does} {what} ." for who in ("a man", "ein Hund") for does in ("reads", "läuft") for what in "xyz"]
+OWN = train_tokenizer(LINES, TokenizerSettings(), vocab_size=60, seed=1)
+PIECES = OWN.pieces(range(OWN.vocab_size))
+SHUFFLED = [*PIECES[:4], ">>deu<<", *reversed(PIECES[4:])]
+
+
+@pytest.fixture
+def tokenizer() -> PieceTokenizer:
+    return PieceTokenizer(OWN.model, SHUFFLED)
+
+
+def test_the_same_pieces_under_other_ids(tokenizer: PieceTokenizer) -> None:
+    for line, ids in zip(LINES, tokenizer.encode_batch(LINES), strict=True):
+        assert tokenizer.pieces(ids) == OWN.pieces(OWN.encode(line))
+        assert ids == tokenizer.encode(line) != OWN.encode(line)
+        assert tokenizer.decode(ids) == OWN.normalize(line) == tokenizer.normalize(line)
+    assert tokenizer.vocab_size == len(SHUFFLED)
+    assert tokenizer.pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
+
+
+def test_what_the_list_lacks_is_unknown() -> None:
+    shorter = PieceTokenizer(OWN.model, [piece for piece in SHUFFLED if "a" not in piece])
+    ids = shorter.encode("a man 猫")
+    assert UNK in ids and "猫" in shorter.unknown("a man 猫")
+    assert set(shorter.unknown("a man")) == {piece for piece in OWN.pieces(OWN.encode("a man")) if "a" in piece}
+    assert "⁇" in shorter.decode(ids)
+
+
+def test_special_pieces_in_text_are_text(tokenizer: PieceTokenizer) -> None:
+    for text in ("</s>", "a </s> man", "<pad><s><unk>"):
+        assert not {PAD, BOS, EOS} & set(tokenizer.encode(text))
+
+
+def test_a_language_code_is_one_piece(tokenizer: PieceTokenizer) -> None:
+    assert tokenizer.encode(">>deu<< a man") == [4, *tokenizer.encode(" a man")]
+    assert tokenizer.encode(">>fra<< a man")[0] == UNK
+    assert tokenizer.encode("a >>deu<< man")[0] != 4
+    assert tokenizer.encode("") == []
+
+
+def test_sampling_is_a_function_of_its_arguments(tokenizer: PieceTokenizer) -> None:
+    drawn = [tokenizer.sample(LINES, amount=1.0, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert [tokenizer.decode(ids) for ids in drawn[0]] == LINES
+    assert tokenizer.sample(LINES, amount=0.0, seed=1) == tokenizer.encode_batch(LINES)
+
+
+def test_files_come_back(tmp_path: Path, tokenizer: PieceTokenizer) -> None:
+    pair = Tokenizers(tokenizer, PieceTokenizer(OWN.model, SHUFFLED[:-3]))
+    pair.save(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"tokenizer.{side}.{kind}" for side in ("src", "tgt") for kind in ("json", "model")
+    ]
+    again = Tokenizers.load(tmp_path)
+    assert again.src.encode_batch(LINES) == tokenizer.encode_batch(LINES)
+    assert (again.n_src, again.n_tgt) == (pair.n_src, pair.n_tgt)
+    Tokenizers(OWN, OWN).save(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.model"]
+    assert isinstance(Tokenizers.load(tmp_path).src, Tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t.json", b"{", "t.json is damaged"),
+        ("t.json", b'{"kind": "other", "pieces": []}', "does not list the pieces"),
+        ("t.json", json.dumps({"kind": "marian", "pieces": ["a"]}).encode(), "first pieces"),
+        ("t.model", b"nonsense", "t.model is damaged"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, tokenizer: PieceTokenizer, name: str, content: bytes, said: str):
+    tokenizer.save(tmp_path / "t.model")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunFolderError, match=said):
+        PieceTokenizer.load(tmp_path / "t.model")
+
+
+def test_the_kind_cannot_be_trained() -> None:
+    with pytest.raises(SettingsError, match="imported"):
+        train_tokenizer(LINES, TokenizerSettings(kind="marian"), vocab_size=60, seed=1)
