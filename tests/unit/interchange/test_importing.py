@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,18 @@ def test_old_files_hold_their_sinusoids(copy: Path) -> None:
     tensors["model.encoder.embed_positions.weight"] = known + 0.1
     save_file(tensors, copy / "model.safetensors")
     assert "does not hold sinusoids" in refused(copy)
+
+
+def test_an_export_that_cannot_be_checked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    told = list(export_run(run, "huggingface", tmp_path / "new" / "out"))
+    assert told[1].startswith("not checked: transformers is not installed; pip install")
+    assert (tmp_path / "new" / "out" / "model.safetensors").exists()
+    with pytest.raises(UserError, match="pip install ctranslate2"):
+        list(export_run(run, "ctranslate2", tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
 
 
 def test_names_and_places(folder: Path, tmp_path: Path) -> None:
