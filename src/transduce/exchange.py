@@ -26,7 +26,7 @@ def import_run(kind: str, source: Path, run: Path) -> Iterator[str]:
     All of it or, when this fails, nothing. Raises `UserError`.
     """
     _known(kind, IMPORTERS, "import")
-    _must_be_free(run)
+    _make_room(run)
     found = IMPORTERS[kind](source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
@@ -47,7 +47,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     All of it or, when this or the check fails, nothing. Raises `UserError`, or `TransduceError` where the check fails.
     """
     _known(to, EXPORTS, "--to")
-    _must_be_free(out)
+    _make_room(out)
     if quantization is not None and to != "ctranslate2":
         raise SettingsError(f"--quantization goes with --to ctranslate2, not {to}")
     folder = RunFolder.open(run)
@@ -69,9 +69,14 @@ def _known(name: str, table: dict[str, Callable[[Path], Imported]] | tuple[str, 
         raise SettingsError(f"{option} {name}{nearest(name, table)}; known: {', '.join(table)}")
 
 
-def _must_be_free(path: Path) -> None:
+def _make_room(path: Path) -> None:
+    """Refuse a place that is taken; make the folder that it lies in."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path} is there already; name another folder, or remove it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {path.parent}: {error.strerror or error}") from None
 
 
 def _card(found: Imported, kind: str, source: Path) -> str:

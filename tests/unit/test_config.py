@@ -48,7 +48,7 @@ def test_every_setting_is_explained_in_a_sentence(section: type[BaseModel]) -> N
         ({"model": {"dropout": 1.5}}, "model.dropout = 1.5: input should be less than 1"),
         (
             {"tokenizer": {"kind": "wordpiece"}},
-            "tokenizer.kind = 'wordpiece': input should be 'unigram', 'bpe' or 'char'",
+            "tokenizer.kind = 'wordpiece': input should be 'unigram', 'bpe', 'char' or 'marian'",
         ),
         ({"training": {"lr": "fast"}}, "training.lr = 'fast': input should be a valid number"),
         ({"data": {"train": [{"src": "a.en"}]}}, "data.train.0: a corpus is either src and tgt, or path"),

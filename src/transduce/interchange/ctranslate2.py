@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
-from transduce.interchange.check import Check, examples, logits_of, settle
+from transduce.interchange.check import LONGEST, Check, examples, logits_of, settle
 from transduce.interchange.vocabulary import NEVER
 from transduce.nn.positions import POSITIONS
 from transduce.text.special import BOS, PAD
@@ -62,11 +62,11 @@ def export_ctranslate2(
     spec = _spec(s, tokenizers, tensors)
     _save(spec, out, None)
     what = f"log-probabilities of ctranslate2 {ctranslate2.__version__}"
-    told = [settle(f"{what}, float32", _difference(out, model, tokenizers)).line()]
+    told = [settle(f"{what}, float32", _difference(out, model, tokenizers, s)).line()]
     if quantization not in (None, "float32"):
         shutil.rmtree(out)
         _save(_spec(s, tokenizers, tensors), out, quantization)
-        moved = Check(f"{what}, {quantization}", _difference(out, model, tokenizers)).difference
+        moved = Check(f"{what}, {quantization}", _difference(out, model, tokenizers, s)).difference
         told.append(f"{quantization} moves log-probabilities by {moved:.2f} at most")
     for name, side in (("source.spm", tokenizers.src), ("target.spm", tokenizers.tgt)):
         (out / name).write_bytes(side.model)
@@ -167,12 +167,12 @@ def _norm(spec: Any, arrays: Mapping[str, Any], name: str) -> None:
         spec.beta = arrays.get(f"{name}.bias", 0 * spec.gamma)
 
 
-def _difference(out: Path, model: Any, tokenizers: Tokenizers) -> float:
+def _difference(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings) -> float:
     """The largest difference of a token's log-probability, given random sources and targets."""
     import ctranslate2
 
     engine = ctranslate2.Translator(str(out), device="cpu", compute_type="default", inter_threads=1, intra_threads=1)
-    batch = examples(tokenizers.n_src, tokenizers.n_tgt)
+    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=min(LONGEST, s.max_positions - 1))
     logits = logits_of(model, batch)
     logits[..., [PAD, BOS]] = NEVER
     expected = logits.log_softmax(-1).gather(-1, batch.tgt_out[..., None])[..., 0]

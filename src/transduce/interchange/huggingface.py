@@ -14,7 +14,7 @@ from transduce.config import Settings
 from transduce.errors import TransduceError, UserError
 from transduce.files import write_json, write_text
 from transduce.interchange import marian
-from transduce.interchange.check import TEXTS, Check, examples, logits_of, settle
+from transduce.interchange.check import LONGEST, TEXTS, Check, examples, logits_of, settle
 from transduce.interchange.importing import OWN
 from transduce.interchange.table import write
 from transduce.interchange.vocabulary import NEVER, NULL, Rows, to_theirs
@@ -119,12 +119,14 @@ def _check(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows) 
     except ImportError:
         return Check("transformers is not installed; pip install transformers, and export again")
     transformers.utils.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message=".*sacremoses")  # it is loaded there, and never used
     theirs = transformers.MarianMTModel.from_pretrained(out, local_files_only=True).eval()
-    tokenizer = transformers.MarianTokenizer.from_pretrained(out, local_files_only=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*sacremoses")  # it is loaded there, and never used
+        tokenizer = transformers.MarianTokenizer.from_pretrained(out, local_files_only=True)
     for name, side, rows in (("text", tokenizers.src, src), ("text_target", tokenizers.tgt, tgt)):
         _check_tokenizer(tokenizer, name, side, rows)
-    batch = examples(tokenizers.n_src, tokenizers.n_tgt)
+    longest = theirs.config.max_position_embeddings - 1
+    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=min(LONGEST, longest))
     pad = int(tgt.index[BOS])
 
     def moved(ids: Tensor, rows: Rows) -> Tensor:

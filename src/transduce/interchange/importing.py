@@ -51,10 +51,11 @@ def import_marian(folder: Path) -> Imported:
     if isinstance(own, dict) and own.get("positions") == "sinusoidal":
         model = model.model_copy(update={"positions": "sinusoidal"})
     model = model.model_copy(update={"output_bias": bias})
-    known = marian.POSITION_TABLES if bias else (*marian.POSITION_TABLES, "final_logits_bias")
-    lines = marian.lines(model, src=src, tgt=tgt, output_bias=bias)
+    lines = marian.lines(model, src=src, tgt=tgt)
     order = marian.column_order(model.d_model) if model.positions == "sinusoidal" else None
-    state = read(tensors, lines, origin=folder, known=known, order=order)
+    state = read(tensors, lines, origin=folder, known=marian.POSITION_TABLES, order=order)
+    if not bias:
+        del state["output_bias"]
     marian.check_positions(tensors, model, origin=folder)
     state |= {name: state[kept] for name, kept in marian.tied_names(model).items()}
     generation = read_object(folder / "generation_config.json", optional=True)

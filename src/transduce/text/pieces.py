@@ -34,7 +34,7 @@ class PieceTokenizer:
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
             self._unknown: str = self._sp.id_to_piece(self._sp.unk_id())
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError, IndexError):
             raise ValueError("not a SentencePiece model") from None
         if tuple(pieces[: len(SPECIAL_PIECES)]) != SPECIAL_PIECES:
             raise ValueError(f"its first pieces are {list(pieces[:4])}, not {list(SPECIAL_PIECES)}")

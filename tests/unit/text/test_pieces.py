@@ -34,7 +34,7 @@ def test_the_same_pieces_under_other_ids(tokenizer: PieceTokenizer) -> None:
 
 
 def test_what_the_list_lacks_is_unknown() -> None:
-    shorter = PieceTokenizer(OWN.model, [piece for piece in SHUFFLED if "a" not in piece])
+    shorter = PieceTokenizer(OWN.model, SHUFFLED[:4] + [piece for piece in SHUFFLED[4:] if "a" not in piece])
     ids = shorter.encode("a man 猫")
     assert UNK in ids and "猫" in shorter.unknown("a man 猫")
     assert set(shorter.unknown("a man")) == {piece for piece in OWN.pieces(OWN.encode("a man")) if "a" in piece}

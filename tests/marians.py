@@ -1,0 +1,57 @@
+"""Small runs of ours, and their folders in Marian's form, made without transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from oracle.adapter import randomize
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings, TokenizerSettings
+from transduce.exchange import export_run
+from transduce.interchange import huggingface
+from transduce.interchange.check import Check
+from transduce.models.build import build_model
+from transduce.text.tokenizer import Tokenizers
+from transduce.text.training import train_tokenizer
+
+LINES = [
+    f"{who} {does} {what} ."
+    for who in ("a man", "two women", "ein Hund", "die Kinder", "une fille", "猫")
+    for does in ("reads", "schläft", "plays with")
+    for what in ("the ball", "einen Ball", "books", "près du lac")
+]
+MODEL: dict[str, Any] = {
+    "d_model": 16, "d_ff": 24, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 1, "max_positions": 64,
+}  # fmt: skip
+
+
+def tokenizers(*, joint: bool = True) -> Tokenizers:
+    src, tgt = (train_tokenizer(LINES[i:], TokenizerSettings(), vocab_size=n, seed=1) for i, n in ((0, 90), (9, 80)))
+    return Tokenizers(src, src if joint else tgt)
+
+
+def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -> Path:
+    """A run folder with random weights that all matter."""
+    vocabularies = tokenizers(joint=joint)
+    settings = Settings.from_mapping({"name": "toy", "model": {**MODEL, **options}})
+    model = build_model(settings.model, n_src=vocabularies.n_src, n_tgt=vocabularies.n_tgt)
+    randomize(model, seed=seed)
+    with RunFolder.create(path, settings, "") as folder:
+        folder.save_tokenizers(vocabularies)
+        folder.save_model(model.state_dict())
+    return path
+
+
+def make_folder(path: Path, run: Path) -> Path:
+    """The run in Marian's form, unchecked: what other tests read."""
+    with mock.patch.object(huggingface, "_check", return_value=Check("not asked")):
+        list(export_run(run, "huggingface", path))
+    return path
+
+
+def state_of(run: Path) -> dict[str, torch.Tensor]:
+    return RunFolder.open(run).load_model()

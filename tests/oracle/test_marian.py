@@ -1,0 +1,318 @@
+"""Transformers' MarianMTModel and MarianTokenizer, and CTranslate2, beside ours: random small models, all options.
+
+Needs transformers and ctranslate2 (`pip install -e .[interchange]`). More models: TRANSDUCE_MARIAN_MODELS=70. A real
+one: TRANSDUCE_MARIAN=FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from marians import LINES, make_run, state_of, tokenizers
+from oracle.adapter import randomize
+from transduce.checkpoint import RunFolder
+from transduce.data.batch import pad_sources
+from transduce.decoding.pipeline import Translator
+from transduce.decoding.search import beam_search
+from transduce.errors import TransduceError
+from transduce.exchange import export_run, import_run
+from transduce.interchange import check, marian
+from transduce.interchange.check import examples, logits_of
+from transduce.interchange.table import write
+from transduce.interchange.vocabulary import Rows
+from transduce.text.special import BOS, EOS, PAD, UNK
+from transduce.training.loss import label_smoothed_loss
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore:.*sacremoses")
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+N_MODELS = int(os.environ.get("TRANSDUCE_MARIAN_MODELS", "10"))
+REAL = os.environ.get("TRANSDUCE_MARIAN")
+TOLERANCE = 2e-5
+
+HARD = [
+    "", " ", "A man reads the ball .", "  two  spaces, a\ttab ", "ﬁne “quotes” – ½ café cafe\u0301", "漢字 😀 ⅷ",
+    "猫猫猫", ">>deu<< ein Hund", ">> not << a code", ">>deu<<", "x>>deu<< y", "\u2581a\u2581", "\u200b\u00a0\u3000", 
+    "1,000.50 €", "a" * 300, "ÀÉÎ ß ẞ İ", "\x00\x07", "\u202eabc", "(a) [b] {c} <d> &amp;",
+    "Straße , läuft .", "\ufffd",
+]  # fmt: skip
+
+
+def config(seed: int) -> dict[str, Any]:
+    """A random configuration, the same for the same seed."""
+    draw = random.Random(seed)
+    heads = draw.choice([1, 2, 4])
+    share, tie = draw.choice([(True, True), (False, True), (False, False)])
+    n_src = draw.randint(8, 40)
+    n_tgt = n_src if share or draw.random() < 0.5 else draw.randint(8, 40)
+    width, heads_ffn = heads * draw.choice([3, 4, 6]), draw.choice([5, 16, 33])
+    return {
+        "d_model": width,
+        "encoder_layers": draw.choice([1, 2, 3]),
+        "decoder_layers": draw.choice([1, 2, 3]),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": heads_ffn,
+        "decoder_ffn_dim": heads_ffn,
+        "activation_function": draw.choice(["relu", "gelu", "gelu_new", "swish", "silu", "gelu_pytorch_tanh"]),
+        "scale_embedding": draw.random() < 0.5,
+        "share_encoder_decoder_embeddings": share,
+        "tie_word_embeddings": tie,
+        "vocab_size": n_src,
+        "decoder_vocab_size": n_tgt,
+        "max_position_embeddings": draw.choice([32, 50]),
+        "pad_token_id": (pad := min(n_src, n_tgt) - 1),
+        "decoder_start_token_id": pad,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "dropout": 0.0,
+    }
+
+
+def theirs(path: Path, seed: int, *, eos: float = 0.0) -> Any:
+    """A random model of transformers, saved at `path` with vocabularies that fit it; `eos` makes it end sooner."""
+    chosen = config(seed)
+    model = transformers.MarianMTModel(transformers.MarianConfig(**chosen)).eval()
+    randomize(model, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=generator))
+    model.final_logits_bias[0, 0] += eos
+    model.save_pretrained(path)
+    for name, n in (("vocab.json", chosen["vocab_size"]), ("target_vocab.json", chosen["decoder_vocab_size"])):
+        pieces = ["</s>", "<unk>", *(f"p{i}" for i in range(2, n))]
+        pieces[chosen["pad_token_id"]] = "<pad>"
+        (path / name).write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    separate = chosen["vocab_size"] != chosen["decoder_vocab_size"]
+    (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": separate}))
+    for side in ("source", "target"):
+        (path / f"{side}.spm").write_bytes(tokenizers().src.model)
+    return transformers.MarianMTModel.from_pretrained(path).eval()  # with its sinusoids again
+
+
+def moved(ids: torch.Tensor, rows: Rows, pad: int) -> torch.Tensor:
+    return rows.index[ids].masked_fill(ids == PAD, pad)
+
+
+def rows_of(n: int, pad: int) -> Rows:
+    """Their row of each of our ids, written down anew."""
+    others = [i for i in range(2, n) if i != pad]
+    return Rows(torch.tensor([-1, 1, pad, 0, *others]), n)
+
+
+@pytest.mark.parametrize("seed", range(N_MODELS))
+def test_logits_and_gradients_of_random_models(tmp_path: Path, seed: int) -> None:
+    other = theirs(tmp_path / "theirs", seed)
+    list(import_run("marian", tmp_path / "theirs", tmp_path / "run"))
+    ours = Translator.load(tmp_path / "run").model.requires_grad_(True)
+    settings = RunFolder.open(tmp_path / "run").settings.model
+    c = other.config
+    src, tgt = rows_of(c.vocab_size, c.pad_token_id), rows_of(c.decoder_vocab_size, c.pad_token_id)
+    batch = examples(c.vocab_size + 1, c.decoder_vocab_size + 1, seed=seed)
+    real = batch.tgt_out != PAD
+    found = other(
+        input_ids=moved(batch.src, src, c.pad_token_id),
+        attention_mask=(batch.src != PAD).long(),
+        decoder_input_ids=moved(batch.tgt_in, tgt, c.pad_token_id),
+    ).logits[real]
+    difference = (logits_of(ours, batch)[real][:, 1:] - found[:, tgt.index[1:]]).abs().max().item()
+    print(f"seed {seed}: logits differ by {difference:.1e} of {found.abs().max().item():.1f}")
+    assert difference <= TOLERANCE
+
+    hidden = ours(batch.src, batch.tgt_in)
+    loss, _, _ = label_smoothed_loss(hidden, ours.output_weight, batch.tgt_out, bias=ours.output_bias, smoothing=0.0)
+    loss.backward()
+    gold = tgt.index[batch.tgt_out[real]]
+    reference = torch.nn.functional.cross_entropy(found, gold, reduction="sum")
+    reference.backward()
+    assert loss.item() == pytest.approx(reference.item(), rel=1e-5)
+    tied = marian.tied_names(settings)
+    grads = {tied.get(name, name): p.grad for name, p in ours.named_parameters()}
+    mine = write(grads, marian.lines(settings, src=src, tgt=tgt))
+    for name, parameter in other.named_parameters():
+        if parameter.grad is None:
+            continue  # the sinusoids
+        expected, got = parameter.grad, mine[name]
+        if name.endswith(("shared.weight", "embed_tokens.weight")):  # there the row of pad takes no gradient
+            rows = torch.arange(len(expected)) != c.pad_token_id
+            expected, got = expected[rows], got[rows]
+        assert (got - expected).abs().max() <= 1e-4 * max(1.0, expected.abs().max().item()), name
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_search_finds_what_generate_finds(tmp_path: Path, seed: int) -> None:
+    """Patience inf is early_stopping "never": both give up nothing.
+
+    At the length limit they differ: theirs lets what was cut off compete, ours puts it behind all that is finished.
+    """
+    other = theirs(tmp_path / "theirs", seed, eos=4.0)
+    list(import_run("marian", tmp_path / "theirs", tmp_path / "run"))
+    ours, c = Translator.load(tmp_path / "run").model, other.config
+    src, tgt = rows_of(c.vocab_size, c.pad_token_id), rows_of(c.decoder_vocab_size, c.pad_token_id)
+    batch = examples(c.vocab_size + 1, c.decoder_vocab_size + 1, seed=seed).src
+    for penalty in (0.6, 1.0):
+        found = beam_search(ours, batch, max_length=11, beam=4, length_penalty=penalty, patience=float("inf"))
+        expected = other.generate(
+            input_ids=moved(batch, src, c.pad_token_id),
+            attention_mask=(batch != PAD).long(),
+            num_beams=4,
+            max_length=12,
+            length_penalty=penalty,
+            early_stopping="never",
+            bad_words_ids=[[c.pad_token_id]],
+            forced_eos_token_id=None,
+        )
+        ended = [(h[0], row) for h, row in zip(found, expected.tolist(), strict=True) if 0 in row]
+        assert len(ended) >= 4 and all(hypothesis.finished for hypothesis, _ in ended)
+        for hypothesis, row in ended:
+            assert tgt.index[list(hypothesis.ids)].tolist() == row[1 : row.index(0)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
+    """A tokenizer of transformers, ours of the same files, and the ids of ours."""
+    path = tmp_path_factory.mktemp("pair")
+    list(export_run(make_run(path / "run"), "huggingface", path / "theirs"))
+    ids = json.loads((path / "theirs" / "vocab.json").read_text())
+    longest = sorted((piece for piece in ids if piece[0] != "<"), key=len)[-2:]
+    renamed = dict(zip(longest, (">>deu<<", "猫猫猫"), strict=True))  # SentencePiece has the old ones, the list the new
+    ids = {renamed.get(piece, piece): i for piece, i in ids.items()}
+    (path / "theirs" / "vocab.json").write_text(json.dumps(ids))
+    list(import_run("marian", path / "theirs", path / "again"))
+    ours = Translator.load(path / "again").tokenizers
+    return transformers.MarianTokenizer.from_pretrained(path / "theirs"), ours, ids
+
+
+def compare(pair: tuple[Any, Any, Any], text: str) -> None:
+    other, ours, ids = pair
+    for side, argument in ((ours.src, {"text": text}), (ours.tgt, {"text_target": text})):
+        expected = other(**argument, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        own = {ids["<unk>"]: UNK, ids["<pad>"]: BOS, ids["</s>"]: EOS}
+        names = {i: piece for piece, i in ids.items()}
+        pieces = side.pieces(range(side.vocab_size))
+        assert side.encode(text) == [own[i] if i in own else pieces.index(names[i]) for i in expected]
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_encoding_equals_theirs(pair: tuple[Any, Any, Any], text: str) -> None:
+    compare(pair, text)
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(text=st.text(st.one_of(st.sampled_from(sorted(set("".join(LINES)))), st.characters(exclude_categories=["Cs"]))))
+def test_encoding_of_any_text_equals_theirs(pair: tuple[Any, Any, Any], text: str) -> None:
+    compare(pair, text)
+
+
+def test_special_pieces_in_text_are_text_here_and_ids_there(pair: tuple[Any, Any, Any]) -> None:
+    """The one difference, on purpose: nobody can end a sentence from within it."""
+    other, ours, ids = pair
+    assert ids["</s>"] in other("a </s> man", add_special_tokens=False)["input_ids"]
+    assert EOS not in ours.src.encode("a </s> man")
+
+
+@pytest.mark.parametrize("text", [*LINES[::5], "die Kinder  spielen"])
+def test_decoding_equals_theirs(pair: tuple[Any, Any, Any], text: str) -> None:
+    other, ours, _ = pair
+    expected = other.decode(other(text, split_special_tokens=True)["input_ids"], skip_special_tokens=True)
+    assert ours.tgt.decode([i for i in ours.tgt.encode(text) if i != UNK]) == expected
+
+
+@pytest.mark.parametrize(
+    ("joint", "options"),
+    [
+        (True, {}),
+        (True, {"positions": "sinusoidal_halves", "output_bias": True, "activation": "gelu_tanh"}),
+        (False, {"tie": "two_way", "scale_embeddings": False, "activation": "silu"}),
+        (False, {"tie": "none", "activation": "gelu"}),
+    ],
+)
+def test_an_export_checks_itself_and_translates_alike(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
+    """Our own models, with sinusoids in pairs, in transformers: logits in the export's check, and generate."""
+    run = make_run(tmp_path / "run", joint=joint, **options)
+    told = list(export_run(run, "huggingface", tmp_path / "theirs"))
+    assert "checked: logits of transformers" in told[1]
+    tokenizer = transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
+    other = transformers.MarianMTModel.from_pretrained(tmp_path / "theirs").eval()
+    ours = Translator.load(run)
+    texts = LINES[::6]
+    ids = pad_sources(ours.tokenizers.src.encode_batch(texts))
+    found = beam_search(ours.model, ids, max_length=10, beam=1)
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    expected = other.generate(**inputs, num_beams=1, max_length=11, forced_eos_token_id=None).tolist()
+    ended = [(h[0].ids, row[1 : row.index(0) if 0 in row else None]) for h, row in zip(found, expected, strict=True)]
+    names = {i: piece for piece, i in (getattr(tokenizer, "target_encoder", None) or tokenizer.encoder).items()}
+    for ids, row in ended:
+        assert ours.tokenizers.tgt.pieces(ids) == [names[i] for i in row]
+    list(import_run("marian", tmp_path / "theirs", tmp_path / "again"))
+    before, after = state_of(run), state_of(tmp_path / "again")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_export_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    monkeypatch.setattr(marian, "column_order", lambda d_model: torch.arange(d_model))
+    with pytest.raises(TransduceError, match="not the same"):
+        list(export_run(run, "huggingface", tmp_path / "out"))
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+CT2 = {
+    "the paper's": {},
+    "pre": {"residual": "pre"},
+    "learned": {"positions": "learned"},
+    "no positions": {"positions": "none"},
+    "modern": {"residual": "pre", "norm": "rms", "feed_forward": "gated", "activation": "silu"},
+    "halves, bias": {"positions": "sinusoidal_halves", "output_bias": True, "activation": "gelu_tanh"},
+    "normed embeddings": {"embedding_norm": True, "activation": "gelu"},
+    "no bias, unscaled": {"bias": False, "scale_embeddings": False, "norm_eps": 1e-3},
+    "untied": {"tie": "none"},
+}
+
+
+@pytest.mark.parametrize("options", CT2.values(), ids=CT2)
+def test_ctranslate2_gives_the_same_log_probabilities(tmp_path: Path, options: dict[str, Any]) -> None:
+    engine = pytest.importorskip("ctranslate2")
+    run = make_run(tmp_path / "run", joint=options.get("tie") != "none", **options)
+    told = list(export_run(run, "ctranslate2", tmp_path / "out"))
+    assert "checked: log-probabilities" in told[1]
+    ours, texts = Translator.load(run), LINES[::6]
+    found = ours.translate(texts, beam=1, max_length=10)
+    side = ours.tokenizers
+    pieces = [side.src.pieces(side.src.encode(text)) for text in texts]
+    expected = engine.Translator(str(tmp_path / "out")).translate_batch(pieces, beam_size=1, max_decoding_length=10)
+    assert [side.tgt.pieces(f.ids) for f in found] == [e.hypotheses[0] for e in expected]
+
+
+def test_ctranslate2_quantized_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ctranslate2")
+    run = make_run(tmp_path / "run")
+    told = list(export_run(run, "ctranslate2", tmp_path / "int8", quantization="int8"))
+    assert "int8 moves" in told[2]
+    with pytest.raises(TransduceError, match="allowed are int8"):
+        list(export_run(run, "ctranslate2", tmp_path / "x", quantization="int7"))
+    other = make_run(tmp_path / "other", positions="rotary")
+    with pytest.raises(TransduceError, match=r"model\.positions = 'rotary'"):
+        list(export_run(other, "ctranslate2", tmp_path / "x"))
+    monkeypatch.setattr(check, "BOUND", 0.0)
+    with pytest.raises(TransduceError, match="not the same"):
+        list(export_run(run, "ctranslate2", tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(REAL is None, reason="TRANSDUCE_MARIAN names no folder")
+def test_a_real_model(tmp_path: Path) -> None:
+    list(import_run("marian", Path(str(REAL)), tmp_path / "run"))
+    assert "checked" in list(export_run(tmp_path / "run", "huggingface", tmp_path / "theirs"))[1]
+    assert "checked" in list(export_run(tmp_path / "run", "ctranslate2", tmp_path / "ct2"))[1]
