@@ -5,15 +5,28 @@ A command has as many parameters as it has options, which is more than the eight
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
+
+from transduce.cli_text import generate
+from transduce.options import (
+    BatchTokens,
+    Beam,
+    Device,
+    Json,
+    Longest,
+    Lowercase,
+    Paths,
+    Penalty,
+    Quiet,
+    Run,
+    Set,
+    Tokenize,
+    print_lines,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -21,35 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Run = Annotated[Path, Argument(metavar="RUN", help="Run folder: the model.", show_default=False)]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Only warnings on stderr.")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
-Json = Annotated[bool, Option("--json", help="JSON, one object a line.")]
-Paths = Annotated[list[Path] | None, Option(metavar="FILE", show_default=False)]
-Set = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=0.001; repeatable.", show_default=False),
-]
-Beam = Annotated[
-    int | None, Option(help="Hypotheses kept; 1 is greedy; default: the run's.", min=1, show_default=False)
-]
-Penalty = Annotated[
-    float | None,
-    Option("--length-penalty", help="Exponent of the length; default: the run's.", min=0.0, show_default=False),
-]
-Longest = Annotated[
-    int | None, Option("--max-length", help="Longest output in tokens; default: the run's.", min=1, show_default=False)
-]
-BatchTokens = Annotated[
-    int | None, Option("--batch-tokens", help="Source tokens at once; default: the run's.", min=1, show_default=False)
-]
-Tokenize = Annotated[
-    str | None, Option(help="BLEU's: 13a, none, zh, char, ...; default: the run's.", show_default=False)
-]
-Lowercase = Annotated[
-    bool | None, Option("--lowercase/--cased", help="Fold case; default: the run's.", show_default=False)
-]
 
 
 def _show_version(asked: bool) -> bool:
@@ -93,7 +77,7 @@ def demo(
     from transduce.log import Log
     from transduce.showcase import demo as run_demo
 
-    _print(run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet)))
+    print_lines(run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet)))
 
 
 @app.command()
@@ -111,6 +95,14 @@ def train(
         list[Path] | None,
         Option(metavar="FILE", help="Both sides in one file: .tsv, .jsonl or .tmx.", show_default=False),
     ] = None,
+    text: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="FILE", help="Plain text, to train a model that goes on with text; repeatable.", show_default=False
+        ),
+    ] = None,
+    valid_text: Paths = None,
+    test_text: Paths = None,
     valid_src: Paths = None,
     valid_tgt: Paths = None,
     test_src: Paths = None,
@@ -127,7 +119,9 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a translator. What is not said is chosen from the data and the machine, and printed with its reason.
+    """Train a translator, or a language model on plain text.
+
+    What is not said is chosen from the data and the machine, and printed with its reason.
 
     The same command again goes on with an interrupted run. Text files may be .gz, .xz or .zst.
 
@@ -135,6 +129,7 @@ def train(
     transduce train --src train.en --tgt train.de --run runs/x
     transduce train --path memory.tmx --src-lang en --tgt-lang de --run runs/tm
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
+    transduce train --text book.txt --run runs/book
     transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
     """
     from transduce.request import Request
@@ -145,6 +140,7 @@ def train(
         valid=(tuple(valid_src or ()), tuple(valid_tgt or ())),
         test=(tuple(test_src or ()), tuple(test_tgt or ())),
         paths=tuple(path or ()),
+        texts=(tuple(text or ()), tuple(valid_text or ()), tuple(test_text or ())),
         root=data,
         languages=(src_lang, tgt_lang),
         overrides=tuple(overrides or ()),
@@ -212,14 +208,23 @@ def translate(
     )
     style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
     lines = use.translate(run, files or [use.STDIN], search=search, style=style, device=device, log=Log())
-    use.write_lines(output, lines) if output else _print(lines)
+    use.write_lines(output, lines) if output else print_lines(lines)
 
 
 @app.command()
 def evaluate(
     run: Run,
-    src: Annotated[Path, Option(metavar="FILE", help="Source text.", show_default=False)],
-    ref: Annotated[Path, Option(metavar="FILE", help="Reference translations, line for line.", show_default=False)],
+    src: Annotated[Path | None, Option(metavar="FILE", help="Source text.", show_default=False)] = None,
+    ref: Annotated[
+        Path | None, Option(metavar="FILE", help="Reference translations, line for line.", show_default=False)
+    ] = None,
+    text: Annotated[
+        Path | None, Option(metavar="FILE", help="Text that a language model is to tell.", show_default=False)
+    ] = None,
+    stride: Annotated[
+        int | None,
+        Option(help="Tokens that are new in each row of --text; default: all of it.", min=1, show_default=False),
+    ] = None,
     hyp: Annotated[
         Path | None, Option(metavar="FILE", help="Judge these translations instead of RUN's.", show_default=False)
     ] = None,
@@ -239,14 +244,22 @@ def evaluate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """BLEU, chrF and TER of a run's translations, with their signatures.
+    """BLEU, chrF and TER of a run's translations, with their signatures; or how well it tells text.
 
     \b
     transduce evaluate runs/x --src test.en --ref test.de
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none --json
+    transduce evaluate runs/book --text other.txt
     """
     from transduce import use
+    from transduce.errors import SettingsError
+
+    if text is not None and src is ref is None:
+        print_lines(use.evaluate_text(run, text, stride=stride, batch_tokens=batch_tokens, device=device, as_json=json))
+        return
+    if src is None or ref is None or text is not None:
+        raise SettingsError("evaluate needs --src and --ref of a translator, or --text of a language model")
 
     search = use.Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
     lines = use.evaluate(
@@ -260,7 +273,10 @@ def evaluate(
         device=device,
         as_json=json,
     )
-    _print(lines)
+    print_lines(lines)
+
+
+app.command()(generate)
 
 
 @app.command()
@@ -279,7 +295,7 @@ def score(
     """
     from transduce import use
 
-    _print(use.score(run, (src, tgt), device=device, as_json=json))
+    print_lines(use.score(run, (src, tgt), device=device, as_json=json))
 
 
 @app.command()
@@ -303,16 +319,4 @@ def inspect(
     """
     from transduce.showcase import inspect as run_inspect
 
-    _print([run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device)])
-
-
-def _print(lines: Iterable[str]) -> None:
-    """Print to stdout; a reader (head, less) that has seen enough ends the command, quietly."""
-    try:
-        for line in lines:
-            print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # or Python would try to flush once more, and complain
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit from None
+    print_lines([run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device)])

@@ -65,7 +65,7 @@ def test_version(transduce: Callable[..., Result]) -> None:
         (["train", "--sorce", "x"], "No such option: --sorce"),
         (["translate"], "Missing argument 'RUN'"),
         (["translate", "x", "--nbest", "0"], "Invalid value for '--nbest'"),
-        (["train"], "no training text: give --src and --tgt, or --path, or a recipe"),
+        (["train"], "no training text: give --src and --tgt, or --path, or --text, or a recipe"),
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
         (["train", "--src", "a", "--run", "r"], "--src is given 1 times and --tgt 0 times"),
@@ -127,7 +127,7 @@ def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    code = "from transduce import cli\ntry: cli._print(map(str, range(10**6)))\nexcept cli.typer.Exit: pass"
+    code = "from transduce import options as o\ntry: o.print_lines(map(str, range(10**6)))\nexcept o.typer.Exit: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         assert process.stdout.readline() == b"0\n"
