@@ -26,7 +26,7 @@ from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.training.rows import RowFeeder
 from transduce.training.validate import Validator
 
-N_SAMPLES, SAMPLE_TOKENS = 6, 300
+N_SAMPLES = 6  # texts that the report shows
 
 
 class Causal(Task[PlainTexts, PreparedText]):
@@ -109,8 +109,9 @@ class Causal(Task[PlainTexts, PreparedText]):
             score = generator.evaluate(store)
             save_text_scores(folder, name, score.to_json())
             log.say(f"{name}: {score.lines()[0]}")
+        longest = folder.settings.decoding.max_length
         prompts = _beginnings(valid, generator)
-        found = generator.generate(prompts, max_length=SAMPLE_TOKENS, temperature=0.8, cut_prompt=True)
+        found = generator.generate(prompts, max_length=longest, temperature=0.8, cut_prompt=True)
         save_continuations(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
         conclude(folder, log)
 

@@ -14,6 +14,7 @@ from transduce.data.text_store import TextStore, build_text_store, fingerprint_o
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall
 from transduce.files import read_json, write_json
 from transduce.log import Log
+from transduce.request import has_read_text
 from transduce.text.tokenizer import Tokenizer, Tokenizers
 from transduce.text.training import train_tokenizer
 
@@ -148,7 +149,7 @@ def encode_text(
 def find_prepared_text(folder: RunFolder, log: Log) -> PreparedText | None:
     """What an earlier start of the run has prepared, or None where it did not come that far."""
     tokens, data = folder.path / "tokens", folder.settings.data
-    if not (folder.path / "data.json").exists() or not folder.has_tokenizers:
+    if not has_read_text(folder.path) or not folder.has_tokenizers:
         return None
     tokenizers = folder.tokenizers()
     train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")

@@ -102,8 +102,8 @@ def test_what_is_drawn_depends_on_the_prompt_its_place_and_the_seed_only(generat
 
 @pytest.mark.parametrize("prompt", ["Der", "ж"])
 def test_what_comes_in_parts_is_the_text(generator: Generator, prompt: str) -> None:
-    for seed in range(4):
-        asked = {"max_length": 50, "temperature": 1.5, "seed": seed}
+    for seed in range(2):
+        asked = {"max_length": 30, "temperature": 1.5, "seed": seed}
         parts = list(generator.stream(prompt, **asked))
         assert "".join(parts) == generator.generate([prompt], **asked)[0].text
         assert all(parts) and len(parts) > 5
