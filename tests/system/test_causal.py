@@ -108,7 +108,7 @@ def test_generate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         input=f"{POEM[:9]}\n", capture_output=True, text=True, env={**os.environ}, check=True,
     )  # fmt: skip
     assert piped.stdout.startswith(POEM[:9])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bf"{POEM[:9]}\n")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{POEM[:9]}\n".encode())))
     assert transduce("generate", run, "--temperature", 0, "--max-length", 30).out == greedy.out
 
     drawn = ["--temperature", 1.3, "--top-k", 20, "--top-p", 0.95, "--seed", 3, "--max-length", 20]
@@ -184,7 +184,8 @@ def test_text_that_does_not_do(tmp_path: Path, content: bytes, parts: list[str])
 @pytest.mark.parametrize("documents", ["file", "blank_line", "line"])
 def test_documents_and_a_part_held_out(tmp_path: Path, documents: str) -> None:
     path = tmp_path / "verses.txt"
-    path.write_text("".join(f"{one}\n{two}\n\n" for one, two in zip(LINES[::2], LINES[1::2], strict=True)), encoding="utf-8")
+    verses = (f"{one}\n{two}\n\n" for one, two in zip(LINES[::2], LINES[1::2], strict=True))
+    path.write_text("".join(verses), encoding="utf-8")
     folder = tmp_path / "run"
     settings = small(f"data.documents={documents}", "data.separate_documents=true", "tokenizer.kind=bpe")
     done = transduce("train", "--text", path, "--run", folder, *settings)

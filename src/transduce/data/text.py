@@ -55,7 +55,7 @@ def measure(pieces: Iterable[Piece]) -> Size:
 
 
 def choose_held_out(size: Size, *, share: float, most: int, seed: int, whole: bool) -> dict[int, int]:
-    """What to hold out: of each of these documents all from this byte on; nothing where there is too little text.
+    """What to hold out: of each of these documents all pieces that end behind this byte; nothing of too little text.
 
     `whole`: documents drawn at random, until they make up the share, at most `most` bytes; else the end of each.
     """
@@ -77,14 +77,15 @@ def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool)
     number = position = 0
     open_ = False  # whether what was handed out of this document still needs an end
     for piece in pieces:
-        ours = (position >= held.get(number, math.inf)) == held_out
+        end = position + len(piece.text.encode("utf-8"))
+        ours = (end > held.get(number, math.inf)) == held_out
         if ours:
             yield piece
             open_ = not piece.ends
         elif open_:
             yield Piece("", ends=True)
             open_ = False
-        position += len(piece.text.encode("utf-8"))
+        position = end
         if piece.ends:
             number, position, open_ = number + 1, 0, False
 
