@@ -19,7 +19,7 @@ from transduce.data.store import TokenStore
 from transduce.errors import Interrupted
 from transduce.log import Log, MetricsFile
 from transduce.models.build import build_model
-from transduce.training.feed import Feeder
+from transduce.training.feed import PairFeeder
 from transduce.training.loop import train
 from transduce.training.state import TrainingResult
 from transduce.training.step import Updater
@@ -63,8 +63,8 @@ def run(
     torch.manual_seed(asked.training.seed)
     model = build_model(asked.model, n_src=vocab_size, n_tgt=vocab_size)
     with RunFolder.create(path, asked, "") as folder:
-        feeder = Feeder(train_on, asked.training, device=CPU)
-        held_out = Feeder(validate_on, asked.training, device=CPU)
+        feeder = PairFeeder(train_on, asked.training, device=CPU)
+        held_out = PairFeeder(validate_on, asked.training, device=CPU)
         validator = Validator(model, held_out.batches, smoothing=asked.training.label_smoothing, judge=judge)
         updater = Updater(model, asked.training, device=CPU, precision="float32")
         log = log or Log(quiet=True)

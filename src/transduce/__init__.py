@@ -1,12 +1,17 @@
-"""transduce: from raw parallel text to a translator. See `transduce --help` and docs/."""
+"""transduce: from raw text to a translator, or to a model that goes on with text. See `transduce --help` and docs/."""
 
 from __future__ import annotations
 
 import importlib
 
 __version__ = "0.1.0"
-_LAZY = {"Translator": "transduce.decoding.pipeline", "train": "transduce.run", "Settings": "transduce.config"}
-__all__ = ["Settings", "Translator", "__version__", "train"]
+_LAZY = {
+    "Generator": "transduce.decoding.generator",
+    "Settings": "transduce.config",
+    "Translator": "transduce.decoding.pipeline",
+    "train": "transduce.run",
+}
+__all__ = ["Generator", "Settings", "Translator", "__version__", "train"]
 
 
 def __getattr__(name: str) -> object:

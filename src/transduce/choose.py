@@ -13,6 +13,7 @@ from typing import Any
 
 from transduce.config import ModelSettings, Settings
 from transduce.machine import Machine
+from transduce.models.presets import PRESETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +40,24 @@ SIZES = (
 PEAK_LR = {"adam": 0.64, "adamw": 0.64, "muon": 0.64}  # times 1 / d_model: 0.005 at 128, 0.00125 at 512
 MATRIX_LR = 1.28  # the same for Muon's matrices
 LONGEST_WARMUP = 2000
+ATTENTION = {"transformer": (4, 8), "gpt": (0, 4)}  # products d_model x d_model in a block of each stack
 SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
 TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that a choice may depend on. `tokens` are those of the longer side of all pairs, None before encoding."""
+    """All that a choice may depend on. `tokens`, None before encoding: of the longer side of all pairs, or of the text.
+
+    Text in pairs is measured in `n_pairs`, running text in `n_bytes`; the other is 0.
+    """
 
     asked: Settings
     settings: Settings
     machine: Machine
     n_pairs: int
     tokens: int | None = None
+    n_bytes: int = 0
 
     @property
     def size(self) -> Size:
@@ -117,7 +123,7 @@ def choose(facts: Facts, choosers: Sequence[Chooser]) -> tuple[Settings, list[Ch
 def table(choices: Sequence[Choice]) -> list[str]:
     """Lines for people: the name, the value and the reason of each choice."""
     names = [f"{choice.section}.{choice.key}" for choice in choices]
-    values = [f"{choice.value:,}" if isinstance(choice.value, int) else str(choice.value) for choice in choices]
+    values = [f"{choice.value:,}" if type(choice.value) is int else str(choice.value) for choice in choices]
     widths = max(map(len, names), default=0), max(map(len, values), default=0)
     rows = zip(names, values, choices, strict=True)
     return [f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {choice.reason}" for name, value, choice in rows]
@@ -126,22 +132,27 @@ def table(choices: Sequence[Choice]) -> list[str]:
 def parameters_used(model: ModelSettings, vocab_size: int) -> int:
     """Weights that a target token passes through, roughly: the blocks' and the output's."""
     d, encoder, decoder = model.d_model, model.n_encoder_layers, model.n_decoder_layers
-    return (4 * encoder + 8 * decoder) * d * d + 2 * (encoder + decoder) * d * model.d_ff + vocab_size * d
+    in_encoder, in_decoder = ATTENTION.get(model.kind, (4, 8))
+    encoder *= in_encoder > 0
+    products = in_encoder * encoder + in_decoder * decoder
+    return products * d * d + 2 * (encoder + decoder) * d * model.d_ff + vocab_size * d
 
 
 def bytes_a_token(model: ModelSettings, vocab_size: int) -> int:
     """Memory of a training step for one padded token on either side, roughly: activations kept for the gradient."""
-    blocks = model.n_encoder_layers + 2 * model.n_decoder_layers
+    in_encoder, in_decoder = ATTENTION.get(model.kind, (4, 8))
+    blocks = (in_encoder * model.n_encoder_layers + in_decoder * model.n_decoder_layers) // 4
     return 4 * (blocks * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
 
 
 def _is_open(asked: Settings, section: str, key: str) -> bool:
     """Whether the user left the setting to us."""
     part = getattr(asked, section)
+    given = part.model_fields_set
     if section == "model":
-        given = part.model_fields_set
-        return not (given & SIZE_KEYS) if key == "preset" else key not in given
-    return getattr(part, key) in (None, "auto")
+        own = PRESETS.get(part.preset or "", {})
+        return not (given & SIZE_KEYS) if key == "preset" else key not in given and key not in own
+    return key not in given or getattr(part, key) in (None, "auto")
 
 
 def _pairs(facts: Facts) -> str:

@@ -12,6 +12,21 @@ import typer
 from typer import Argument, Option
 
 from transduce import cli_exchange
+from transduce.cli_text import generate
+from transduce.options import (
+    BatchTokens,
+    Beam,
+    Device,
+    Json,
+    Longest,
+    Lowercase,
+    Paths,
+    Penalty,
+    Quiet,
+    Run,
+    Set,
+    Tokenize,
+)
 from transduce.output import print_lines
 
 app = typer.Typer(
@@ -20,35 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Run = Annotated[Path, Argument(metavar="RUN", help="Run folder: the model.", show_default=False)]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Only warnings on stderr.")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
-Json = Annotated[bool, Option("--json", help="JSON, one object a line.")]
-Paths = Annotated[list[Path] | None, Option(metavar="FILE", show_default=False)]
-Set = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=0.001; repeatable.", show_default=False),
-]
-Beam = Annotated[
-    int | None, Option(help="Hypotheses kept; 1 is greedy; default: the run's.", min=1, show_default=False)
-]
-Penalty = Annotated[
-    float | None,
-    Option("--length-penalty", help="Exponent of the length; default: the run's.", min=0.0, show_default=False),
-]
-Longest = Annotated[
-    int | None, Option("--max-length", help="Longest output in tokens; default: the run's.", min=1, show_default=False)
-]
-BatchTokens = Annotated[
-    int | None, Option("--batch-tokens", help="Source tokens at once; default: the run's.", min=1, show_default=False)
-]
-Tokenize = Annotated[
-    str | None, Option(help="BLEU's: 13a, none, zh, char, ...; default: the run's.", show_default=False)
-]
-Lowercase = Annotated[
-    bool | None, Option("--lowercase/--cased", help="Fold case; default: the run's.", show_default=False)
-]
 
 
 def _show_version(asked: bool) -> bool:
@@ -110,6 +96,14 @@ def train(
         list[Path] | None,
         Option(metavar="FILE", help="Both sides in one file: .tsv, .jsonl or .tmx.", show_default=False),
     ] = None,
+    text: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="FILE", help="Plain text, to train a model that goes on with text; repeatable.", show_default=False
+        ),
+    ] = None,
+    valid_text: Paths = None,
+    test_text: Paths = None,
     valid_src: Paths = None,
     valid_tgt: Paths = None,
     test_src: Paths = None,
@@ -126,7 +120,9 @@ def train(
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a translator. What is not said is chosen from the data and the machine, and printed with its reason.
+    """Train a translator, or a language model on plain text.
+
+    What is not said is chosen from the data and the machine, and printed with its reason.
 
     The same command again goes on with an interrupted run. Text files may be .gz, .xz or .zst.
 
@@ -134,6 +130,7 @@ def train(
     transduce train --src train.en --tgt train.de --run runs/x
     transduce train --path memory.tmx --src-lang en --tgt-lang de --run runs/tm
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
+    transduce train --text book.txt --run runs/book
     transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
     """
     from transduce.request import Request
@@ -144,6 +141,7 @@ def train(
         valid=(tuple(valid_src or ()), tuple(valid_tgt or ())),
         test=(tuple(test_src or ()), tuple(test_tgt or ())),
         paths=tuple(path or ()),
+        texts=(tuple(text or ()), tuple(valid_text or ()), tuple(test_text or ())),
         root=data,
         languages=(src_lang, tgt_lang),
         overrides=tuple(overrides or ()),
@@ -217,8 +215,17 @@ def translate(
 @app.command()
 def evaluate(
     run: Run,
-    src: Annotated[Path, Option(metavar="FILE", help="Source text.", show_default=False)],
-    ref: Annotated[Path, Option(metavar="FILE", help="Reference translations, line for line.", show_default=False)],
+    src: Annotated[Path | None, Option(metavar="FILE", help="Source text.", show_default=False)] = None,
+    ref: Annotated[
+        Path | None, Option(metavar="FILE", help="Reference translations, line for line.", show_default=False)
+    ] = None,
+    text: Annotated[
+        Path | None, Option(metavar="FILE", help="Text that a language model is to tell.", show_default=False)
+    ] = None,
+    stride: Annotated[
+        int | None,
+        Option(help="Tokens that are new in each row of --text; default: all of it.", min=1, show_default=False),
+    ] = None,
     hyp: Annotated[
         Path | None, Option(metavar="FILE", help="Judge these translations instead of RUN's.", show_default=False)
     ] = None,
@@ -238,14 +245,22 @@ def evaluate(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """BLEU, chrF and TER of a run's translations, with their signatures.
+    """BLEU, chrF and TER of a run's translations, with their signatures; or how well it tells text.
 
     \b
     transduce evaluate runs/x --src test.en --ref test.de
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none --json
+    transduce evaluate runs/book --text other.txt
     """
     from transduce import use
+    from transduce.errors import SettingsError
+
+    if text is not None and src is ref is None:
+        print_lines(use.evaluate_text(run, text, stride=stride, batch_tokens=batch_tokens, device=device, as_json=json))
+        return
+    if src is None or ref is None or text is not None:
+        raise SettingsError("evaluate needs --src and --ref of a translator, or --text of a language model")
 
     search = use.Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
     lines = use.evaluate(
@@ -260,6 +275,9 @@ def evaluate(
         as_json=json,
     )
     print_lines(lines)
+
+
+app.command()(generate)
 
 
 @app.command()

@@ -28,11 +28,13 @@ class Section(BaseModel):
 
 
 class Corpus(Section):
-    """One source of sentence pairs: `src` and `tgt` text files, or one `path` that holds both sides."""
+    """One source of text: `src` and `tgt` text files, or one `path` that holds both sides, or plain text."""
 
     src: Path | None = Field(None, description="Text file of source sentences, one a line (.gz, .xz, .zst too).")
     tgt: Path | None = Field(None, description="Text file of target sentences, line for line with `src`.")
-    path: Path | None = Field(None, description="One file with both sides: .tsv, .jsonl or .tmx (.gz, .xz, .zst too).")
+    path: Path | None = Field(
+        None, description="One file: pairs as .tsv, .jsonl or .tmx, or text (.gz, .xz, .zst too)."
+    )
     weight: float = Field(1.0, gt=0, description="Passes over this corpus in an epoch: 2 twice, 0.5 half of it.")
 
     @model_validator(mode="after")
@@ -57,6 +59,9 @@ class DataSettings(Section):
     max_ratio: float = Field(9.0, gt=1, description="Largest ratio of the two lengths in tokens, above 10 tokens.")
     deduplicate: bool = Field(False, description="Keep only the first of identical pairs.")
     drop_copies: bool = Field(False, description="Drop pairs whose two sides are the same.")
+    documents: Literal["file", "blank_line", "line"] = Field("file", description="What ends a document of plain text.")
+    context: int | None = Field(None, ge=2, description="Tokens of plain text that the model sees at once.")
+    separate_documents: bool = Field(False, description="Attention stays inside a document of plain text.")
 
 
 class TokenizerSettings(Section):
@@ -69,13 +74,14 @@ class TokenizerSettings(Section):
     joint: bool = Field(True, description="One vocabulary for both sides (needed to tie all embeddings) or one each.")
     sampling: float = Field(0.0, ge=0, le=1, description="Subword regularisation: share of sentences or merges.")
     character_coverage: float = Field(1.0, gt=0.9, le=1, description="Characters covered; below 1 for large scripts.")
+    exact: bool = Field(False, description="Text comes back as it was: line ends, spaces, bytes of rare characters.")
     normalization: str = Field("nmt_nfkc", description="nmt_nfkc, nfkc, nmt_nfkc_cf (folds case) or identity.")
 
 
 class ModelSettings(Section):
     """The architecture; the defaults are the paper's choices, the sizes those of `tiny`."""
 
-    preset: str | None = Field(None, description="Sizes of tiny, small, base or big; keys given beside it win.")
+    preset: str | None = Field(None, description="Sizes under a name, such as tiny: PRESETS; keys beside it win.")
     kind: str = Field("transformer", description="Name in the MODELS table.")
     d_model: int = Field(128, ge=1, description="Width of the residual stream (paper 3.1).")
     d_ff: int = Field(256, ge=1, description="Inner width of the position-wise feed-forward (paper 3.3).")
@@ -153,6 +159,7 @@ class Settings(Section):
     """All settings of a run."""
 
     name: str = Field("", description="What the report calls the run.")
+    task: str = Field("translation", description="What is trained for: translation, causal (text goes on): TASKS.")
     data: DataSettings = DataSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelSettings = ModelSettings()

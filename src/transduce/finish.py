@@ -49,6 +49,11 @@ def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int,
     else:
         held_out = [src for found in pairs.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _worth_drawing(held_out)])
+    conclude(folder, log)
+
+
+def conclude(folder: RunFolder, log: Log) -> None:
+    """The end of every training: report and model card; what only training needed goes."""
     write_report(folder)
     write_card(folder)
     forget_prepared(folder)  # from here on the run counts as finished

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import typer
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """Print to stdout; a reader (head, less) that has seen enough ends the command, quietly."""
+def print_lines(lines: Iterable[str], end: str = "\n") -> None:
+    """Print to stdout, at once where `end` is empty; a reader (head, less) that has seen enough ends it, quietly."""
     try:
         for line in lines:
-            print(line)
+            print(line, end=end, flush=not end)
         sys.stdout.flush()
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):  # or Python would try to flush once more, and complain

@@ -18,6 +18,7 @@ Sides = tuple[tuple[Path, ...], tuple[Path, ...]]
 class Request:
     """A training that was asked for. Files given here take the place of the recipe's and start from where we stand.
 
+    `texts`: plain text to train on, validate on and test with; with them the task is "causal" if no other is named.
     Relative paths in a recipe start from `root` (--data) where given, else from the recipe's `data.root` or folder.
     """
 
@@ -26,6 +27,7 @@ class Request:
     valid: Sides = ((), ())
     test: Sides = ((), ())
     paths: tuple[Path, ...] = ()
+    texts: tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]] = ((), (), ())
     root: Path | None = None
     languages: tuple[str | None, str | None] = (None, None)
     overrides: tuple[str, ...] = ()
@@ -52,13 +54,17 @@ class Request:
                 *([] if alone else data["train"]),
                 *({"path": str(path.absolute())} for path in self.paths),
             ]
+        for key, files in zip(("train", "valid", "test"), self.texts, strict=True):
+            if files:
+                values.setdefault("task", "causal")
+                data[key] = [{"path": str(path.absolute())} for path in files]
         data |= {key: code for key, code in zip(("src_lang", "tgt_lang"), self.languages, strict=True) if code}
         if self.root is not None:
             data["root"] = str(self.root.absolute())
         folder = self.recipe.parent if self.recipe else Path()
         settings = Settings.from_mapping(values, origin=origin).resolve_paths(folder)
         if not settings.data.train and not settings.data.demo:
-            raise SettingsError("no training text: give --src and --tgt, or --path, or a recipe")
+            raise SettingsError("no training text: give --src and --tgt, or --path, or --text, or a recipe")
         if not has_read_text(self.run_folder()):
             self._check_files(settings.data)
         return settings

@@ -1,4 +1,4 @@
-"""What a finished model does: translate, be judged, score given translations."""
+"""What a finished model does: translate, go on with text, be judged, score given translations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from typing import Any
 
 from transduce.checkpoint import RunFolder
 from transduce.data.lines import read_lines
+from transduce.data.text import read_pieces
+from transduce.data.text_store import TextStore
+from transduce.decoding.generator import Generator
 from transduce.decoding.pipeline import Translation, Translator
+from transduce.decoding.results import Generation
 from transduce.decoding.sample import Sampling
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.compare import paired_bootstrap
@@ -187,6 +191,77 @@ def score(run: Path, pairs: tuple[Path, Path], *, device: str = "auto", as_json:
     for found in Translator.load(run, device=device).score(sources, targets):
         numbers = {"log_prob": found.log_prob, "n_tokens": found.n_tokens, "token_log_probs": found.token_log_probs}
         yield _line(numbers) if as_json else f"{found.log_prob:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Text that is asked for. `prompts` None: what stands on standard input, less its last line end."""
+
+    prompts: tuple[str, ...] | None = None
+    max_length: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+    n_samples: int = 1
+    cut_prompt: bool = False
+
+    def __call__(self, generator: Generator, prompts: Sequence[str]) -> list[Generation]:
+        """The texts of these prompts."""
+        return generator.generate(
+            prompts,
+            max_length=self.max_length,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            n_samples=self.n_samples,
+            cut_prompt=self.cut_prompt,
+        )
+
+    def stream(self, generator: Generator, prompt: str) -> Iterator[str]:
+        """The text of one prompt, as it comes."""
+        return generator.stream(
+            prompt,
+            max_length=self.max_length,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            cut_prompt=self.cut_prompt,
+        )
+
+
+def generate(run: Path, asked: Asking, *, stream: bool, device: str, as_json: bool) -> Iterator[str]:
+    """What to print, line ends and all: how a run goes on with prompts. `stream`: in parts, as they come."""
+    generator = Generator.load(run, device=device)
+    prompts = asked.prompts
+    if prompts is None:
+        prompts = ("\n".join(read_lines(STDIN)),)
+    if stream:
+        if as_json or len(prompts) * asked.n_samples > 1:
+            raise SettingsError("--stream prints one text as it comes: not with --json, --samples or several prompts")
+        yield from chain([prompts[0]], asked.stream(generator, prompts[0]), ["\n"])
+        return
+    found = asked(generator, prompts)
+    if as_json:
+        for one in found:
+            numbers = {"n_tokens": len(one.ids), "log_prob": one.log_prob, "finished": one.finished}
+            yield _line({"prompt": one.prompt, "text": one.text, **numbers}) + "\n"
+        return
+    yield "---\n".join(f"{one.prompt}{one.text}\n" for one in found)
+
+
+def evaluate_text(
+    run: Path, text: Path, *, stride: int | None, batch_tokens: int | None, device: str, as_json: bool
+) -> Iterator[str]:
+    """Lines that tell how well a run tells the text of a file (`-`: stdin)."""
+    generator = Generator.load(run, device=device)
+    store = TextStore.from_pieces(read_pieces(text, generator.settings.data.documents), generator.tokenizer)
+    if not store.n_bytes:
+        raise DataError(f"{text}: there is no text")
+    score = generator.evaluate(store, stride=stride, batch_tokens=batch_tokens)
+    yield from [_line(score.to_json())] if as_json else score.lines()
 
 
 def _check_pairs(paths: tuple[Path, Path], src: Sequence[str], tgt: Sequence[str]) -> None:

@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from oracle.numpy_transformer import Array, Options
 from transduce.config import ModelSettings
 
+# The embeddings of each side, and the stacks, of every kind of model.
+SHAPES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "transformer": ({"src": "src_embedding", "tgt": "tgt_embedding"}, ("encoder", "decoder")),
+    "gpt": ({"tgt": "embedding"}, ("decoder",)),
+}
 EPSILON = {"layer": 1e-5, "rms": 1e-6}
 
 
@@ -46,18 +51,16 @@ def randomize(model: nn.Module, *, seed: int = 0, scale: float = 0.3) -> None:
 def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Array]:
     """A model's state dict under the oracle's names."""
     known = {name.replace(".blocks.", "."): tensor.detach().double().numpy() for name, tensor in state.items()}
-    weights = {
-        "src_embedding": known["src_embedding.table.weight"],
-        "tgt_embedding": known["tgt_embedding.table.weight"],
-    }
-    weights["output"] = known["output_embedding.weight"]
+    sides, stacks = SHAPES[s.kind]
+    weights = {"output": known["output_embedding.weight"]}
     if s.output_bias:
         weights["output_bias"] = known["output_bias"]
-    for side in ("src", "tgt"):
+    for side, name in sides.items():
+        weights[f"{side}_embedding"] = known[f"{name}.table.weight"]
         if s.positions == "learned":
-            weights[f"{side}_positions"] = known[f"{side}_embedding.positions.embedding.weight"]
-        _copy(known, f"{side}_embedding.norm", weights, f"{side}_norm")
-    for stack, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
+            weights[f"{side}_positions"] = known[f"{name}.positions.embedding.weight"]
+        _copy(known, f"{name}.norm", weights, f"{side}_norm")
+    for stack, n_layers in ((stack, getattr(s, f"n_{stack}_layers")) for stack in stacks):
         _copy(known, f"{stack}.norm", weights, f"{stack}.norm")
         for n in range(n_layers):
             _block(known, f"{stack}.{n}", weights, s)
@@ -70,7 +73,7 @@ def _block(known: Mapping[str, Array], at: str, weights: dict[str, Array], s: Mo
     groups = {"query": s.n_heads, "key": n_kv_heads, "value": n_kv_heads}
     _projections(known, f"{at}.self_attention.query_key_value", weights, f"{at}.self", groups, s)
     _copy(known, f"{at}.self_attention.output", weights, f"{at}.self.output")
-    if at.startswith("decoder"):
+    if any(name.startswith(f"{at}.cross_attention.") for name in known):
         _projections(known, f"{at}.cross_attention.query", weights, f"{at}.cross", {"query": s.n_heads}, s)
         pair = {"key": n_kv_heads, "value": n_kv_heads}
         _projections(known, f"{at}.cross_attention.key_value", weights, f"{at}.cross", pair, s)

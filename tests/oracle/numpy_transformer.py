@@ -242,7 +242,14 @@ def sublayer(x: Array, weights: Weights, name: str, options: Options, function: 
 
 
 def block(
-    x: Array, weights: Weights, at: str, options: Options, allowed: Allowed, memory: Array | None = None
+    x: Array,
+    weights: Weights,
+    at: str,
+    options: Options,
+    allowed: Allowed,
+    memory: Array | None = None,
+    *,
+    causal: bool = False,
 ) -> Array:
     """One block (3.1): self-attention, attention to `memory` where there is one (a decoder's block), feed-forward."""
     turn = options.positions == "rotary"
@@ -255,7 +262,7 @@ def block(
         return multi_head(y, memory, weights, f"{at}.cross", everything, options, turn=False)[0]
 
     def transform(y: Array) -> Array:
-        return feed_forward(y, weights, f"{at}.feed_forward", options, causal=memory is not None)
+        return feed_forward(y, weights, f"{at}.feed_forward", options, causal=causal)
 
     x = sublayer(x, weights, f"{at}.self", options, attend)
     if memory is not None:
@@ -277,8 +284,18 @@ def decode(tgt: NDArray[np.int64], memory: Array, weights: Weights, options: Opt
     x = embed(tgt, weights, "tgt", options)
     past = np.tril(np.ones((len(tgt), len(tgt)), dtype=bool))
     for n in range(options.n_decoder_layers):
-        x = block(x, weights, f"decoder.{n}", options, past, memory)
+        x = block(x, weights, f"decoder.{n}", options, past, memory, causal=True)
     return normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x
+
+
+def causal_lm(ids: NDArray[np.int64], weights: Weights, options: Options) -> Array:
+    """Logits `[T, V]` of a decoder alone (Radford et al. 2018): every token knows of itself and of those before it."""
+    x = embed(ids, weights, "tgt", options)
+    past = np.tril(np.ones((len(ids), len(ids)), dtype=bool))
+    for n in range(options.n_decoder_layers):
+        x = block(x, weights, f"decoder.{n}", options, past, causal=True)
+    x = normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x
+    return x @ weights["output"].T + weights.get("output_bias", np.float64(0))
 
 
 def transformer(

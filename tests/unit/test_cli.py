@@ -65,7 +65,7 @@ def test_version(transduce: Callable[..., Result]) -> None:
         (["train", "--sorce", "x"], "No such option: --sorce"),
         (["translate"], "Missing argument 'RUN'"),
         (["translate", "x", "--nbest", "0"], "Invalid value for '--nbest'"),
-        (["train"], "no training text: give --src and --tgt, or --path, or a recipe"),
+        (["train"], "no training text: give --src and --tgt, or --path, or --text, or a recipe"),
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
         (["train", "--src", "a", "--run", "r"], "--src is given 1 times and --tgt 0 times"),

@@ -207,7 +207,8 @@ def test_every_recipe_loads_and_tells_what_to_expect(recipe: Path) -> None:
 
     settings = Settings.from_toml(recipe)
     check_model(resolve_preset(settings.model))
-    assert settings.data.train and settings.data.valid and settings.data.test
+    assert settings.data.train and settings.data.valid
+    assert settings.data.test or settings.task != "translation"
     header = recipe.read_text(encoding="utf-8").split("\n\n")[0]
     for word in ("Score:", "Time:", "Machine:", "Data:"):
         assert f"# {word}" in header

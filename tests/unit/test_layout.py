@@ -24,14 +24,18 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     (
         "machine",
         "choose",
+        "choose_text",
         "request",
         "prepare",
         "finish",
+        "tasks",
         "run",
         "use",
         "showcase",
         "exchange",
+        "options",
         "cli_exchange",
+        "cli_text",
         "cli",
         "__main__",
     ),
@@ -107,7 +111,9 @@ def test_files_and_functions_stay_small(path: Path) -> None:
             body = (node.end_lineno or 0) - node.body[0].lineno + 1
             assert body <= 60, f"{path.name}: {node.name} has {body} lines"
             n_parameters = len(node.args.args + node.args.posonlyargs + node.args.kwonlyargs)
-            assert n_parameters <= 9 or path.name == "cli.py", f"{path.name}: {node.name} has {n_parameters} parameters"
+            assert n_parameters <= 9 or path.name.startswith("cli"), (
+                f"{path.name}: {node.name} has {n_parameters} parameters"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))

@@ -1,17 +1,42 @@
-"""Examples become tensors: padded, shifted and framed once, here. Models never shift, and see padding as id 0 only."""
+"""Examples become tensors: padded, shifted and framed once, here. Models never shift, and see padding as id 0 only.
+
+Whatever the task, training asks four things of a batch (`TrainingBatch`): the model's inputs, the targets beside its
+output, how many targets count, and to go to a device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from transduce.data.objectives import Example, Ids
+from transduce.data.objectives import Example, Ids, RowExample
 from transduce.text.tokenizer import BOS, EOS, PAD
+
+
+@runtime_checkable
+class TrainingBatch(Protocol):
+    """What training and validation need of a batch, of any task."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the model's `forward` takes, in order."""
+
+    @property
+    def targets(self) -> Tensor:
+        """Int64 [B, T], beside the hidden states [B, T, D] that `forward` gives; `PAD` where nothing is asked for."""
+
+    @property
+    def n_targets(self) -> int:
+        """Targets that are not `PAD`: what a loss is divided by."""
+
+    def to(self, device: torch.device | str) -> TrainingBatch:
+        """The batch on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +48,41 @@ class Batch:
     tgt_out: Int64[Tensor, "B T"]  # ids EOS
     n_targets: int  # real tokens of tgt_out: what a loss is divided by
 
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Source and target as the model takes them."""
+        return self.src, self.tgt_in
+
+    @property
+    def targets(self) -> Tensor:
+        """What the model should write."""
+        return self.tgt_out
+
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
-        device = torch.device(device)
-        if device.type == self.src.device.type == "cpu":
+        if _is_there(self.src, device):
             return self
+        src, tgt_in, tgt_out = _sent((self.src, self.tgt_in, self.tgt_out), device)
+        return Batch(src, tgt_in, tgt_out, self.n_targets)
 
-        def send(tensor: Tensor) -> Tensor:
-            return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-        return Batch(send(self.src), send(self.tgt_in), send(self.tgt_out), self.n_targets)
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows of running text, padded on the right with `PAD`.
+
+    inputs: ids [B, T]; behind them, where attention stays inside documents, the number of each token's document [B, T].
+    """
+
+    inputs: tuple[Tensor, ...]
+    targets: Int64[Tensor, "B T"]
+    n_targets: int
+
+    def to(self, device: torch.device | str) -> RowBatch:
+        """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
+        if _is_there(self.targets, device):
+            return self
+        *inputs, targets = _sent((*self.inputs, self.targets), device)
+        return RowBatch(tuple(inputs), targets, self.n_targets)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -50,6 +100,37 @@ def collate(examples: Sequence[Example]) -> Batch:
 def pad_sources(sentences: Sequence[Ids]) -> Int64[Tensor, "B S"]:
     """Sources to decode from, as `collate` makes them: ids, EOS, padding."""
     return torch.from_numpy(_ended(*_flat(sentences)))
+
+
+def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> RowBatch:
+    """Pad rows to the longest of them. `separate`: with the number of each token's document within its row.
+
+    A document begins with `BOS`.
+
+    >>> collate_rows([RowExample([2, 5], [5, 3]), RowExample([6], [7])]).targets.tolist()
+    [[5, 3], [7, 0]]
+    """
+    ids, targets = (_rows(*_flat([side(e) for e in examples])) for side in (lambda e: e.ids, lambda e: e.targets))
+    inputs = [torch.from_numpy(ids)]
+    if separate:
+        inputs.append(torch.from_numpy((ids == BOS).cumsum(1)))
+    return RowBatch(tuple(inputs), torch.from_numpy(targets), int(np.count_nonzero(targets != PAD)))
+
+
+def _is_there(tensor: Tensor, device: torch.device | str) -> bool:
+    return torch.device(device).type == tensor.device.type == "cpu"
+
+
+def _sent(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+    to_gpu = torch.device(device).type == "cuda"
+    return [(tensor.pin_memory() if to_gpu else tensor).to(device, non_blocking=True) for tensor in tensors]
+
+
+def _rows(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Rows of ids, padding."""
+    rows = np.full((len(lengths), int(lengths.max(initial=0))), PAD, dtype=np.int64)
+    rows[np.arange(rows.shape[1]) < lengths[:, None]] = ids
+    return rows
 
 
 def _flat(sentences: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:

@@ -6,9 +6,7 @@ A folder with `src.npy` and `tgt.npy` (all ids in a row, uint16 where they fit),
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -19,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from transduce.config import Corpus, DataSettings
+from transduce.data.arrays import ArrayFile, checksum, digest, map_array
 from transduce.data.clean import Cleaner
 from transduce.data.corpus import Pair, corpus_files
 from transduce.data.lines import bare_suffix
-from transduce.errors import DataError, RunFolderError
+from transduce.errors import RunFolderError
 from transduce.files import read_json, write_aside, write_json
 from transduce.text.tokenizer import UNK, Tokenizers
 
@@ -115,7 +114,7 @@ class TokenStore:
             raise RunFolderError(f"{folder} is no token store of format {FORMAT}")
         if fingerprint is not None and facts.get("fingerprint") != fingerprint:
             raise RunFolderError(f"{folder} was made from other text, with another vocabulary or cleaned otherwise")
-        arrays = [_map(folder / f"{name}.npy", facts["checksums"].get(name)) for name in _ARRAYS]
+        arrays = [map_array(folder / f"{name}.npy", facts["checksums"].get(name)) for name in _ARRAYS]
         return cls(Side(*arrays[:2]), Side(*arrays[2:]), facts)
 
 
@@ -132,7 +131,7 @@ def fingerprint_of(corpora: Sequence[Corpus], settings: DataSettings, tokenizers
     for corpus in corpora:
         for path in corpus_files(corpus):
             total.update(f"{bare_suffix(path) if path == corpus.path else 'text'}\n".encode())
-            total.update(_digest(path))
+            total.update(digest(path))
     for text in extra:
         total.update(hashlib.sha256(text.encode()).digest())
     return total.hexdigest()
@@ -170,7 +169,7 @@ def build_store(
             "fingerprint": fingerprint,
             "sizes": sizes,
             "cleaning": cleaner.report.to_json(),
-            "checksums": {array: _checksum(aside / f"{array}.npy") for array in _ARRAYS},
+            "checksums": {array: checksum(aside / f"{array}.npy") for array in _ARRAYS},
         }
         write_json(aside / "store.json", facts)
     return TokenStore.open(folder)
@@ -202,8 +201,8 @@ class _Writer:
     """Writes one side, chunk by chunk."""
 
     def __init__(self, folder: Path, side: str, vocab_size: int) -> None:
-        self._ids = _ArrayFile(folder / f"{side}.npy", np.uint16 if vocab_size <= 1 << 16 else np.int32)
-        self._offsets = _ArrayFile(folder / f"{side}_offsets.npy", np.int64)
+        self._ids = ArrayFile(folder / f"{side}.npy", np.uint16 if vocab_size <= 1 << 16 else np.int32)
+        self._offsets = ArrayFile(folder / f"{side}_offsets.npy", np.int64)
         self._end = 0
         self._offsets.append(np.zeros(1, np.int64))
 
@@ -221,60 +220,3 @@ class _Writer:
     ) -> None:
         for file in (self._ids, self._offsets):
             file.close() if kind is None else file.abandon()
-
-
-class _ArrayFile:
-    """A one-dimensional .npy file that grows: NumPy's header leaves room for the number, which comes at the end."""
-
-    def __init__(self, path: Path, dtype: type[np.generic]) -> None:
-        self.dtype, self.n = np.dtype(dtype), 0
-        self._file = path.open("wb")
-        self._header()
-
-    def append(self, array: np.ndarray) -> None:
-        self._file.write(np.ascontiguousarray(array, dtype=self.dtype).data)
-        self.n += len(array)
-
-    def close(self) -> None:
-        end = self._file.tell()
-        self._file.seek(0)
-        self._header()
-        assert end == self._file.tell() + self.n * self.dtype.itemsize, "the header has grown"
-        self._file.close()
-
-    def abandon(self) -> None:
-        """Close a file that is not to be used; what cannot be flushed does not matter."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _header(self) -> None:
-        described = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.n,)}
-        np.lib.format.write_array_header_1_0(self._file, described)
-
-
-def _map(path: Path, checksum: int | None) -> np.ndarray:
-    """A checked memory-mapped array; reading it for the check also warms the cache."""
-    try:
-        if _checksum(path) != checksum:
-            raise RunFolderError(f"{path} is damaged: its checksum differs")
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from None
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return value
-
-
-def _digest(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None

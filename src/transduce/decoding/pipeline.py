@@ -6,23 +6,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from transduce.checkpoint import RunFolder
 from transduce.config import DecodingSettings
 from transduce.data.batch import collate, pad_sources
 from transduce.data.objectives import Example
 from transduce.decoding.batches import Sentence, chunks, cut
+from transduce.decoding.loading import Precision, open_model
 from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.sample import Sampling, sample
 from transduce.decoding.score import token_log_probs
 from transduce.decoding.search import Hypothesis, beam_search
 from transduce.decoding.workers import workers
 from transduce.errors import DataError, SettingsError
-from transduce.models.build import build_model
 from transduce.text.tokenizer import Tokenizers
 
 LONGEST_SOURCE = 4096  # tokens; attention's memory grows with the square
@@ -62,15 +61,10 @@ class Translator:
         self.trained_length, self.longest = trained_length, longest
 
     @classmethod
-    def load(
-        cls, path: str | Path, *, device: str = "auto", precision: Literal["float32", "bfloat16"] = "float32"
-    ) -> Translator:
+    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Translator:
         """The translator in a run folder. Raises `RunFolderError` (missing or damaged), `SettingsError` (device)."""
-        folder = RunFolder.open(Path(path))
-        settings, tokenizers = folder.settings, folder.tokenizers()
-        model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-        model.load_state_dict(folder.load_model())
-        model = model.to(device=_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
+        folder, model, tokenizers = open_model(path, task="translation", device=device, precision=precision)
+        settings = folder.settings
         learned = settings.model.positions == "learned"
         longest = min(LONGEST_SOURCE, settings.model.max_positions - 1) if learned else LONGEST_SOURCE
         return cls(model, tokenizers, settings.decoding, trained_length=settings.data.max_length, longest=longest)
@@ -166,7 +160,7 @@ class Translator:
         budget = batch_tokens or self.settings.batch_tokens
         for batch in cut(pairs, budget=budget, most=budget, width=lambda pair: max(len(pair.ids), pair.limit) + 1):
             tensors = collate([Example(pair.ids, tgt_ids[pair.number]) for pair in batch]).to(self.device)
-            known = token_log_probs(self.model, tensors.src, tensors.tgt_in, tensors.tgt_out).tolist()
+            known = token_log_probs(self.model, tensors.inputs, tensors.targets).tolist()
             for pair, row in zip(batch, known, strict=True):
                 scores[pair.number] = Score(tuple(row[: pair.limit + 1]))
         return scores
@@ -244,12 +238,3 @@ class Translator:
             notes.append(f"output cut off at {sentence.limit} tokens")
         candidates = (Candidate(decode(h.ids), h.ids, h.log_prob, h.score, h.finished) for h in hypotheses)
         return Translation(tuple(candidates), "; ".join(notes))
-
-
-def _device(name: str) -> torch.device:
-    """The device called auto, cpu or cuda."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise SettingsError(f"device = {name!r}: allowed are auto, cpu and cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("device = 'cuda', but PyTorch finds no CUDA device here; use auto or cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

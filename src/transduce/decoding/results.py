@@ -1,7 +1,8 @@
-"""What a translator hands back."""
+"""What translators and generators hand back."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -67,3 +68,63 @@ class Score:
     def n_tokens(self) -> int:
         """Tokens, the end of the sentence counted."""
         return len(self.token_log_probs)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How a prompt goes on. `text` and `ids` are what is new; `log_prob`: nats, by the model itself.
+
+    `finished` is False where the text was cut off at the length limit.
+    """
+
+    prompt: str
+    text: str
+    ids: tuple[int, ...]
+    log_prob: float
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """How well a model tells running text: `nats` summed over `n_tokens`, whose text has `n_bytes` in UTF-8."""
+
+    nats: float
+    n_tokens: int
+    n_bytes: int
+    context: int
+    stride: int
+
+    @property
+    def nll(self) -> float:
+        """Nats a token, ends of documents counted."""
+        return self.nats / self.n_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the nats a token: depends on the vocabulary."""
+        return math.exp(min(self.nll, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits a byte of text: does not depend on the vocabulary."""
+        return self.nats / math.log(2) / self.n_bytes
+
+    def to_json(self) -> dict[str, float]:
+        """As plain values."""
+        return {
+            "nll": self.nll,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "tokens": self.n_tokens,
+            "bytes": self.n_bytes,
+            "context": self.context,
+            "stride": self.stride,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            f"perplexity {self.perplexity:.3f} a token, {self.nll:.4f} nats a token, "
+            f"{self.bits_per_byte:.4f} bits a byte",
+            f"{self.n_tokens:,} tokens, {self.n_bytes:,} bytes; rows of {self.context} tokens, {self.stride} new each",
+        ]

@@ -6,7 +6,7 @@ Each sample draws from a generator of its own, one number a token, so that it do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,9 @@ from torch import Tensor
 from transduce.decoding.filters import apply_temperature, keep_top_k, keep_top_p
 from transduce.decoding.search import Hypothesis, Stepper, check_limits
 from transduce.text.tokenizer import BOS, EOS, PAD
+
+Watch = Callable[[list[int], list[list[int]]], None]
+"""Told after each step: the places of the sentences that still go on, and the token of each sample; 0 at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,21 @@ def sample(
     seeds: Sequence[tuple[int, ...]],
     sampling: Sampling,
     n_samples: int = 1,
+    first: Int[Tensor, " B"] | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """`n_samples` outputs of every sentence, in the order drawn. `seeds`: one a sentence, the seed of its numbers.
 
+    `first`: the token that each output begins after; BOS where none is given. `watch` sees the tokens as they come.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
     """
     limits = check_limits(max_length, len(src))
     if not len(src):
         return []
     numbers = torch.from_numpy(_numbers(seeds, n_samples, int(limits.max()))).to(src.device)  # [B, n, C]
+    first = src.new_full((len(src),), BOS) if first is None else first
     with torch.inference_mode():
-        return _sample(model, src, limits.to(src.device), numbers, sampling)
+        return _sample(model, src, first, limits.to(src.device), numbers, sampling=sampling, watch=watch)
 
 
 def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
@@ -67,13 +74,20 @@ def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> n
 
 
 def _sample(
-    model: Stepper, src: Tensor, limits: Int[Tensor, " B"], numbers: Float[Tensor, "B n C"], sampling: Sampling
+    model: Stepper,
+    src: Tensor,
+    first: Int[Tensor, " B"],
+    limits: Int[Tensor, " B"],
+    numbers: Float[Tensor, "B n C"],
+    *,
+    sampling: Sampling,
+    watch: Watch | None,
 ) -> list[list[Hypothesis]]:
     n_samples, capacity = numbers.shape[1:]
     results: list[list[Hypothesis]] = [[] for _ in src]
     number = torch.arange(len(src), device=src.device)
     ids = src.new_full((len(src), n_samples, capacity), PAD)
-    token = src.new_full((len(src), n_samples), BOS)
+    token = first[:, None].repeat(1, n_samples)
     log_prob = torch.zeros(len(src), n_samples, dtype=torch.float64, device=src.device)
     n_ids = torch.zeros_like(token)
     ended = torch.zeros_like(token, dtype=torch.bool)
@@ -88,6 +102,8 @@ def _sample(
         going = ~ended & (token != EOS)
         ids[:, :, length - 1] = token.masked_fill(~going, PAD)
         n_ids += going
+        if watch is not None:
+            watch(number.tolist(), ids[:, :, length - 1].tolist())
         ended |= token == EOS
         done = (ended.all(1) | (limits <= length)).nonzero().squeeze(1)
         if len(done):

@@ -17,19 +17,17 @@ _ROWS = 1024  # of logits at once
 class Scorer(Protocol):
     """What scoring needs of a model."""
 
-    def __call__(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Tensor:
         """Hidden states [B, T, D]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D]."""
 
 
-def token_log_probs(
-    model: Scorer, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"], tgt_out: Int[Tensor, "B T"]
-) -> Float[Tensor, "B T"]:
-    """Nats log p(tgt_out[t] | tgt_in[..t], src), float32; 0 at padding."""
+def token_log_probs(model: Scorer, inputs: tuple[Tensor, ...], tgt_out: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Nats log p(tgt_out[t] | what the model sees of `inputs` at t), float32; 0 at padding."""
     with torch.inference_mode():
-        hidden = model(src, tgt_in)
+        hidden = model(*inputs)
         real = (tgt_out != PAD).flatten().nonzero().squeeze(1)
         hidden, gold = hidden.flatten(0, 1).index_select(0, real), tgt_out.flatten().index_select(0, real)
         scored = torch.zeros(tgt_out.numel(), device=hidden.device)

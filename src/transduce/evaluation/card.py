@@ -10,6 +10,7 @@ from typing import Any
 from transduce.checkpoint import RunFolder
 from transduce.evaluation.records import UNSCORED, Record, read_record
 from transduce.evaluation.report import compact, summary
+from transduce.evaluation.wording import wording_of
 from transduce.files import write_text
 from transduce.log import duration
 
@@ -38,15 +39,25 @@ def plain(text: object) -> str:
 
 
 def _head(record: Record) -> str:
-    src, tgt = record.languages
     size = "" if record.n_parameters is None else f", {compact(record.n_parameters)} parameters"
     return (
-        f"# {plain(record.name)}\n\nA translator from `{src}` to `{tgt}`, trained from scratch with "
+        f"# {plain(record.name)}\n\n{wording_of(record).head(record)}, trained from scratch with "
         f"transduce.\n\n{plain(summary(record))}{size}."
     )
 
 
 def _scores(record: Record) -> str:
+    if record.text_scores:
+        lines = [
+            "## Scores",
+            "",
+            "| text | nats a token | perplexity | bits a byte | tokens |",
+            "|---|--:|--:|--:|--:|",
+        ]
+        for text in record.text_scores:
+            values = f"{text['nll']:.4f} | {text['perplexity']:.3f} | {text['bits_per_byte']:.4f} | {text['tokens']:,}"
+            lines.append(f"| {plain(text['name'])} | {values} |")
+        return "\n".join(lines)
     if not record.scores:
         return f"## Scores\n\n{UNSCORED}" if record.of("end") else ""
     lines = ["## Scores", "", "| set | sentences | BLEU | chrF | TER | exact |", "|---|--:|--:|--:|--:|--:|"]
@@ -72,17 +83,19 @@ def _scores(record: Record) -> str:
 
 
 def _use(record: Record) -> str:
+    words = wording_of(record)
     return (
         "## Use\n\nThis folder is the model; move or copy it as a whole. With transduce installed:\n\n"
-        "```sh\ntransduce translate THIS_FOLDER < in.txt > out.txt\n```\n\n"
-        "```python\nfrom transduce import Translator\n\n"
-        'translator = Translator.load("THIS_FOLDER")\nprint(translator.translate(["..."])[0].text)\n```'
+        f"```sh\n{words.command}\n```\n\n```python\n{words.python}\n```"
     )
 
 
 def _samples(record: Record) -> str:
     for found in record.samples[:1]:
         head = f"## Examples\n\nThe first few of {plain(found['name'])}, not chosen.\n\n"
+        if any("prompt" in sample for sample in found["samples"]):
+            told = [f"> **{plain(s['prompt'])}** {plain(s['text'])}" for s in found["samples"][:_SAMPLES]]
+            return head + "\n\n".join(told)
         rows = [f"| {plain(s['src'])} | {plain(s['hyp'])} | {plain(s['ref'])} |" for s in found["samples"][:_SAMPLES]]
         return head + "\n".join(["| source | translation | reference |", "|---|---|---|", *rows])
     return ""
@@ -110,8 +123,11 @@ def _training(record: Record) -> str:
 def _set_line(found: Mapping[str, Any]) -> str:
     """A set of pairs, by the names of its files only: where they lay is nobody's business."""
     files = ", ".join(f"`{PurePath(str(file)).name}`" for file in found.get("files", ()))
-    kept = (found.get("cleaning") or {}).get("kept", found.get("pairs", 0))
-    return f"- {plain(found['name'])}: {kept:,} sentence pairs" + (f" ({files})" if files else "")
+    if "bytes" in found:
+        size = f"{found['bytes']:,} bytes, {found['tokens']:,} tokens"
+    else:
+        size = f"{(found.get('cleaning') or {}).get('kept', found.get('pairs', 0)):,} sentence pairs"
+    return f"- {plain(found['name'])}: {size}" + (f" ({files})" if files else "")
 
 
 def _leaked(data: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -119,11 +135,9 @@ def _leaked(data: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _limits(record: Record) -> str:
-    longest, length = record.settings.decoding.max_length, record.settings.data.max_length
-    return (
-        "## Limits\n\n"
-        "- It knows the kind of text that it was trained on and no other; scores on other text will be lower.\n"
-        "- It translates sentence by sentence: what the sentences around say, it does not see.\n"
-        f"- It has seen no sentence above {length} tokens and writes none above {longest}.\n"
-        "- What is wrong or biased in the training text may come out again; read what matters before you use it."
+    told = (
+        "It knows the kind of text that it was trained on and no other; scores on other text will be lower.",
+        *wording_of(record).limits(record),
+        "What is wrong or biased in the training text may come out again; read what matters before you use it.",
     )
+    return "## Limits\n\n" + "\n".join(f"- {line}" for line in told)

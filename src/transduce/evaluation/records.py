@@ -1,11 +1,12 @@
 """What a run tells of itself, as small JSON files of its folder: written here one part at a time, read here as a whole.
 
 scores.json     {"sets": [{"name", "scores": Scores.to_json(), "search": {...}}]}
-samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"}]}]}
+text_scores.json {"sets": [{"name", "nll", "perplexity", "bits_per_byte", "tokens", "bytes", "context", "stride"}]}
+samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}]}]}
 attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
 data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
-                           "cleaning": CleanReport.to_json()}],
+                           "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
                  "leaks": [LeakReport.to_json(name)]}
 metrics.jsonl   an event a line: start, update, validation, restart, end (`transduce.log.MetricsFile`)
 
@@ -76,6 +77,7 @@ class Record:
     events: Sequence[Mapping[str, Any]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     scores: Sequence[SetScores] = ()
+    text_scores: Sequence[Mapping[str, Any]] = ()
     samples: Sequence[Mapping[str, Any]] = ()
     attention: Sequence[SentenceAttention] = ()
 
@@ -128,6 +130,7 @@ def read_record(run: RunFolder) -> Record:
         scores=[
             SetScores(s["name"], Scores.from_json(s["scores"]), s.get("search", {})) for s in scores.get("sets", ())
         ],
+        text_scores=read("text_scores.json").get("sets", ()),
         samples=samples.get("sets", ()),
         attention=[
             SentenceAttention(a["src"], a["tgt"], tuple(map(HeatMap.from_json, a["maps"])))
@@ -144,6 +147,17 @@ def save_scores(run: RunFolder, name: str, scores: Scores, *, search: Mapping[st
 def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update: int) -> None:
     """Keep translations of a few held-out sentences of one set."""
     _merge(run.path / "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
+
+
+def save_text_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
+    """Keep how well running text is told; what was known of the same text before is replaced."""
+    _merge(run.path / "text_scores.json", {"name": name, **values})
+
+
+def save_continuations(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
+    """Keep how a model goes on with text: (beginning, what it wrote)."""
+    samples = [{"prompt": prompt, "text": text} for prompt, text in texts]
+    _merge(run.path / "samples.json", {"name": name, "update": update, "samples": samples})
 
 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:

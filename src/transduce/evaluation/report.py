@@ -13,6 +13,7 @@ from transduce.drawing.heatmap import heat_map_figures
 from transduce.drawing.page import escape, page, table
 from transduce.evaluation.records import UNSCORED, Record, SetScores, read_record
 from transduce.evaluation.report_data import data_section, provenance_section, settings_section
+from transduce.evaluation.wording import wording_of
 from transduce.files import write_text
 from transduce.log import duration
 
@@ -29,7 +30,7 @@ def report_html(record: Record) -> str:
     sections = [
         ("scores", "Scores", _scores(record)),
         ("curves", "Training", _curves(record)),
-        ("samples", "Translations", _samples(record.samples)),
+        ("samples", wording_of(record).samples, _samples(record.samples)),
         ("attention", "Attention", _attention(record)),
         ("data", "Data", data_section(record.data)),
         ("settings", "Settings", settings_section(record)),
@@ -44,9 +45,7 @@ def report_html(record: Record) -> str:
 
 def summary(record: Record) -> str:
     """The model in one line."""
-    m, (src, tgt) = record.settings.model, record.languages
-    size = f"{m.n_encoder_layers}+{m.n_decoder_layers} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
-    return f"{src} to {tgt} · {m.kind}, {size}, {m.residual}-norm, {m.positions} positions"
+    return wording_of(record).shape(record)
 
 
 def compact(value: float) -> str:
@@ -68,6 +67,8 @@ def _tiles(record: Record) -> str:
         tiles.append((f"{found.scores.bleu.value:.1f}", f"BLEU {found.name}"))
     if record.scores and record.scores[0].scores.exact_match >= 0.1:
         tiles.append((f"{record.scores[0].scores.exact_match:.1%}", f"exact match {record.scores[0].name}"))
+    for told in record.text_scores[:2]:
+        tiles.append((f"{told['bits_per_byte']:.3f}", f"bits a byte {told['name']}"))
     validations = record.of("validation")
     best = max((event.get("best_update") or 0 for event in record.events), default=0)
     kept = next((found for found in validations if found.get("update") == best), validations[-1] if validations else {})
@@ -97,6 +98,9 @@ def _scores(record: Record) -> str:
         rows = [_score_row(found) for found in record.scores]
         parts.append(table(header, rows, numbers=frozenset({1, 2, 3, 4, 5, 6, 7})))
         parts.append(_signatures(record.scores))
+    elif record.text_scores:
+        header = ("text", "nats a token", "perplexity a token", "bits a byte", "tokens", "bytes")
+        parts.append(table(header, map(_text_row, record.text_scores), numbers=frozenset({1, 2, 3, 4, 5})))
     elif record.of("end"):
         parts.append(f"<p>{escape(UNSCORED)}</p>")
     return "".join(parts)
@@ -107,6 +111,11 @@ def _score_row(found: SetScores) -> tuple[object, ...]:
     precisions = " / ".join(f"{p:.1f}" for p in s.bleu.precisions)
     values = (f"{s.bleu.value:.2f}", f"{s.chrf.value:.2f}", f"{s.ter.value:.2f}", f"{s.exact_match:.1%}")
     return (found.name, f"{s.n_sentences:,}", *values, precisions, f"{s.bleu.brevity_penalty:.3f}")
+
+
+def _text_row(told: Mapping[str, Any]) -> tuple[object, ...]:
+    values = (f"{told['nll']:.4f}", f"{told['perplexity']:.3f}", f"{told['bits_per_byte']:.4f}")
+    return (told["name"], *values, f"{told['tokens']:,}", f"{told['bytes']:,}")
 
 
 def _signatures(scores: Sequence[SetScores]) -> str:
@@ -137,12 +146,19 @@ def _curves(record: Record) -> str:
         Curve("validation", record.points("validation", "loss")),
     ]
     speed = record.points("update", "tokens_per_second")
+    smoothed = ", label-smoothed" if record.settings.training.label_smoothing else ""
     charts = [
-        line_chart("Loss, nats a target token, label-smoothed", loss, marks=restarts, settle=0.05),
+        line_chart("Loss, nats a target token" + smoothed, loss, marks=restarts, settle=0.05),
         line_chart(
             "Validation scores",
             [Curve("BLEU", record.points("validation", "bleu")), Curve("chrF", record.points("validation", "chrf"))],
             marks=restarts,
+        ),
+        line_chart(
+            "Validation, bits a byte",
+            [Curve("bits a byte", record.points("validation", "bits_per_byte"))],
+            marks=restarts,
+            settle=0.05,
         ),
         line_chart("Learning rate", [Curve("learning rate", record.points("update", "lr"))], marks=restarts),
         line_chart(
@@ -176,11 +192,15 @@ def _samples(sets: Sequence[Mapping[str, Any]]) -> str:
         if len(samples) > SHOWN_SAMPLES:
             more = "".join(map(_sample, samples[SHOWN_SAMPLES:]))
             parts.append(f"<details><summary>{len(samples) - SHOWN_SAMPLES} more</summary>{more}</details>")
-    note = "<p class='soft'>Words in which translation and reference differ are marked.</p>"
+    compared = any("ref" in sample for found in sets for sample in found.get("samples", ()))
+    note = "<p class='soft'>Words in which translation and reference differ are marked.</p>" if compared else ""
     return note + "".join(parts) if parts else ""
 
 
 def _sample(sample: Mapping[str, str]) -> str:
+    if "prompt" in sample:
+        text = f"<b>{escape(sample['prompt'])}</b>{escape(sample['text'])}"
+        return f'<p class="sample running" dir="auto">{text}</p>'
     ref, hyp = marked(sample["ref"], sample["hyp"])
     lines = (("source", escape(sample["src"])), ("reference", ref), ("translation", hyp))
     cells = "".join(f'<dt>{name}</dt><dd dir="auto">{text}</dd>' for name, text in lines)

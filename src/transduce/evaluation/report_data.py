@@ -13,7 +13,10 @@ def data_section(data: Mapping[str, Any]) -> str:
     """Sets with their sizes, what cleaning dropped and why, held-out text found in the training text."""
     sets = data.get("sets", ())
     parts = []
-    if sets:
+    if any("bytes" in found for found in sets):
+        header: tuple[str, ...] = ("set", "documents", "bytes", "tokens", "files")
+        parts.append(table(header, map(_text_row, sets), numbers=frozenset({1, 2, 3})))
+    elif sets:
         header = ("set", "read", "kept", "dropped", "source tokens", "target tokens", "files")
         parts.append(table(header, map(_set_row, sets), numbers=frozenset({1, 2, 3, 4, 5})))
     facts = []
@@ -28,6 +31,11 @@ def data_section(data: Mapping[str, Any]) -> str:
         parts.append(_tallies(f"Changed in {found['name']}", cleaning.get("changed", ())))
     parts.append(_leaks(data.get("leaks", ())))
     return "".join(parts)
+
+
+def _text_row(found: Mapping[str, Any]) -> tuple[object, ...]:
+    numbers = (f"{found[key]:,}" for key in ("documents", "bytes", "tokens"))
+    return (found["name"], *numbers, ", ".join(map(str, found.get("files", ()))))
 
 
 def _set_row(found: Mapping[str, Any]) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""From settings to a model: the MODELS and PRESETS tables."""
+"""From settings to a model: the MODELS table, and which sizes go together."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from torch import nn
 
 from transduce.config import ModelSettings
 from transduce.errors import SettingsError, nearest
+from transduce.models.causal_lm import CausalLM
+from transduce.models.presets import PRESETS, resolve_preset
 from transduce.models.transformer import Transformer
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
 from transduce.nn.positions import POSITIONS
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"transformer": Transformer}
+__all__ = ["MODELS", "PRESETS", "build_model", "check_model", "count_parameters", "resolve_preset"]
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"n_encoder_layers": 4, "n_decoder_layers": 4, "d_model": 128, "d_ff": 256, "n_heads": 4},
-    "small": {"n_encoder_layers": 4, "n_decoder_layers": 4, "d_model": 256, "d_ff": 1024, "n_heads": 4},
-    "base": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 512, "d_ff": 2048, "n_heads": 8},
-    "big": {"n_encoder_layers": 6, "n_decoder_layers": 6, "d_model": 1024, "d_ff": 4096, "n_heads": 16},
-}
+MODELS: dict[str, Callable[..., nn.Module]] = {"transformer": Transformer, "gpt": CausalLM}
 
 _TABLES: dict[str, dict[str, Any]] = {
     "kind": MODELS,
@@ -33,18 +30,6 @@ _TABLES: dict[str, dict[str, Any]] = {
     "activation": ACTIVATIONS,
     "projection": PROJECTIONS,
 }
-
-
-def resolve_preset(settings: ModelSettings) -> ModelSettings:
-    """Settings with the preset's sizes written in; a size that was given beside the preset wins."""
-    if settings.preset is None:
-        return settings
-    if settings.preset not in PRESETS:
-        raise SettingsError(
-            f"model.preset = {settings.preset!r}{nearest(settings.preset, PRESETS)}; allowed: {', '.join(PRESETS)}"
-        )
-    given = {key: getattr(settings, key) for key in settings.model_fields_set if key != "preset"}
-    return ModelSettings(**{**PRESETS[settings.preset], **given})
 
 
 def check_model(settings: ModelSettings) -> None:

@@ -15,9 +15,10 @@ from transduce.nn.masks import attention_bias, causal_mask
 class LayerCache:
     """One decoder block's memory of B sentences. The beams of a sentence share it.
 
-    keys, values: [B, H_kv, capacity * n_beams, K], filled step by step: all beams' keys of the first step, then of the
-    second, and so on. cross_keys, cross_values: [B, H_kv, S, K] of the memory; None where there is none. history: the
-    last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam; empty without any.
+    keys, values: [B, H_kv, prompt + capacity * n_beams, K], filled step by step: the keys of the prompt, if there is
+    one, then all beams' keys of the first step, then of the second, and so on. cross_keys, cross_values: [B, H_kv, S,
+    K] of the memory; None where there is none. history: the last inputs [N, ...] of convolutions in the feed-forward,
+    row = sentence * n_beams + beam; empty without any.
     Without room (keys None) nothing is kept: the whole target goes through in one step, as in training.
     """
 
@@ -41,15 +42,18 @@ class LayerCache:
 class DecoderState:
     """All blocks' memory of a batch, `length` tokens long, and the bias that hides source padding, [B, 1, 1, S].
 
+    The first `prompt` of these tokens are the same for all beams of a sentence, and are kept once.
+
     Reordering beams moves no keys. Every beam looks at the keys of all beams of its sentence, and `ancestry`
-    [B, k, k * length] is the bias that hides those that are not of its own history; reordering copies only this.
-    None where there is one beam.
+    [B, k, prompt + k * (length - prompt)] is the bias that hides those that are not of its own history; reordering
+    copies only this. None where there is one beam.
     """
 
     layers: list[LayerCache]
     memory_bias: Float[Tensor, "B 1 1 S"]
     n_beams: int = 1
     length: int = 0
+    prompt: int = 0
     ancestry: Float[Tensor, "B k C"] | None = None
 
     @property
@@ -60,7 +64,7 @@ class DecoderState:
     @property
     def n_known(self) -> int:
         """Keys a sentence that the cache holds."""
-        return self.length * self.n_beams
+        return self.prompt + (self.length - self.prompt) * self.n_beams
 
     def next_bias(self, n_steps: int) -> Float[Tensor, "b 1 Q C"] | None:
         """The bias of the next n_steps tokens' attention to all that is known with them; None where nothing is hidden.
@@ -72,8 +76,8 @@ class DecoderState:
             if n_steps == 1:
                 return None
             return attention_bias(causal_mask(n_steps, self.length + n_steps, device=device))
-        shape = (self.memory_bias.shape[0], self.n_beams, 0)
-        past = self.memory_bias.new_empty(shape) if self.ancestry is None else self.ancestry
+        shape = (self.memory_bias.shape[0], self.n_beams, self.prompt)
+        past = self.memory_bias.new_zeros(shape) if self.ancestry is None else self.ancestry
         same_beam = torch.eye(self.n_beams, dtype=torch.bool, device=device)
         own = attention_bias(same_beam.repeat_interleave(n_steps, dim=1)[None])[:, 0]  # [1, k, Q]
         self.ancestry = torch.cat([past, own.expand(shape[0], -1, -1)], dim=2)
@@ -82,6 +86,13 @@ class DecoderState:
         causal = torch.kron(same_beam, causal_mask(n_steps, n_steps, device=device)[0])  # [Q, Q]
         past = past.repeat_interleave(n_steps, dim=1)
         return torch.cat([past, attention_bias(causal[None])[:, 0].expand(shape[0], -1, -1)], dim=2)[:, None]
+
+    def fan_out(self, n_beams: int) -> None:
+        """From a state of one beam to one of `n_beams`, which share all that is known as their prompt."""
+        assert self.n_beams == 1 and self.ancestry is None, "this state has fanned out already"
+        self.n_beams, self.prompt = n_beams, self.length
+        for layer in self.layers:
+            layer.history = [h.repeat_interleave(n_beams, dim=0) for h in layer.history]
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
         """Row r goes on from the history of rows[r], which must belong to the same sentence."""

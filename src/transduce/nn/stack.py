@@ -46,21 +46,29 @@ class Decoder(Stack):
         super().__init__(blocks, norm=norm)
 
     def start(
-        self, memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"], *, capacity: int, n_beams: int
+        self,
+        memory: Float[Tensor, "B S D"],
+        mask: Bool[Tensor, "B 1 S"],
+        *,
+        capacity: int,
+        n_beams: int,
+        prompt: int = 0,
     ) -> DecoderState:
         """The state before the first token: the memory's keys and values, and room for `capacity` tokens a row.
 
-        With capacity 0 the state keeps nothing and takes one step only. Blocks without cross-attention take of the
+        With `prompt` there is room for so many tokens more, which all beams share: they come first, and the state is
+        one of a single beam until it has taken them and fans out. With capacity 0 the state keeps nothing and takes
+        one step only. Blocks without cross-attention take of the
         memory, whose length may be 0, the number of sentences.
         """
         layers = []
         for block in self.blocks:
             own, cross = block.self_attention, block.cross_attention
-            shape = (len(memory), own.n_kv_heads, capacity * n_beams, own.d_head)
+            shape = (len(memory), own.n_kv_heads, prompt + capacity * n_beams, own.d_head)
             keys, values = (memory.new_empty(shape), memory.new_empty(shape)) if capacity else (None, None)
             cross_keys, cross_values = (None, None) if cross is None else cross.key_value(memory)
             layers.append(LayerCache(keys=keys, values=values, cross_keys=cross_keys, cross_values=cross_values))
-        return DecoderState(layers=layers, memory_bias=attention_bias(mask), n_beams=n_beams)
+        return DecoderState(layers=layers, memory_bias=attention_bias(mask), n_beams=1 if prompt else n_beams)
 
     def forward(
         self,
@@ -72,7 +80,7 @@ class Decoder(Stack):
     ) -> Float[Tensor, "N T D"]:
         """The next T embedded tokens of every row after all blocks; the state moves on in place.
 
-        `hidden`: a bias that hides more than what is to come, for the first step of one beam.
+        `hidden`: a bias that hides more than what is to come, for the first step of one beam. (Packed documents, say.)
         """
         length, bias = state.length, state.next_bias(x.shape[1])
         if hidden is not None:

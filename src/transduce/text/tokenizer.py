@@ -2,6 +2,10 @@
 
 The same four ids are special in every vocabulary: padding, unknown, beginning and end of a sentence. Characters that
 the vocabulary lacks become `UNK`; no bytes stand in for them. `training.py` beside this file learns vocabularies.
+
+Vocabularies for running text are exact: `decode(encode(text)) == text` for every text, line ends and spaces and all.
+Nothing is normalised, the line end is a piece of its own, and bytes stand in for characters that are not known, and for
+U+2581, which is the library's own sign for a space.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import sentencepiece
@@ -19,6 +24,8 @@ from transduce.text.pieces import PieceTokenizer
 from transduce.text.sampling import kind_of, resegmented
 from transduce.text.special import BOS, EOS, PAD, UNK, Vocabulary, characters
 
+_SPACE = "\u2581"
+_PROBE = "\n \n  \n"  # only an exact vocabulary gives it back
 _MANY = 1000  # texts from which on the library's threads pay
 
 
@@ -45,19 +52,50 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special ones but `UNK`."""
+        if self.exact and _SPACE in text:
+            return self._around_spaces(text)
         return self._sp.encode(characters(text), num_threads=1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts; the same as `encode` of each, and faster."""
         threads = -1 if len(texts) >= _MANY else 1
+        if self.exact and any(_SPACE in text for text in texts):
+            return [self.encode(text) for text in texts]
         return self._sp.encode([characters(text) for text in texts], num_threads=threads)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
+        if self.exact:
+            return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
         return self._sp.decode([i for i in map(int, ids) if i > EOS or i == UNK]).strip(" ")
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether `decode(encode(text))` is the text whatever it is; then texts cut at line ends encode as a whole."""
+        return bool(self._sp.decode(self._sp.encode(_PROBE)) == _PROBE)
+
+    @cached_property
+    def bytes_of(self) -> list[bytes]:
+        """The UTF-8 bytes of each piece of an exact vocabulary; a piece may hold a part of a character only."""
+        return [self._bytes(i) for i in range(self.vocab_size)]
+
+    def _bytes(self, i: int) -> bytes:
+        piece = self._sp.id_to_piece(i)
+        if self._sp.is_byte(i):
+            return bytes([int(piece[3:5], 16)])
+        text = "" if self._sp.is_control(i) else "\u2047" if i == UNK else piece.replace(_SPACE, " ")
+        return text.encode("utf-8")
+
+    def _around_spaces(self, text: str) -> list[int]:
+        """The ids of a text in which bytes stand in for U+2581."""
+        own = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode("utf-8")]
+        parts = self._sp.encode([_characters(part) for part in text.split(_SPACE)], num_threads=1)
+        return list(chain(parts[0], *(own + part for part in parts[1:])))
 
     def normalize(self, text: str) -> str:
         """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
+        if self.exact:
+            return characters(text)
         return self._sp.normalize(characters(text)).replace("\u2581", " ").strip(" ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import sentencepiece
 
@@ -18,6 +19,15 @@ NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 
 SAMPLE_LINES = 1_000_000
 """Lines that a vocabulary is learned from; of more, a random sample."""
+
+_EXACT: dict[str, Any] = {
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    "byte_fallback": True,
+    "user_defined_symbols": ["\n"],
+}
+"""Options under which text comes back as it was."""
 
 _LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
 
@@ -48,7 +58,7 @@ def train_tokenizer(
             vocab_size=vocab_size,
             hard_vocab_limit=False,  # fewer pieces where the text has no more
             character_coverage=settings.character_coverage,
-            normalization_rule_name=settings.normalization,
+            **(_EXACT if settings.exact else {"normalization_rule_name": settings.normalization}),
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
@@ -60,7 +70,8 @@ def train_tokenizer(
     except RuntimeError as error:
         raise _explained(error, settings, vocab_size) from None
     tokenizer = Tokenizer(written.getvalue())
-    return tokenizer if tokenizer.vocab_size >= vocab_size else _with_note(tokenizer, vocab_size)
+    wanted = settings.kind == "char" and settings.exact  # all characters, however few they are
+    return tokenizer if wanted or tokenizer.vocab_size >= vocab_size else _with_note(tokenizer, vocab_size)
 
 
 def train_tokenizers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 
 from transduce.config import TrainingSettings
-from transduce.data.batch import Batch, collate
-from transduce.data.batching import plan, split
+from transduce.data.batch import TrainingBatch, collate
+from transduce.data.batching import padding_share, plan, split
 from transduce.data.objectives import Example
 from transduce.data.store import TokenStore
 from transduce.errors import DataError
@@ -35,10 +36,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One update's sentences, as micro-batches. `after` is the position of the next; `epochs` the passes made then."""
+    """One update's examples, as micro-batches. `after` is the position of the next; `epochs` the passes made then."""
 
     indices: np.ndarray
-    batches: tuple[Batch, ...]
+    batches: tuple[TrainingBatch, ...]
     n_targets: int
     n_tokens: int
     n_slots: int
@@ -81,35 +82,33 @@ class SubwordSampling:
         ]
 
 
-class Feeder:
-    """Plans, collates and sends the examples of a store to the device."""
+class Feeder(ABC):
+    """What the loop eats, whatever the task: the batches of an epoch are a function of (settings, seed, epoch)."""
 
-    def __init__(
-        self,
-        store: TokenStore,
-        settings: TrainingSettings,
-        *,
-        device: torch.device,
-        weights: np.ndarray | None = None,
-        segment: Segmenter | None = None,
-    ) -> None:
-        """`weights`: how often an epoch passes over each pair; `settings` with batch sizes chosen."""
+    def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
+        """`settings` with batch sizes chosen."""
         assert settings.batch_tokens is not None, "choose the batch size first"
-        self.store, self.device, self.weights = store, device, weights
-        self.segment = segment
-        self.seed, self.budget = settings.seed, settings.batch_tokens
+        self.device, self.seed, self.budget = device, settings.seed, settings.batch_tokens
         self.micro_budget = settings.micro_batch_tokens or settings.batch_tokens
 
+    @abstractmethod
     def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as indices into the store."""
-        lengths = self.store.src_lengths, self.store.tgt_lengths
-        batches = plan(*lengths, budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
-        if not batches:
-            raise DataError("there is no sentence pair in the data to train on, or to validate with")
-        return batches
+        """The batches of an epoch, as numbers of examples; a `DataError` where there is none."""
 
-    def batches(self, epoch: int = 0) -> Iterator[Batch]:
-        """All pairs of one epoch, without the limits of an update: what validation reads."""
+    @abstractmethod
+    def padding(self) -> float:
+        """The share of padding in the batches of the first epoch."""
+
+    @abstractmethod
+    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
+        """The text of the example of this number."""
+
+    @abstractmethod
+    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+        """The batch at a position of a plan of `n_batches`."""
+
+    def batches(self, epoch: int = 0) -> Iterator[TrainingBatch]:
+        """All examples of one epoch, without the limits of an update."""
         for indices in self.plan(epoch):
             yield from self._feed(indices, Position(epoch), n_batches=1).batches
 
@@ -121,6 +120,62 @@ class Feeder:
             for index in range(first, len(batches)):
                 yield self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
 
+    def _made(
+        self,
+        indices: np.ndarray,
+        batches: Sequence[TrainingBatch],
+        position: Position,
+        *,
+        n_batches: int,
+        n_tokens: int,
+        n_slots: int,
+    ) -> Feed:
+        """The feed of these micro-batches, on the device."""
+        last = position.index + 1 == n_batches
+        return Feed(
+            indices=indices,
+            batches=tuple(batch.to(self.device) for batch in batches),
+            n_targets=sum(batch.n_targets for batch in batches),
+            n_tokens=n_tokens,
+            n_slots=n_slots,
+            after=Position(position.epoch + 1) if last else Position(position.epoch, position.index + 1),
+            epochs=position.epoch + (position.index + 1) / n_batches,
+        )
+
+
+class PairFeeder(Feeder):
+    """Sentence pairs, for translation."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        weights: np.ndarray | None = None,
+        segment: Segmenter | None = None,
+    ) -> None:
+        """`weights`: how often an epoch passes over each pair."""
+        super().__init__(settings, device=device)
+        self.store, self.weights, self.segment = store, weights, segment
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        """The batches of an epoch, as indices into the store."""
+        lengths = self.store.src_lengths, self.store.tgt_lengths
+        batches = plan(*lengths, budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
+        if not batches:
+            raise DataError("there is no sentence pair in the data to train on, or to validate with")
+        return batches
+
+    def padding(self) -> float:
+        """The share of padding in the batches of the first epoch."""
+        return padding_share(self.plan(0), self.store.src_lengths, self.store.tgt_lengths)
+
+    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
+        """Both sides of a pair."""
+        src, tgt = self.store[index]
+        return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
+
     def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
         examples = [Example(*self.store[int(i)]) for i in indices]
         if self.segment is not None:
@@ -129,16 +184,9 @@ class Feeder:
         tgt = np.array([len(e.tgt) + 1 for e in examples], dtype=np.int32)
         parts = split(np.arange(len(examples)), src, tgt, budget=self.micro_budget)
         batches = [collate([examples[i] for i in part]) for part in parts]
-        last = position.index + 1 == n_batches
-        return Feed(
-            indices=indices,
-            batches=tuple(batch.to(self.device) for batch in batches),
-            n_targets=int(tgt.sum()),
-            n_tokens=int(src.sum() + tgt.sum()),
-            n_slots=sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches),
-            after=Position(position.epoch + 1) if last else Position(position.epoch, position.index + 1),
-            epochs=position.epoch + (position.index + 1) / n_batches,
-        )
+        n_slots = sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches)
+        n_tokens = int(src.sum() + tgt.sum())
+        return self._made(indices, batches, position, n_batches=n_batches, n_tokens=n_tokens, n_slots=n_slots)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_
 from transduce.training.validate import Validator
 
 LOG_UPDATES = 10  # updates a line of metrics.jsonl; between two lines nothing is read from the device
+SHOWN_SCORES = {"bleu": "BLEU {:.1f}", "chrf": "chrF {:.1f}", "bits_per_byte": "{:.3f} bits a byte"}
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far validations lie apart
 
 
@@ -121,7 +122,8 @@ class Trainer:
         used = limits.progress(updates=state.update, epochs=state.epochs, seconds=seconds, reserve=state.reserve)
         state.progress = max(state.progress, used)
         if self.stopper.exhausted:
-            return f"no better {self.settings.stop_by} in {self.settings.patience} validations"
+            by = self.settings.stop_by if self.settings.stop_by in state.scores else "loss"
+            return f"no better {by} in {self.settings.patience} validations"
         if state.progress < 1.0:
             return ""
         if limits.updates is not None and state.update >= limits.updates:
@@ -176,9 +178,9 @@ class Trainer:
         self._save()
 
     def _say(self, scores: dict[str, float], *, better: bool) -> None:
-        state, names = self.state, {"bleu": "BLEU", "chrf": "chrF"}
+        state = self.state
         texts = [f"update {state.update}", f"epoch {state.epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
-        texts += [f"{label} {scores[name]:.1f}" for name, label in names.items() if name in scores]
+        texts += [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
         self.log.say("  ".join(texts) + ("  (best)" if better else ""))
 
     def _save(self) -> None:
@@ -274,12 +276,8 @@ class Trainer:
         )
 
     def _text(self, index: int) -> list[str]:
-        """Both sides of a training pair, if the folder has a vocabulary to read it with."""
-        if not self.folder.has_tokenizers:
-            return []
-        tokenizers = self.folder.tokenizers()
-        src, tgt = self.feeder.store[index]
-        return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
+        """A training example, if the folder has a vocabulary to read it with."""
+        return self.feeder.texts(index, self.folder.tokenizers()) if self.folder.has_tokenizers else []
 
     def _advice(self) -> str:
         return "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.config import TrainingSettings
-from transduce.data.batch import Batch
+from transduce.data.batch import TrainingBatch
 from transduce.training.loss import label_smoothed_loss
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
@@ -78,7 +78,7 @@ class Updater:
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         self.optimizer = build_optimizer(model, settings)
 
-    def update(self, batches: Sequence[Batch], lr_scale: float) -> UpdateResult:
+    def update(self, batches: Sequence[TrainingBatch], lr_scale: float) -> UpdateResult:
         """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`."""
         self.model.train()
         n_targets = sum(batch.n_targets for batch in batches)
@@ -86,9 +86,9 @@ class Updater:
         nll_sum = torch.zeros((), device=self.device)
         for batch in batches:
             with autocast(self.device, self.precision):
-                hidden = self.forward(batch.src, batch.tgt_in)
+                hidden = self.forward(*batch.inputs)
                 weight, bias = self.model.output_weight, self.model.output_bias
-                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.tgt_out, bias=bias, smoothing=self.smoothing)
+                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.targets, bias=bias, smoothing=self.smoothing)
             (loss / n_targets).backward()
             loss_sum += loss.detach()
             nll_sum += nll

@@ -13,11 +13,11 @@ from typing import Any
 
 
 def score_of(scores: Mapping[str, float], by: str) -> tuple[float, float]:
-    """What a validation is judged by, higher is better: BLEU and then the loss among equals; or the loss alone.
+    """What a validation is judged by, higher is better: the score `by`, and the loss among equals; or the loss.
 
-    Where nothing was translated there is no BLEU, and the loss decides.
+    Where there is no such score (nothing was translated, say) the loss decides.
     """
-    return (scores["bleu"] if by == "bleu" and "bleu" in scores else -scores["loss"], -scores["loss"])
+    return (scores[by] if by != "loss" and by in scores else -scores["loss"], -scores["loss"])
 
 
 @dataclass(slots=True)

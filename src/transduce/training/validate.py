@@ -1,4 +1,4 @@
-"""Validation: the loss over all held-out pairs, and the scores of real translations where a judge is given."""
+"""Validation: the loss over all held-out text, and the scores of real output where a judge is given."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.data.batch import Batch
+from transduce.data.batch import TrainingBatch
 from transduce.training.loss import label_smoothed_loss
 from transduce.training.step import autocast
 
 Judge = Callable[[nn.Module], Mapping[str, float]]
-"""Translates held-out sentences with a model and scores the output: `bleu` and `chrf`, higher is better."""
+"""Scores what a model makes of held-out text; of a translator `bleu` and `chrf`, higher is better."""
 
 
 def judging(device: torch.device, precision: str) -> str:
@@ -28,18 +28,25 @@ class Validator:
     def __init__(
         self,
         model: nn.Module,
-        batches: Callable[[], Iterable[Batch]],
+        batches: Callable[[], Iterable[TrainingBatch]],
         *,
         smoothing: float,
         judge: Judge | None = None,
+        n_bytes: int = 0,
         precision: str = "float32",
     ) -> None:
-        """`batches` gives the held-out pairs, collated, on the model's device, anew at each call."""
-        self.model, self.batches, self.judge = model, batches, judge
+        """`batches` gives the held-out text, collated, on the model's device, anew at each call.
+
+        `n_bytes`: of that text where the targets are all of it, so that the loss is a number of bits for each byte.
+        """
+        self.model, self.batches, self.judge, self.n_bytes = model, batches, judge, n_bytes
         self.smoothing, self.precision = smoothing, precision
 
     def __call__(self) -> dict[str, float]:
-        """Smoothed `loss` and `nll` (nats a target token, over all pairs), `perplexity`, and the judge's scores."""
+        """Smoothed `loss` and `nll` (nats a target token, over all text), `perplexity`, and the judge's scores.
+
+        `bits_per_byte`, which unlike the others does not depend on the vocabulary, where `n_bytes` is known.
+        """
         training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -61,10 +68,11 @@ class Validator:
         n_targets = 0
         for batch in self.batches():
             with autocast(weight.device, self.precision):
-                hidden = model(batch.src, batch.tgt_in)
-                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.tgt_out, bias=bias, smoothing=self.smoothing)
+                hidden = model(*batch.inputs)
+                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.targets, bias=bias, smoothing=self.smoothing)
             sums += torch.stack([loss, nll])
             n_targets += batch.n_targets
         loss_sum, nll_sum = sums.tolist()
         nll = nll_sum / n_targets
-        return {"loss": loss_sum / n_targets, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
+        scores = {"loss": loss_sum / n_targets, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
+        return scores | ({"bits_per_byte": nll_sum / math.log(2) / self.n_bytes} if self.n_bytes else {})

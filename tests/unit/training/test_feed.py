@@ -18,11 +18,11 @@ from transduce.data.store import TokenStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import UNK, Tokenizers
 from transduce.text.training import train_tokenizers
-from transduce.training.feed import Feed, Feeder, Position, SubwordSampling, ahead
+from transduce.training.feed import Feed, PairFeeder, Position, SubwordSampling, ahead
 
 
-def feeder(n: int = 60, **training: object) -> Feeder:
-    return Feeder(pairs(n, seed=1), settings(**training).training, device=CPU)
+def feeder(n: int = 60, **training: object) -> PairFeeder:
+    return PairFeeder(pairs(n, seed=1), settings(**training).training, device=CPU)
 
 
 def same(one: Feed, other: Feed) -> bool:
@@ -76,7 +76,7 @@ def test_validation_reads_every_pair_once_and_the_same_at_each_time() -> None:
 
 
 def test_no_pairs_at_all_is_told() -> None:
-    empty = Feeder(TokenStore.from_lists([], []), settings().training, device=CPU)
+    empty = PairFeeder(TokenStore.from_lists([], []), settings().training, device=CPU)
     with pytest.raises(DataError, match="no sentence pair"):
         next(empty.feeds(Position()))
 
@@ -117,11 +117,11 @@ def tokenizers() -> Tokenizers:
     return train_tokenizers(lines, lines, TokenizerSettings(), vocab_size=80, seed=1)
 
 
-def text_feeder(tokenizers: Tokenizers, sampling: SubwordSampling | None, *, extra: str = "") -> Feeder:
+def text_feeder(tokenizers: Tokenizers, sampling: SubwordSampling | None, *, extra: str = "") -> PairFeeder:
     draw = np.random.default_rng(5)
     texts = [" ".join(draw.choice(WORDS, size=6)) + extra for _ in range(40)]
     ids = [tokenizers.src.encode(text) for text in texts]
-    return Feeder(TokenStore.from_lists(ids, ids), settings().training, device=CPU, segment=sampling)
+    return PairFeeder(TokenStore.from_lists(ids, ids), settings().training, device=CPU, segment=sampling)
 
 
 def texts_of(tokenizers: Tokenizers, batches: tuple[Batch, ...], name: str) -> list[str]:

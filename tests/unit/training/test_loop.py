@@ -220,7 +220,7 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
     assert checkpoint is not None
     assert checkpoint.update == 10, "nothing is saved after the bad update"
     assert all(tensor.isfinite().all() for tensor in folder.load_model().values())
-    planned = toys.Feeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU)
+    planned = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU)
     feeds = planned.feeds(loop.TrainingState().position)
     indices = [next(feeds).indices.tolist() for _ in range(14)][-1]
     assert [sentence["index"] for sentence in report["sentences"]] == indices

@@ -8,7 +8,7 @@ from torch import nn
 
 from toys import CPU, pairs, settings
 from transduce.models.build import build_model
-from transduce.training.feed import Feeder
+from transduce.training.feed import PairFeeder
 from transduce.training.validate import Validator, judging
 
 
@@ -18,8 +18,8 @@ def model() -> nn.Module:
     return build_model(settings().model, n_src=24, n_tgt=24).train()
 
 
-def held_out(**training: object) -> Feeder:
-    return Feeder(pairs(50, seed=2), settings(**training).training, device=CPU)
+def held_out(**training: object) -> PairFeeder:
+    return PairFeeder(pairs(50, seed=2), settings(**training).training, device=CPU)
 
 
 def test_the_loss_is_that_of_all_pairs_one_by_one(model: nn.Module) -> None:
@@ -81,7 +81,7 @@ def test_on_a_gpu_the_judge_translates_in_the_precision_of_training(device: str)
         return {"bleu": 1.0}
 
     model = build_model(settings().model, n_src=24, n_tgt=24).to(device)
-    feeder = Feeder(pairs(9, seed=2), settings().training, device=torch.device(device))
+    feeder = PairFeeder(pairs(9, seed=2), settings().training, device=torch.device(device))
     Validator(model, feeder.batches, smoothing=0.1, judge=judge, precision="bfloat16")()
     assert seen == [device == "cuda"]
     assert judging(torch.device("cuda"), "bfloat16") == "bfloat16"

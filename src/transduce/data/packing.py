@@ -1,0 +1,40 @@
+"""Running text cut into rows of equal length: packing. Pure functions of (size, context, seed, epoch).
+
+An epoch's rows lie side by side and hold every target once. Where the first cut falls is drawn anew in each epoch, so
+that a token stands in other places of its row, and the rows come in another order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def offset_of(context: int, *, seed: int, epoch: int) -> int:
+    """Tokens of the first row of an epoch, which is shorter than the others; 0: it is as long as they are."""
+    return int(_generator(seed, epoch, "offset").integers(context))
+
+
+def row_starts(n_tokens: int, *, context: int, lead: int, offset: int) -> np.ndarray:
+    """Where rows begin in `n_tokens` ids, the first `lead` of which are not asked for; the first row has `offset`."""
+    starts = np.arange(lead + offset, n_tokens, context)
+    return np.concatenate(([lead], starts)) if offset and n_tokens > lead else starts
+
+
+def row_end(start: int, n_tokens: int, *, context: int, lead: int, offset: int) -> int:
+    """Where the row that begins at `start` ends."""
+    return min(n_tokens, start + context - (start - lead - offset) % context)
+
+
+def plan_rows(n_tokens: int, *, context: int, lead: int, n_rows: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The batches of an epoch: arrays of at most `n_rows` row starts, of equal number but for one."""
+    offset = offset_of(context, seed=seed, epoch=epoch)
+    starts = row_starts(n_tokens, context=context, lead=lead, offset=offset)
+    if not len(starts):
+        return []
+    shuffled = _generator(seed, epoch, "rows").permutation(starts)
+    return np.array_split(shuffled, -(-len(starts) // max(1, n_rows)))
+
+
+def _generator(seed: int, number: int, use: str) -> np.random.Generator:
+    """A random generator of its own for every use, so that none shifts another."""
+    return np.random.default_rng([seed & (2**63 - 1), number, *use.encode()])

@@ -1,0 +1,48 @@
+"""Opens a run folder for use: the model on its device, and the right one for what is asked of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from transduce.checkpoint import RunFolder
+from transduce.errors import SettingsError
+from transduce.models.build import build_model
+from transduce.text.tokenizer import Tokenizers
+
+Precision = Literal["float32", "bfloat16"]
+COMMANDS: dict[str, str] = {
+    "translation": "translates, with `transduce translate` or `Translator`",
+    "causal": "goes on with text, with `transduce generate` or `Generator`",
+}
+"""What a model of each task does, and how to have it do so."""
+
+
+def open_model(
+    path: str | Path, *, task: str, device: str, precision: Precision
+) -> tuple[RunFolder, nn.Module, Tokenizers]:
+    """The model of a run that was trained for `task`, to use.
+
+    Raises `RunFolderError` (missing, damaged), `SettingsError` (another task, no such device).
+    """
+    folder = RunFolder.open(Path(path))
+    settings, tokenizers = folder.settings, folder.tokenizers()
+    if settings.task != task:
+        does = COMMANDS.get(settings.task, f"was trained for task '{settings.task}'")
+        raise SettingsError(f"{path} cannot do that: it {does}")
+    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+    model.load_state_dict(folder.load_model())
+    model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
+    return folder, model, tokenizers
+
+
+def find_device(name: str) -> torch.device:
+    """The device called auto, cpu or cuda."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise SettingsError(f"device = {name!r}: allowed are auto, cpu and cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("device = 'cuda', but PyTorch finds no CUDA device here; use auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

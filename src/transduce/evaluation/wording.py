@@ -1,0 +1,84 @@
+"""What report and model card say of a run, by its task: the WORDINGS table. What they show, the data decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transduce.evaluation.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """The words for one task. `head`: what the model is, for the card; `shape`: the model in one line, plain text."""
+
+    head: Callable[[Record], str]
+    shape: Callable[[Record], str]
+    samples: str
+    command: str
+    python: str
+    limits: Callable[[Record], tuple[str, ...]]
+
+
+def _shape(record: Record, layers: str) -> str:
+    m = record.settings.model
+    size = f"{layers} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
+    return f"{m.kind}, {size}, {m.residual}-norm, {m.positions} positions"
+
+
+def _translator(record: Record) -> str:
+    m, (src, tgt) = record.settings.model, record.languages
+    return f"{src} to {tgt} · {_shape(record, f'{m.n_encoder_layers}+{m.n_decoder_layers}')}"
+
+
+def _translator_limits(record: Record) -> tuple[str, ...]:
+    longest, length = record.settings.decoding.max_length, record.settings.data.max_length
+    return (
+        "It translates sentence by sentence: what the sentences around say, it does not see.",
+        f"It has seen no sentence above {length} tokens and writes none above {longest}.",
+    )
+
+
+def _generator(record: Record) -> str:
+    settings = record.settings
+    return f"text goes on, by {settings.tokenizer.kind} · {_shape(record, str(settings.model.n_decoder_layers))}, " + (
+        f"context {settings.data.context}"
+    )
+
+
+def _generator_limits(record: Record) -> tuple[str, ...]:
+    return (
+        f"It sees {record.settings.data.context} tokens at once; what stands further back, it has forgotten.",
+        "It writes what is likely to stand in such text, which need not be true.",
+    )
+
+
+WORDINGS: dict[str, Wording] = {
+    "translation": Wording(
+        head=lambda record: "A translator from `{}` to `{}`".format(*record.languages),
+        shape=_translator,
+        samples="Translations",
+        command="transduce translate THIS_FOLDER < in.txt > out.txt",
+        python=(
+            "from transduce import Translator\n\n"
+            'translator = Translator.load("THIS_FOLDER")\nprint(translator.translate(["..."])[0].text)'
+        ),
+        limits=_translator_limits,
+    ),
+    "causal": Wording(
+        head=lambda record: "A language model that goes on with text",
+        shape=_generator,
+        samples="Texts",
+        command='transduce generate THIS_FOLDER --prompt "..."',
+        python=(
+            "from transduce import Generator\n\n"
+            'generator = Generator.load("THIS_FOLDER")\nprint(generator.generate(["..."])[0].text)'
+        ),
+        limits=_generator_limits,
+    ),
+}
+
+
+def wording_of(record: Record) -> Wording:
+    """The words for the task of a run."""
+    return WORDINGS[record.settings.task]

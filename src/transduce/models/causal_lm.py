@@ -1,0 +1,79 @@
+"""The decoder alone: a causal language model (Radford et al. 2018 and 2019, GPT; the parts are the paper's)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.config import ModelSettings
+from transduce.models.parts import Parts
+from transduce.nn.cache import DecoderState
+from transduce.nn.init import initialize
+from transduce.nn.linear import linear
+from transduce.nn.masks import attention_bias
+
+
+class CausalLM(nn.Module):
+    """Embedding, a decoder without a memory, output matrix. Id 0 is padding, on the right: nothing real sees it.
+
+    `forward(ids)` is `advance(ids, state)` of an empty state: training and generation share one path. The search and
+    the sampling of translation run it too; what is the source there is here the beginning of the text.
+    """
+
+    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+        """There is one vocabulary, `n_tgt`. `settings.tie`: "none" for an output matrix of its own."""
+        super().__init__()
+        parts = Parts(settings)
+        self.embedding = parts.embedding(n_tgt)
+        self.decoder = parts.decoder(cross=False)
+        initialize(self)
+        if settings.tie == "none":
+            self.output_embedding = nn.Embedding(n_tgt, settings.d_model)
+            nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
+        else:
+            self.output_embedding = self.embedding.table
+        self.output_bias = nn.Parameter(torch.zeros(n_tgt)) if settings.output_bias else None
+
+    @property
+    def output_weight(self) -> Float[Tensor, "V D"]:
+        """The matrix before the softmax, [V, D]."""
+        return self.output_embedding.weight
+
+    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
+        """The state after the tokens `src`, which may be none, with room for `capacity` tokens a row.
+
+        All prompts of a batch are of one length and hold no padding. The beams of a prompt share its keys and values.
+        """
+        n_known = src.shape[1]
+        assert capacity or not n_known, "a beginning must be kept to go on from it"
+        memory = self.output_weight.new_empty(len(src), 0, self.output_weight.shape[1])
+        state = self.decoder.start(
+            memory, (src != 0)[:, None, :0], capacity=capacity, n_beams=n_beams, prompt=n_known if capacity else 0
+        )
+        if n_known:
+            self.advance(src, state)
+            state.fan_out(n_beams)
+        return state
+
+    def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
+        """Hidden states [N, T, D] of the next T tokens of every row; the state moves on in place."""
+        x = self.embedding(ids, offset=state.length)
+        return self.decoder(x, state, positions=self.embedding.positions)
+
+    def step(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T V"]:
+        """Logits [N, T, V] after the next T tokens of every row; the state moves on in place."""
+        return self.logits(self.advance(ids, state))
+
+    def forward(self, ids: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
+        """Hidden states [B, T, D] before the output matrix: position t knows of ids[:, :t + 1].
+
+        With `documents`, the number of the document that each token belongs to, it knows of its own document only.
+        """
+        state = self.start(ids[:, :0])
+        hidden = None if documents is None else attention_bias(documents[:, :, None] == documents[:, None, :])
+        return self.decoder(self.embedding(ids), state, positions=self.embedding.positions, hidden=hidden)
+
+    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Unnormalised log-probabilities of the next token."""
+        return linear(hidden, self.output_weight, self.output_bias)

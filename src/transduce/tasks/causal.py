@@ -1,0 +1,140 @@
+"""Causal language modelling: text goes on (GPT)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from transduce.checkpoint import RunFolder
+from transduce.choose import Chooser, Facts
+from transduce.choose_text import BEFORE_TRAINING_ON_TEXT, before_text
+from transduce.config import ModelSettings, Settings
+from transduce.data.objectives import causal
+from transduce.data.text_store import TextStore
+from transduce.decoding.generator import Generator
+from transduce.errors import SettingsError
+from transduce.evaluation.records import save_continuations, save_text_scores
+from transduce.finish import conclude
+from transduce.log import Log
+from transduce.machine import Machine
+from transduce.tasks import plain_text
+from transduce.tasks.base import Task
+from transduce.tasks.plain_text import PlainTexts, PreparedText
+from transduce.text.tokenizer import BOS, EOS, Tokenizers
+from transduce.training.rows import RowFeeder
+from transduce.training.validate import Validator
+
+N_SAMPLES = 6  # texts that the report shows
+
+
+class Causal(Task[PlainTexts, PreparedText]):
+    """Plain text to a model that goes on with text, judged by how well it tells held-out text."""
+
+    name = "causal"
+    kinds = ("gpt",)
+    before_text: ClassVar[tuple[Chooser, ...]] = before_text("gpt")
+    before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_ON_TEXT
+    use = "generate"
+
+    def check(self, settings: Settings, model: ModelSettings) -> None:
+        """Refuse data settings of other tasks, and a context that does not fit."""
+        super().check(settings, model)
+        plain_text.check_text(settings)
+        context, batch = settings.data.context, settings.training.batch_tokens
+        if context is None:
+            return
+        if model.positions == "learned" and context > model.max_positions:
+            raise SettingsError(
+                f"data.context = {context}: learned positions hold model.max_positions = {model.max_positions}; "
+                "lower the one or raise the other"
+            )
+        if batch is not None and batch < context:
+            raise SettingsError(f"training.batch_tokens = {batch}: must hold a row of data.context = {context} tokens")
+
+    def read(self, settings: Settings, log: Log) -> PlainTexts:
+        """Documents of plain text."""
+        texts = plain_text.read_plain_texts(settings, log)
+        log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
+        return texts
+
+    def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
+        """The number of bytes decides."""
+        return Facts(asked, asked, machine, 0, n_bytes=texts.n_bytes)
+
+    def learn_vocabulary(self, texts: PlainTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+        """An exact one."""
+        return plain_text.learn_text_vocabulary(texts, settings, log, may_grow=may_grow)
+
+    def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
+        """Tokens of the text."""
+        return plain_text.count_text_tokens(texts, tokenizers.tgt)
+
+    def encode(
+        self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
+    ) -> PreparedText:
+        """One row of ids for all documents."""
+        return plain_text.encode_text(folder, texts, tokenizers, settings, log)
+
+    def find_prepared(self, folder: RunFolder, log: Log) -> PreparedText | None:
+        """The stores of an earlier start."""
+        return plain_text.find_prepared_text(folder, log)
+
+    def feeder(self, prepared: PreparedText, settings: Settings, device: torch.device) -> RowFeeder:
+        """Rows of the context's length."""
+        return _feeder(prepared.train, settings, device)
+
+    def validator(
+        self, model: nn.Module, prepared: PreparedText, settings: Settings, device: torch.device
+    ) -> Validator:
+        """The loss on all held-out text, every token once."""
+        return Validator(
+            model,
+            _feeder(prepared.valid, settings, device).in_order,
+            smoothing=settings.training.label_smoothing,
+            n_bytes=prepared.valid.n_bytes,
+            precision=settings.training.precision,
+        )
+
+    def tokenizers(self, prepared: PreparedText) -> Tokenizers:
+        """The one vocabulary, for both sides."""
+        return prepared.tokenizers
+
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+        """Score held-out text, let the model write, report."""
+        generator = Generator.load(folder.path, device=folder.settings.training.device)
+        valid = TextStore.open(folder.path / "tokens" / "valid")
+        for name, store in {"valid": valid, **plain_text.read_test_stores(folder)}.items():
+            score = generator.evaluate(store)
+            save_text_scores(folder, name, score.to_json())
+            log.say(f"{name}: {score.lines()[0]}")
+        longest = folder.settings.decoding.max_length
+        prompts = _beginnings(valid, generator)
+        found = generator.generate(prompts, max_length=longest, temperature=0.8, cut_prompt=True)
+        save_continuations(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
+        conclude(folder, log)
+
+
+def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFeeder:
+    data = settings.data
+    assert data.context is not None, "chosen first"
+    return RowFeeder(
+        store,
+        settings.training,
+        device=device,
+        context=data.context,
+        objective=causal,
+        separate=data.separate_documents,
+    )
+
+
+def _beginnings(store: TextStore, generator: Generator) -> list[str]:
+    """A few short pieces of held-out text to go on from, and the beginning of nothing."""
+    n, length = N_SAMPLES - 1, max(1, min(16, generator.context // 4))
+    prompts = []
+    for i in range(n):
+        start = len(store) * i // n
+        ids = store.ids[start : start + length].tolist()
+        prompts.append(generator.tokenizer.decode([j for j in ids if j not in (BOS, EOS)]))
+    return [*dict.fromkeys(filter(None, prompts)), ""]

@@ -1,0 +1,201 @@
+"""Plain text becomes what training eats: what all tasks on running text share. As `prepare.py` does it for pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from transduce.checkpoint import RunFolder
+from transduce.config import Corpus, Settings
+from transduce.data.text import Piece, choose_held_out, measure, part_of, read_pieces
+from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
+from transduce.errors import DataError, SettingsError, VocabularyTooSmall
+from transduce.files import read_json, write_json
+from transduce.log import Log
+from transduce.request import has_read_text
+from transduce.text.special import Vocabulary
+from transduce.text.tokenizer import Tokenizers
+from transduce.text.training import train_tokenizer
+
+HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 1 << 20  # of the text, and bytes
+TRIED = 2000  # pieces that are encoded to estimate the tokens
+
+Stream = Callable[[], Iterator[Piece]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTexts:
+    """The text of a run, as streams that can be read again and again, and how much there is of each."""
+
+    train: Stream
+    valid: Stream
+    tests: tuple[tuple[str, Stream], ...]
+    n_bytes: int
+    n_valid_bytes: int
+    files: tuple[str, ...]
+    valid_files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedText:
+    """What training eats."""
+
+    tokenizers: Tokenizers
+    train: TextStore
+    valid: TextStore
+
+
+def check_text(settings: Settings) -> None:
+    """Refuse data settings that plain text does not know."""
+    data = settings.data
+    if data.demo:
+        raise SettingsError(
+            f"data.demo = {data.demo}: the built-in corpus is of sentence pairs, for task 'translation'"
+        )
+    for corpus in (*data.train, *data.valid, *data.test):
+        if corpus.path is None:
+            raise SettingsError(f"task '{settings.task}' takes plain text: give path = \"...\", not src and tgt")
+        if corpus.weight != 1:
+            raise SettingsError(f"weight = {corpus.weight:g}: plain text has no weights; name a file twice instead")
+    given = settings.tokenizer.model_fields_set
+    if "exact" in given and not settings.tokenizer.exact:
+        raise SettingsError(f"tokenizer.exact = false: task '{settings.task}' needs text to come back as it was")
+    if "normalization" in given and settings.tokenizer.normalization != "identity":
+        raise SettingsError(
+            f"tokenizer.normalization = '{settings.tokenizer.normalization}': task '{settings.task}' keeps text as it "
+            "is; leave it out"
+        )
+
+
+def read_plain_texts(settings: Settings, log: Log) -> PlainTexts:
+    """Open and count. Raises `DataError` for whatever is wrong with the files, or where there is too little text."""
+    data = settings.data
+    files, valid_files = (tuple(_path(c).name for c in corpora) for corpora in (data.train, data.valid))
+    everything = _stream(data.train, data.documents)
+    size = measure(everything())
+    if not size.n_bytes:
+        raise DataError(f"{', '.join(files)}: there is no text")
+    tests = _tests(settings)
+    if data.valid:
+        valid = _stream(data.valid, data.documents)
+        n_valid = measure(valid()).n_bytes
+        if not n_valid:
+            raise DataError(f"{', '.join(valid_files)}: there is no text")
+        return PlainTexts(everything, valid, tests, size.n_bytes, n_valid, files, valid_files)
+    whole = data.documents != "file"
+    held = choose_held_out(size, share=HELD_OUT_SHARE, most=HELD_OUT_MOST, seed=settings.training.seed, whole=whole)
+    train, valid = (_part(everything, held, held_out=held_out) for held_out in (False, True))
+    n_train, n_valid = (measure(part()).n_bytes for part in (train, valid))
+    if not n_train or not n_valid:
+        raise DataError(f"{', '.join(files)}: too little text to hold some out to validate on; give --valid-text")
+    which = "documents drawn by seed" if whole else "the end of each file"
+    log.say(f"no validation text given: {n_valid:,} of {size.n_bytes:,} bytes are held out for it ({which})")
+    return PlainTexts(train, valid, tests, n_train, n_valid, files, files)
+
+
+def learn_text_vocabulary(texts: PlainTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+    """One vocabulary, from the training text; with `may_grow`, a larger one where its characters need it."""
+    size = settings.tokenizer.vocab_size
+    assert size is not None, "chosen first"
+    lines = (piece.text.removesuffix("\n") for piece in texts.train())
+    try:
+        both = train_tokenizer(lines, settings.tokenizer, vocab_size=size, seed=settings.training.seed)
+    except VocabularyTooSmall as error:
+        if not may_grow:
+            raise
+        size = error.needed + error.needed // 2
+        log.say(f"the text has so many characters that its vocabulary grows to {size:,} pieces")
+        return learn_text_vocabulary(texts, settings.with_values("tokenizer", vocab_size=size), log, may_grow=False)
+    for note in both.notes:
+        log.say(note)
+    return Tokenizers(both, both)
+
+
+def count_text_tokens(texts: PlainTexts, tokenizer: Vocabulary) -> int:
+    """Tokens of the training text, estimated from its first few thousand pieces."""
+    pieces = [piece.text for piece in islice(texts.train(), TRIED)]
+    n_bytes = sum(len(text.encode("utf-8")) for text in pieces)
+    return round(sum(map(len, tokenizer.encode_batch(pieces))) * texts.n_bytes / max(1, n_bytes))
+
+
+def encode_text(
+    folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
+) -> PreparedText:
+    """Encode all into the run folder."""
+    tokens, tokenizer = folder.path / "tokens", tokenizers.tgt
+    tokens.mkdir(exist_ok=True)
+    with log.progress("encoding") as bar:
+        train = build_text_store(
+            tokens / "train",
+            texts.train(),
+            tokenizer,
+            fingerprint=_fingerprint(settings, tokenizer),
+            progress=lambda n_read: bar.update(n_read / texts.n_bytes),
+        )
+    valid = build_text_store(tokens / "valid", texts.valid(), tokenizer, name="validation text")
+    tests = [
+        (name, build_text_store(tokens / f"test.{i}", stream(), tokenizer, name=name))
+        for i, (name, stream) in enumerate(texts.tests)
+    ]
+    write_json(tokens / "tests.json", [name for name, _ in tests])
+    folder.save_tokenizers(tokenizers)
+    described = [_described("train", texts.files, train), _described("valid", texts.valid_files, valid)]
+    report = {"fingerprint": train.fingerprint, "sets": described + [_described(name, (), s) for name, s in tests]}
+    write_json(folder.path / "data.json", report)
+    return PreparedText(tokenizers, train, valid)
+
+
+def find_prepared_text(folder: RunFolder, log: Log) -> PreparedText | None:
+    """What an earlier start of the run has prepared, or None where it did not come that far."""
+    tokens, data = folder.path / "tokens", folder.settings.data
+    if not has_read_text(folder.path) or not folder.has_tokenizers:
+        return None
+    tokenizers = folder.tokenizers()
+    train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")
+    there = all(_path(corpus).exists() for corpus in data.train)
+    if there and train.fingerprint != _fingerprint(folder.settings, tokenizers.tgt):
+        log.warn("the training text has changed since this run began; the run goes on with the text of then")
+    return PreparedText(tokenizers, train, valid)
+
+
+def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
+    """The test sets, by name."""
+    tokens = folder.path / "tokens"
+    return {name: TextStore.open(tokens / f"test.{i}") for i, name in enumerate(read_json(tokens / "tests.json"))}
+
+
+def _tests(settings: Settings) -> tuple[tuple[str, Stream], ...]:
+    tests = []
+    for corpus in settings.data.test:
+        stream = _stream((corpus,), settings.data.documents)
+        if not measure(stream()).n_bytes:
+            raise DataError(f"{_path(corpus).name}: there is no text")
+        tests.append((_path(corpus).name, stream))
+    return tuple(tests)
+
+
+def _path(corpus: Corpus) -> Path:
+    assert corpus.path is not None, "checked before"
+    return corpus.path
+
+
+def _stream(corpora: Sequence[Corpus], documents: str) -> Stream:
+    return lambda: chain.from_iterable(read_pieces(_path(corpus), documents) for corpus in corpora)
+
+
+def _part(stream: Stream, held: dict[int, int], *, held_out: bool) -> Stream:
+    return lambda: part_of(stream(), held, held_out=held_out)
+
+
+def _fingerprint(settings: Settings, tokenizer: Vocabulary) -> str:
+    """Of the training text and everything that decides what is stored of it."""
+    data = settings.data
+    marks = (f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}")
+    return fingerprint_of_text([_path(corpus) for corpus in data.train], tokenizer, *marks)
+
+
+def _described(name: str, files: Sequence[str], store: TextStore) -> dict[str, object]:
+    numbers = {"documents": store.n_documents, "bytes": store.n_bytes, "tokens": store.n_tokens}
+    return {"name": name, "files": list(files), **numbers}

@@ -1,0 +1,131 @@
+"""Translation: a source is read, a target written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from transduce import prepare
+from transduce.checkpoint import RunFolder
+from transduce.choose import BEFORE_TEXT, BEFORE_TRAINING, Chooser, Facts
+from transduce.config import ModelSettings, Settings
+from transduce.data.batch import Batch, collate
+from transduce.data.batching import plan
+from transduce.data.objectives import Example
+from transduce.data.store import TokenStore
+from transduce.decoding.pipeline import Translator
+from transduce.errors import SettingsError
+from transduce.evaluation.metrics import evaluate, metrics
+from transduce.finish import finish
+from transduce.log import Log
+from transduce.machine import Machine
+from transduce.prepare import Prepared, Texts
+from transduce.tasks.base import Task
+from transduce.text.tokenizer import Tokenizers
+from transduce.training.feed import PairFeeder, SubwordSampling
+from transduce.training.validate import Judge, Validator
+
+
+class Translation(Task[Texts, Prepared]):
+    """Sentence pairs to a translator, judged by BLEU and chrF."""
+
+    name = "translation"
+    kinds = ("transformer",)
+    before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
+    before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING
+    use = "translate"
+
+    def check(self, settings: Settings, model: ModelSettings) -> None:
+        """Refuse tokenizers, metrics and lengths that do not fit."""
+        super().check(settings, model)
+        if not settings.tokenizer.joint and model.tie == "three_way" and "tie" in settings.model.model_fields_set:
+            raise SettingsError(
+                "model.tie = 'three_way' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"
+            )
+        if settings.tokenizer.exact:
+            raise SettingsError("tokenizer.exact = true is for running text; translation goes line by line")
+        metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)
+        longest = max(settings.data.max_length, settings.decoding.max_length) + 1
+        if model.positions == "learned" and model.max_positions < longest:
+            raise SettingsError(
+                f"model.max_positions = {model.max_positions}: learned positions must hold {longest}, "
+                "the longer of data.max_length and decoding.max_length and one more"
+            )
+
+    def read(self, settings: Settings, log: Log) -> Texts:
+        """Sentence pairs."""
+        texts = prepare.read_texts(settings, log)
+        log.say(f"{texts.n_pairs:,} sentence pairs to train on, {len(texts.valid.pairs):,} to validate on")
+        return texts
+
+    def facts(self, asked: Settings, texts: Texts, machine: Machine) -> Facts:
+        """The number of pairs decides."""
+        return Facts(asked, asked, machine, texts.n_pairs)
+
+    def learn_vocabulary(self, texts: Texts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+        """One for both sides, or one each."""
+        return prepare.learn_vocabulary(texts, settings, log, may_grow=may_grow)
+
+    def count_tokens(self, texts: Texts, tokenizers: Tokenizers, settings: Settings) -> int:
+        """Tokens of the longer side of all pairs."""
+        return prepare.count_tokens(texts, tokenizers, settings)
+
+    def encode(self, folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Settings, log: Log) -> Prepared:
+        """Clean and encode, and look for held-out text in the training text."""
+        return prepare.encode(folder, texts, tokenizers, settings, log)
+
+    def find_prepared(self, folder: RunFolder, log: Log) -> Prepared | None:
+        """Both stores, and what is judged."""
+        return prepare.find_prepared(folder, log)
+
+    def feeder(self, prepared: Prepared, settings: Settings, device: torch.device) -> PairFeeder:
+        """Batches of pairs of like length."""
+        training, amount = settings.training, settings.tokenizer.sampling
+        segment = None
+        if amount:
+            segment = SubwordSampling(prepared.tokenizers, amount, training.seed, settings.data.max_length)
+        return PairFeeder(prepared.train, training, device=device, weights=prepared.weights, segment=segment)
+
+    def validator(self, model: nn.Module, prepared: Prepared, settings: Settings, device: torch.device) -> Validator:
+        """The loss on all held-out pairs, and translations of some."""
+        training = settings.training
+        budget = training.micro_batch_tokens or training.batch_tokens
+        assert budget is not None, "chosen first"
+        return Validator(
+            model,
+            lambda: _batches(prepared.valid, budget, device),
+            smoothing=training.label_smoothing,
+            judge=_judge(prepared, settings) if prepared.judged else None,
+            precision=training.precision,
+        )
+
+    def tokenizers(self, prepared: Prepared) -> Tokenizers:
+        """Of both sides."""
+        return prepared.tokenizers
+
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+        """Score the test sets, draw attention, report."""
+        finish(folder, prepare.read_judged(folder), update=update, log=log)
+
+
+def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:
+    """All pairs of a store, each once."""
+    for indices in plan(store.src_lengths, store.tgt_lengths, budget=budget, seed=0, epoch=0):
+        yield collate([Example(*store[int(i)]) for i in indices]).to(device)
+
+
+def _judge(prepared: Prepared, settings: Settings) -> Judge:
+    """Translates the judged pairs with the model as it stands, by the search of the settings."""
+    sources, references = map(list, zip(*prepared.judged, strict=True))
+    scoring = settings.evaluation
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        translator = Translator(model, prepared.tokenizers, settings.decoding)
+        hypotheses = [translation.text for translation in translator.translate(sources)]
+        scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+        return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
+
+    return judge

@@ -1,0 +1,93 @@
+"""What the loop eats where text is not pairs: rows of a text store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from transduce.config import TrainingSettings
+from transduce.data.batch import RowBatch, collate_rows
+from transduce.data.objectives import RowExample
+from transduce.data.packing import offset_of, plan_rows, row_end, row_starts
+from transduce.data.text_store import TextStore
+from transduce.errors import DataError
+from transduce.text.tokenizer import Tokenizers
+from transduce.training.feed import Feed, Feeder, Position
+
+RowObjective = Callable[[np.ndarray, np.random.Generator], RowExample]
+"""Turns the ids of a row into what goes in and what should come out; the generator is the row's own in its epoch."""
+
+
+class RowFeeder(Feeder):
+    """Rows of `context` targets each, as an objective asks for them."""
+
+    def __init__(
+        self,
+        store: TextStore,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        context: int,
+        objective: RowObjective,
+        lead: int = 1,
+        separate: bool = False,
+    ) -> None:
+        """`lead`: ids that a row is given before its first target, as for a model that tells the next one.
+
+        `separate`: batches tell which document a token belongs to.
+        """
+        super().__init__(settings, device=device)
+        self.store, self.context, self.objective, self.lead, self.separate = store, context, objective, lead, separate
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        """The batches of an epoch, as the places in the store of their rows' first targets."""
+        batches = plan_rows(
+            len(self.store),
+            context=self.context,
+            lead=self.lead,
+            n_rows=self.budget // self.context,
+            seed=self.seed,
+            epoch=epoch,
+        )
+        if not batches:
+            raise DataError("there is no text to train on, or to validate with")
+        return batches
+
+    def padding(self) -> float:
+        """The share of padding in the batches of the first epoch: of two rows at most."""
+        n_rows = sum(map(len, self.plan(0)))
+        return 1 - (len(self.store) - self.lead) / (n_rows * self.context)
+
+    def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
+        """The text around a row: where an epoch cuts it may lie anywhere in here."""
+        return [tokenizers.tgt.decode(self.store.ids[max(0, index - self.lead) : index + self.context].tolist())]
+
+    def in_order(self) -> Iterator[RowBatch]:
+        """All rows from the beginning to the end of the text, each in the middle of nothing: what validation reads."""
+        starts = row_starts(len(self.store), context=self.context, lead=self.lead, offset=0)
+        n_rows = max(1, self.micro_budget // self.context)
+        for first in range(0, len(starts), n_rows):
+            rows = [self._row(int(start), Position(), offset=0) for start in starts[first : first + n_rows]]
+            yield collate_rows(rows, separate=self.separate).to(self.device)
+
+    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+        offset = offset_of(self.context, seed=self.seed, epoch=position.epoch)
+        rows = [self._row(int(start), position, offset=offset) for start in indices]
+        n_parts = -(-len(rows) // max(1, self.micro_budget // self.context))
+        parts = np.array_split(np.arange(len(rows)), n_parts)
+        batches = [collate_rows([rows[i] for i in part], separate=self.separate) for part in parts]
+        return self._made(
+            indices,
+            batches,
+            position,
+            n_batches=n_batches,
+            n_tokens=sum(len(row.ids) for row in rows),
+            n_slots=sum(batch.targets.numel() for batch in batches),
+        )
+
+    def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
+        end = row_end(start, len(self.store), context=self.context, lead=self.lead, offset=offset)
+        ids = np.asarray(self.store.ids[start - self.lead : end], dtype=np.int64)
+        return self.objective(ids, np.random.default_rng([self.seed & (2**63 - 1), position.epoch, start]))

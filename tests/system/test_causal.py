@@ -1,0 +1,232 @@
+"""The decoder alone from end to end, as a user would: plain text in, a run folder out, text that goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from system.commands import Done, transduce
+from transduce import Generator
+from transduce.checkpoint import RunFolder
+from transduce.data.demo import demo_pairs
+from transduce.log import MetricsFile
+
+LINES = [pair.src for pair in demo_pairs("train", 24, seed=5)]
+POEM = "".join(f"{line}\n" for line in LINES)
+SMALL = (
+    "model.d_model=32", "model.d_ff=64", "model.n_heads=2", "model.n_decoder_layers=1", "data.context=16",
+    "training.batch_tokens=128", "training.precision=float32", "decoding.max_length=20",
+)  # fmt: skip
+
+
+def small(*more: str) -> list[str]:
+    return [part for value in (*SMALL, "training.max_updates=6", *more) for part in ("--set", value)]
+
+
+def assert_refused(done: Done, *parts: str) -> None:
+    assert done.code == 2, done
+    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
+    for part in parts:
+        assert part in done.err, done.err
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "poem.txt"
+    path.write_text(POEM, encoding="utf-8", newline="\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(text: Path) -> Path:
+    """A run that knows the poem by heart."""
+    folder = text.parent / "run"
+    learning = ("training.max_updates=300", "model.d_model=64", "model.n_decoder_layers=2", "data.context=32")
+    more = ("training.batch_tokens=384", "training.lr=0.01", "training.matrix_lr=0.02", "model.dropout=0.0")
+    given = ["--text", text, "--valid-text", text, "--test-text", text]
+    done = transduce("train", *given, "--run", folder, *small(*learning, *more))
+    assert done.code == 0, done.err
+    told = ("bytes of text to train on", "tokenizer.exact", "model.kind", "gpt", "bits a byte", "poem.txt: perplexity")
+    for part in told:
+        assert part in done.err, done.err
+    return folder
+
+
+def test_it_learns_a_text_by_heart(run: Path) -> None:
+    (found,) = Generator.load(run).generate([POEM[:20]], temperature=0, max_length=80)
+    assert f"{found.prompt}{found.text}" == POEM[:100]
+
+
+def test_a_run_folder_tells_its_story(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"text_scores.json", "samples.json", "data.json", "report.html", "README.md", "model.safetensors"} <= names
+    assert not {"tokens", "scores.json", "attention.json"} & names
+    settings = RunFolder.open(run).settings
+    assert (settings.task, settings.model.kind, settings.training.label_smoothing) == ("causal", "gpt", 0.0)
+    report, card = (run / "report.html").read_text("utf-8"), (run / "README.md").read_text("utf-8")
+    for part in ("bits a byte", "nats a token", "poem.txt", "Texts", LINES[0].split()[0]):
+        assert part in report
+    for part in ("transduce generate", "Generator.load", "goes on with text", "sees 32 tokens"):
+        assert part in card
+    assert "label-smoothed" not in report and "translat" not in card.lower()
+    data = json.loads((run / "data.json").read_text())
+    assert [found["name"] for found in data["sets"]] == ["train", "valid", "poem.txt"]
+    assert data["sets"][0] == data["sets"][1] | {"name": "train"} and data["sets"][0]["bytes"] == len(POEM)
+    last = [event for event in MetricsFile(run / "metrics.jsonl").read() if event["event"] == "validation"][-1]
+    assert last["bits_per_byte"] == pytest.approx(last["nll"] * data["sets"][1]["tokens"] / math.log(2) / len(POEM))
+    told = json.loads((run / "text_scores.json").read_text())["sets"]
+    assert told[0]["nll"] == pytest.approx(last["nll"], rel=1e-3)
+
+
+def test_evaluate(run: Path, text: Path) -> None:
+    done = transduce("evaluate", run, "--text", text)
+    assert done.code == 0 and "bits a byte" in done.out and f"{len(POEM):,} bytes" in done.out
+    scores = json.loads(transduce("evaluate", run, "--text", text, "--json").out)
+    known = json.loads((run / "text_scores.json").read_text())["sets"][1]
+    assert {key: pytest.approx(value, rel=1e-4) for key, value in scores.items()} == {
+        key: value for key, value in known.items() if key != "name"
+    }
+    closer = json.loads(transduce("evaluate", run, "--text", text, "--json", "--stride", 8).out)
+    assert closer["nll"] < scores["nll"] and closer["tokens"] == scores["tokens"]
+
+
+def test_generate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30)
+    assert (greedy.code, greedy.out) == (0, POEM[:39] + "\n")
+    streamed = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30, "--stream")
+    assert streamed.out == greedy.out
+    piped = subprocess.run(
+        [sys.executable, "-m", "transduce", "generate", str(run), "--temperature", "0", "--max-length", "30"],
+        input=f"{POEM[:9]}\n", capture_output=True, text=True, env={**os.environ}, check=True,
+    )  # fmt: skip
+    assert piped.stdout.startswith(POEM[:9])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{POEM[:9]}\n".encode())))
+    assert transduce("generate", run, "--temperature", 0, "--max-length", 30).out == greedy.out
+
+    drawn = ["--temperature", 1.3, "--top-k", 20, "--top-p", 0.95, "--seed", 3, "--max-length", 20]
+    done = transduce("generate", run, "-p", "1", "-p", "2", "--samples", 2, "--json", *drawn)
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert [one["prompt"] for one in found] == ["1", "1", "2", "2"]
+    assert all(one["n_tokens"] <= 20 and one["log_prob"] < 0 for one in found)
+    again = transduce("generate", run, "-p", "1", "-p", "2", "--samples", 2, *drawn)
+    assert again.out.split("---\n") == [f"{one['prompt']}{one['text']}\n" for one in found]
+    assert transduce("generate", run, "-p", "1", "--seed", 4, *drawn[:-4], "--max-length", 20).out != again.out
+
+
+def test_what_cannot_be_generated(run: Path) -> None:
+    long = "x" * 33
+    assert_refused(transduce("generate", run, "-p", long), "33 tokens", "sees 32", "--cut-prompt")
+    assert transduce("generate", run, "-p", long, "--cut-prompt", "--max-length", 3).code == 0
+    assert_refused(transduce("generate", run, "-p", long, "--stream"), "33 tokens")
+    assert_refused(transduce("generate", run, "-p", "a", "--samples", 2, "--stream"), "--stream")
+    assert_refused(transduce("evaluate", run, "--text", run / "report.html", "--stride", 33), "stride", "32")
+
+
+def test_other_tasks_commands_are_refused(run: Path, text: Path) -> None:
+    for command in (
+        ["translate", run, text],
+        ["score", run, "--src", text, "--tgt", text],
+        ["inspect", run, "a"],
+        ["evaluate", run, "--src", text, "--ref", text],
+    ):
+        assert_refused(transduce(*command), "goes on with text, with `transduce generate`")
+    assert_refused(transduce("evaluate", run), "--src and --ref", "--text")
+    assert_refused(transduce("evaluate", run, "--src", text), "--src and --ref", "--text")
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["model.positions=learned", "model.max_positions=15"], ["data.context = 16", "max_positions = 15"]),
+        (["training.batch_tokens=15"], ["batch_tokens = 15", "data.context = 16"]),
+        (["model.kind=transformer"], ["transformer", "causal", "gpt"]),
+        (["tokenizer.exact=false"], ["tokenizer.exact"]),
+        (["tokenizer.normalization=nfkc"], ["nfkc"]),
+        (["task=causall"], ["did you mean 'causal'"]),
+        (["data.demo=100"], ["data.demo"]),
+        (["task=translation"], ["unknown format"]),
+        (["data.documents=page"], ["documents"]),
+    ],
+    ids=lambda values: values[0],
+)
+def test_settings_that_do_not_fit(text: Path, tmp_path: Path, settings: list[str], parts: list[str]) -> None:
+    folder = tmp_path / "run"
+    done = transduce("train", "--text", text, "--run", folder, "--quiet", *small(*settings))
+    assert_refused(done, *parts)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ["there is no text"]),
+        (b"a\n\xe4\n", ["a.txt, line 2", "not valid UTF-8"]),
+        (b"one line\n", ["too little text", "--valid-text"]),
+    ],
+    ids=["empty", "not UTF-8", "one line"],
+)
+def test_text_that_does_not_do(tmp_path: Path, content: bytes, parts: list[str]) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    done = transduce("train", "--text", tmp_path / "a.txt", "--run", tmp_path / "run", "--quiet", *small())
+    assert_refused(done, *parts)
+    assert not (tmp_path / "run").exists()
+    assert_refused(transduce("train", "--text", tmp_path / "b.txt", "--run", tmp_path / "run"), "b.txt")
+
+
+@pytest.mark.parametrize("documents", ["file", "blank_line", "line"])
+def test_documents_and_a_part_held_out(tmp_path: Path, documents: str) -> None:
+    path = tmp_path / "verses.txt"
+    verses = (f"{one}\n{two}\n\n" for one, two in zip(LINES[::2], LINES[1::2], strict=True))
+    path.write_text("".join(verses), encoding="utf-8")
+    folder = tmp_path / "run"
+    settings = small(f"data.documents={documents}", "data.separate_documents=true", "tokenizer.kind=bpe")
+    done = transduce("train", "--text", path, "--run", folder, *settings)
+    assert done.code == 0, done.err
+    assert "held out" in done.err
+    sets = json.loads((folder / "data.json").read_text())["sets"]
+    counts = [found["documents"] for found in sets]
+    assert counts == [1, 1] if documents == "file" else sum(counts) == {"blank_line": 12, "line": 24}[documents]
+    assert all(counts)
+    assert transduce("generate", folder, "-p", "A", "--max-length", 20).code == 0
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, text: Path) -> None:
+    """Killed after its first checkpoint, in another process; dropout and rows go on where they were."""
+    more = small("model.dropout=0.2", "training.max_updates=30", "training.valid_updates=10", "training.device=cpu")
+    assert transduce("train", "--text", text, "--run", tmp_path / "whole", "--quiet", *more).code == 0
+    code = (
+        "import os, signal, sys\nfrom transduce.checkpoint import RunFolder\nfrom transduce.__main__ import main\n"
+        "kept = RunFolder.save_checkpoint\n"
+        "def save(self, update, *given):\n    path = kept(self, update, *given)\n"
+        "    if update == 20: os.kill(os.getpid(), signal.SIGKILL)\n    return path\n"
+        "RunFolder.save_checkpoint = save\nmain(sys.argv[1:])\n"
+    )
+    arguments = ["train", "--text", str(text), "--run", str(tmp_path / "cut"), "--quiet", *more]
+    killed = subprocess.run([sys.executable, "-c", code, *arguments], env={**os.environ}, capture_output=True)
+    assert killed.returncode == -9, killed.stderr
+    done = transduce(*arguments)
+    assert done.code == 0, done.err
+    whole, cut = (RunFolder.open(tmp_path / name).load_model() for name in ("whole", "cut"))
+    import torch
+
+    if torch.get_num_threads() == int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())):
+        assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    losses = [
+        [
+            (e["update"], e["loss"])
+            for e in MetricsFile(tmp_path / name / "metrics.jsonl").read()
+            if e["event"] == "update"
+        ]
+        for name in ("whole", "cut")
+    ]
+    assert [update for update, _ in losses[0]] == [update for update, _ in losses[1]]
+    assert [loss for _, loss in losses[0]] == pytest.approx([loss for _, loss in losses[1]], rel=1e-5)
+    shutil.rmtree(tmp_path / "cut")

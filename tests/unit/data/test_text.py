@@ -1,0 +1,111 @@
+"""Documents from plain text, a part of it held out, and the store that they go into."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.config import TokenizerSettings
+from transduce.data.text import DOCUMENTS, Piece, choose_held_out, measure, part_of, read_pieces
+from transduce.data.text_store import TextStore, build_text_store
+from transduce.errors import DataError, RunFolderError
+from transduce.text.tokenizer import BOS, EOS, Tokenizer
+from transduce.text.training import train_tokenizer
+
+TEXT = "\n\none\ntwo\n \n\nthree\n\n"
+
+
+def documents(pieces: list[Piece]) -> list[str]:
+    found, text = [], ""
+    for piece in pieces:
+        text += piece.text
+        if piece.ends:
+            found.append(text)
+            text = ""
+    assert not text, "the last document has no end"
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    settings = TokenizerSettings(kind="bpe", exact=True)
+    return train_tokenizer(["one two three", "four five six"] * 5, settings, vocab_size=290, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("file", ["\n\none\ntwo\n \n\nthree\n\n"]),
+        ("blank_line", ["one\ntwo", "three"]),
+        ("line", ["one", "two", "three"]),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_ends_a_document(tmp_path: Path, kind: str, expected: list[str], packed: bool) -> None:
+    path = tmp_path / ("a.txt.gz" if packed else "a.txt")
+    path.write_bytes(gzip.compress(TEXT.encode()) if packed else TEXT.encode())
+    assert documents(list(read_pieces(path, kind))) == expected
+
+
+@given(text=st.text(alphabet="ab \n", max_size=30), kind=st.sampled_from(list(DOCUMENTS)))
+def test_documents_hold_all_that_is_not_blank(text: str, kind: str) -> None:
+    lines = text.split("\n")
+    found = documents(list(DOCUMENTS[kind](iter(lines))))
+    assert all(found) and (kind == "file" or all(document.strip() for document in found))
+    assert "".join(found).replace("\n", "").replace(" ", "") == text.replace("\n", "").replace(" ", "")
+    if kind == "file":
+        assert found == ["".join(f"{line}\n" for line in lines)]
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=6),
+    share=st.floats(0.01, 0.9),
+    whole=st.booleans(),
+)
+def test_what_is_held_out_and_the_rest_are_everything(sizes: list[list[int]], share: float, whole: bool) -> None:
+    pieces = [
+        Piece(chr(97 + (i + j) % 26) * n, ends=j == len(document) - 1)
+        for i, document in enumerate(sizes)
+        for j, n in enumerate(document)
+    ]
+    held = choose_held_out(measure(pieces), share=share, most=1000, seed=1, whole=whole)
+    kept, out = (list(part_of(pieces, held, held_out=held_out)) for held_out in (False, True))
+    assert measure(kept).n_bytes + measure(out).n_bytes == measure(pieces).n_bytes
+    assert sorted("".join(documents(kept) + documents(out))) == sorted("".join(documents(pieces)))
+    if whole:
+        assert sorted(documents(kept) + documents(out)) == sorted(documents(pieces))
+        assert documents(kept), "something is left to train on"
+    else:
+        originals = documents(pieces)
+        assert all(any(whole_one.startswith(part) for whole_one in originals) for part in documents(kept))
+        assert all(any(whole_one.endswith(part) for whole_one in originals) for part in documents(out))
+
+
+def test_the_store_holds_framed_documents_and_comes_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one two\nthree\n\nfour ж\n", encoding="utf-8")
+    store = build_text_store(tmp_path / "store", read_pieces(path, "blank_line"), tokenizer, fingerprint="f")
+    one, two = tokenizer.encode("one two\nthree"), tokenizer.encode("four ж")
+    expected = [BOS, *one, EOS, BOS, *two, EOS]
+    assert store.ids.tolist() == expected and store.ids.dtype == np.uint16
+    assert (store.n_documents, store.n_bytes, store.n_tokens) == (2, 13 + 7, len(one) + len(two) + 2)
+    again = TextStore.open(tmp_path / "store")
+    assert again.ids.tolist() == expected and again.fingerprint == "f"
+    memory = TextStore.from_pieces(read_pieces(path, "blank_line"), tokenizer)
+    assert memory.ids.tolist() == expected and memory.n_bytes == 20
+    with (tmp_path / "store" / "ids.npy").open("r+b") as file:
+        file.seek(-2, 2)
+        file.write(b"\x07")
+    with pytest.raises(RunFolderError, match="checksum"):
+        TextStore.open(tmp_path / "store")
+
+
+def test_no_text_is_refused_and_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="training text: there is no text"):
+        build_text_store(tmp_path / "store", iter(()), tokenizer)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,234 @@
+"""Text that goes on: from prompts of any length, past the context, the same whatever shares the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transduce import Generator, Translator
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings
+from transduce.data.demo import demo_pairs
+from transduce.data.text import DOCUMENTS
+from transduce.data.text_store import TextStore
+from transduce.errors import DataError, SettingsError
+from transduce.models.build import build_model
+from transduce.text.tokenizer import BOS, EOS, Tokenizers
+from transduce.text.training import train_tokenizer
+
+LINES = [pair.tgt for pair in demo_pairs("train", 120, seed=3)]
+PROMPTS = ["Der Hund", "", "Die alte Frau\nsieht", "ж😀", "Der Mann"]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def made(*, context: int = 24, documents: str = "line", kind: str = "bpe", **model: object) -> Path:
+        sizes = {"kind": "gpt", "d_model": 32, "d_ff": 48, "n_heads": 4, "n_decoder_layers": 2, "residual": "pre"}
+        values = {
+            "task": "causal",
+            "model": sizes | model,
+            "data": {"context": context, "documents": documents},
+            "tokenizer": {"kind": kind, "exact": True},
+            "decoding": {"max_length": 40},
+        }
+        settings = Settings.from_mapping(values)
+        tokenizer = train_tokenizer(LINES, settings.tokenizer, vocab_size=400, seed=1)
+        path = tmp_path_factory.mktemp("generator") / "run"
+        with RunFolder.create(path, settings, "") as run:
+            run.save_tokenizers(Tokenizers(tokenizer, tokenizer))
+            run.write_settings(settings)
+            torch.manual_seed(1)
+            model_ = build_model(settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size)
+            with torch.no_grad():
+                for name, parameter in model_.named_parameters():
+                    parameter.mul_(3.0 if parameter.dim() > 1 and "embedding" not in name else 1.0)
+                model_.output_weight.mul_(3.0)  # type: ignore[operator]
+            run.save_model(dict(model_.state_dict()))
+        return path
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def generator(make: Callable[..., Path]) -> Generator:
+    return Generator.load(make(), device="cpu")
+
+
+def ids_of(generator: Generator, prompt: str) -> list[int]:
+    return [BOS, *generator.tokenizer.encode(prompt)]
+
+
+def test_greedy_is_one_whole_forward_a_token_and_the_window_moves_by_halves(generator: Generator) -> None:
+    """An oracle without a cache: past the context the model is given the last half of it, and fills it up again."""
+    for prompt, found in zip(PROMPTS, generator.generate(PROMPTS, temperature=0, max_length=60), strict=True):
+        everything, start, new = ids_of(generator, prompt), 0, list[int]()
+        total = 0.0
+        while len(new) < 60:
+            if len(everything) - start > generator.context:
+                start = len(everything) - generator.context // 2
+            with torch.no_grad():
+                logits = generator.model.logits(generator.model(torch.tensor([everything[start:]])))[0, -1]
+            known = logits.double().log_softmax(-1)
+            logits[[0, BOS]] = -math.inf
+            token = int(logits.argmax())
+            total += known[token].item()
+            if token == EOS:
+                break
+            new.append(token)
+            everything.append(token)
+        assert list(found.ids) == new
+        assert found.finished == (len(new) < 60)
+        assert found.log_prob == pytest.approx(total, abs=1e-3)
+        assert found.text == generator.tokenizer.decode(new) and found.prompt == prompt
+
+
+def test_what_is_drawn_depends_on_the_prompt_its_place_and_the_seed_only(generator: Generator) -> None:
+    asked = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "max_length": 30, "seed": 5}
+    together = generator.generate(PROMPTS, n_samples=3, **asked)
+    assert together == generator.generate(PROMPTS, n_samples=3, **asked)
+    assert [one.prompt for one in together] == [prompt for prompt in PROMPTS for _ in range(3)]
+    one_each = generator.generate(PROMPTS, **asked)
+    assert [one.ids for one in one_each] == [one.ids for one in together[::3]]
+    alone = generator.generate(PROMPTS[:1], **asked)
+    assert alone[0].ids == together[0].ids
+    assert generator.generate(PROMPTS, **{**asked, "seed": 6}) != one_each
+    assert len({one.ids for one in together[:3]}) > 1
+
+
+@pytest.mark.parametrize("prompt", ["Der", "ж"])
+def test_what_comes_in_parts_is_the_text(generator: Generator, prompt: str) -> None:
+    for seed in range(2):
+        asked = {"max_length": 30, "temperature": 1.5, "seed": seed}
+        parts = list(generator.stream(prompt, **asked))
+        assert "".join(parts) == generator.generate([prompt], **asked)[0].text
+        assert all(parts) and len(parts) > 5
+
+
+def test_no_part_ends_within_a_character(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a model that says this, one byte a token, and then half a character."""
+    ids = generator.tokenizer.encode("a😀ж ") + generator.tokenizer.encode("😀")[:2]
+
+    def grown(
+        self: Generator, jobs: object, limit: int, sampling: object, seed: int, see: Callable[[int], None]
+    ) -> None:
+        for token in ids:
+            see(token)
+
+    monkeypatch.setattr(Generator, "_grown", grown)
+    assert list(generator.stream("x")) == ["a", "😀", "ж", " ", "\ufffd"]
+
+
+def test_what_goes_wrong_on_the_way_is_told(generator: Generator) -> None:
+    with pytest.raises(DataError, match="prompt 1"):
+        list(generator.stream("x y " * 60))
+
+    def broken(self: Generator, *given: object) -> None:
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Generator, "_longer", broken)
+        list(generator.stream("x"))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_prompt_that_is_too_long(make: Callable[..., Path], positions: str) -> None:
+    generator = Generator.load(make(positions=positions, max_positions=24, kind="char"), device="cpu")
+    assert generator.generate(["x" * 23], max_length=60, temperature=0)[0].ids
+    with pytest.raises(DataError, match=r"prompt 2 has 25 tokens; this model sees 24 .*--cut-prompt"):
+        generator.generate(["x", "x" * 24])
+    cut, whole = generator.generate(["y" * 30 + "x" * 24], cut_prompt=True, temperature=0), "x" * 24
+    assert cut[0].ids == generator.generate([whole], cut_prompt=True, temperature=0)[0].ids
+
+
+def test_text_without_documents_is_gone_on_with_from_its_middle(make: Callable[..., Path]) -> None:
+    """Where a file is one document, a prompt is no beginning of one; only nothing is."""
+    generator = Generator.load(make(documents="file", context=16), device="cpu")
+    assert generator._prompt("Der Hund", 0, False) == tuple(generator.tokenizer.encode("Der Hund"))
+    assert generator._prompt("", 0, False) == (BOS,)
+
+
+def test_scores_are_those_of_forwards(generator: Generator) -> None:
+    texts = ["Der Hund.", "", "Die alte Frau sieht den alten Mann und seinen Hund, der im Garten schläft.\nж"]
+    for text, score in zip(texts, generator.score(texts), strict=True):
+        ids = [*ids_of(generator, text), EOS]
+        expected = []
+        for start in range(0, len(ids) - 1, generator.context):
+            row = torch.tensor([ids[start : start + generator.context + 1]])
+            with torch.no_grad():
+                known = generator.model.logits(generator.model(row[:, :-1]))[0].double().log_softmax(-1)
+            expected += known.gather(1, row[0, 1:, None])[:, 0].tolist()
+        assert score.token_log_probs == pytest.approx(expected, abs=1e-4)
+        assert score.n_tokens == len(ids) - 1
+
+
+def test_running_text_is_told_every_token_once(generator: Generator) -> None:
+    store = TextStore.from_pieces(DOCUMENTS["line"](iter(LINES[:9])), generator.tokenizer)
+    found = generator.evaluate(store)
+    assert found.n_tokens == store.n_tokens and found.n_bytes == sum(len(line.encode()) for line in LINES[:9])
+    nats = 0.0
+    for start in range(1, len(store), generator.context):
+        row = torch.from_numpy(store.ids[start - 1 : start + generator.context].astype(np.int64))[None]
+        with torch.no_grad():
+            known = generator.model.logits(generator.model(row[:, :-1]))[0].double().log_softmax(-1)
+        nats -= sum(known[t, i].item() for t, i in enumerate(row[0, 1:].tolist()) if i != BOS)
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.n_bytes)
+    assert math.log(found.perplexity) == pytest.approx(nats / found.n_tokens)
+    assert generator.evaluate(store, batch_tokens=1).nats == pytest.approx(nats, rel=1e-5)
+    for stride in (1, 7, 24):
+        again = generator.evaluate(store, stride=stride)
+        assert (again.n_tokens, again.stride) == (found.n_tokens, stride)
+    for stride in (0, 25):
+        with pytest.raises(SettingsError, match="stride"):
+            generator.evaluate(store, stride=stride)
+
+
+def test_with_a_stride_of_one_every_token_is_told_from_all_that_fits(generator: Generator) -> None:
+    store = TextStore.from_pieces(DOCUMENTS["line"](iter(LINES[:3])), generator.tokenizer)
+    nats = 0.0
+    for t in range(1, len(store)):
+        row = torch.from_numpy(store.ids[max(0, t - generator.context) : t + 1].astype(np.int64))[None]
+        if row[0, -1] == BOS:
+            continue
+        with torch.no_grad():
+            known = generator.model.logits(generator.model(row[:, :-1]))[0, -1].double().log_softmax(-1)
+        nats -= known[row[0, -1]].item()
+    assert generator.evaluate(store, stride=1).nats == pytest.approx(nats, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"max_length": 0},
+        {"n_samples": 0},
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(generator: Generator, wrong: dict[str, float]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        generator.generate(["a"], **wrong)  # type: ignore[arg-type]
+
+
+def test_one_text_for_many_is_refused(generator: Generator) -> None:
+    with pytest.raises(TypeError, match="generate"):
+        generator.generate("Der Hund")
+
+
+def test_runs_of_another_task_are_refused(make: Callable[..., Path], make_run: Callable[..., Path]) -> None:
+    with pytest.raises(SettingsError, match="goes on with text, with `transduce generate`"):
+        Translator.load(make())
+    with pytest.raises(SettingsError, match="translates, with `transduce translate`"):
+        Generator.load(make_run())
+
+
+def test_no_prompt(generator: Generator) -> None:
+    assert generator.generate([]) == [] and generator.score([]) == []

@@ -1,0 +1,172 @@
+"""The decoder alone: against the float64 NumPy oracle, against itself step by step, and what it must not see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oracle import numpy_transformer as oracle
+from oracle.adapter import numpy_weights, options_of
+from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
+from transduce.config import ModelSettings
+from transduce.decoding.sample import Sampling, sample
+from transduce.decoding.search import beam_search
+from transduce.models.build import build_model, count_parameters
+from transduce.nn.cache import DecoderState
+
+EVERY = {name: {**options, "kind": "gpt"} for name, options in (SINGLE | MIXED).items() if "encoder" not in name}
+FLOAT64 = {"sinusoidal": 2e-6, "sinusoidal_halves": 2e-6, "rotary": 2e-6, "learned": 1e-11, "none": 1e-11}
+LENGTHS = (5, 1, 12, 3)
+
+
+def assert_close(ours: Tensor, expected: np.ndarray, tolerance: float) -> None:
+    np.testing.assert_allclose(
+        ours.detach().double().numpy(), expected, rtol=0, atol=tolerance * max(1.0, np.abs(expected).max())
+    )
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_forward_equals_the_oracle(options: dict[str, Any]) -> None:
+    model, settings = make(dtype=torch.float64, **options)
+    rows = sentences(LENGTHS)
+    ours = model.logits(model(pad(rows)))
+    weights = numpy_weights(model.state_dict(), settings)
+    for row, logits in zip(rows, ours, strict=True):
+        expected = oracle.causal_lm(row.numpy(), weights, options_of(settings))
+        assert_close(logits[: len(row)], expected, FLOAT64[settings.positions])
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any]) -> None:
+    """Along a random direction of each parameter, the loss rises as its gradient says."""
+    model, settings = make(dtype=torch.float64, **options)
+    (ids,), (gold,) = sentences([6]), sentences([6], seed=1)
+    log_p = model.logits(model(ids[None]))[0].log_softmax(-1)
+    (-log_p.gather(-1, gold[:, None]).sum()).backward()
+    state, oracle_options = dict(model.state_dict(keep_vars=True)), options_of(settings)
+
+    def loss(replaced: nn.Parameter, value: Tensor) -> float:
+        changed = {name: value if weight is replaced else weight for name, weight in state.items()}
+        logits = oracle.causal_lm(ids.numpy(), numpy_weights(changed, settings), oracle_options)
+        return oracle.label_smoothed(logits, gold.numpy(), 0.0)[1]
+
+    generator, step = torch.Generator().manual_seed(3), 1e-6
+    for name, weight in model.named_parameters():
+        direction = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        value = weight.detach()
+        rise = loss(weight, value + step * direction) - loss(weight, value - step * direction)
+        assert (weight.grad * direction).sum().item() == pytest.approx(rise / (2 * step), rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize("n_known", [0, 1, 4])
+def test_steps_after_a_prompt_equal_one_forward(options: dict[str, Any], n_known: int) -> None:
+    """Three beams a prompt, which go different ways; all of them change places twice."""
+    model, _ = make(dtype=torch.float64, **options)
+    prompts = pad(sentences([n_known] * 2)) if n_known else torch.zeros(2, 0, dtype=torch.long)
+    rows = torch.cat([prompts.repeat_interleave(3, 0), pad(sentences([6] * 6, seed=3))], 1)
+    with torch.no_grad():
+        state = model.start(prompts, capacity=6, n_beams=3)
+        assert state.length == n_known
+        for t in range(n_known, n_known + 6):
+            ours = model.step(rows[:, t : t + 1], state)[:, 0]
+            expected = model.logits(model(rows[:, : t + 1]))[:, -1]
+            torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+            if t in (n_known + 1, n_known + 3):
+                moved = torch.tensor([1, 1, 0, 5, 3, 4])
+                state.reorder(moved)
+                rows = torch.cat([rows[moved, : t + 1], rows[:, t + 1 :]], 1)
+
+
+def test_the_prompt_is_computed_and_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings = make(kind="gpt")
+    seen: list[tuple[int, ...]] = []
+    original = type(model).advance
+
+    def noted(self: nn.Module, ids: Tensor, state: DecoderState) -> Tensor:
+        seen.append(tuple(ids.shape))
+        return original(self, ids, state)
+
+    monkeypatch.setattr(type(model), "advance", noted)
+    with torch.no_grad():
+        state = model.start(pad(sentences([5, 5])), capacity=3, n_beams=4)
+        model.step(torch.full((8, 1), 4), state)
+    assert seen == [(2, 5), (8, 1)]
+    assert state.layers[0].keys is not None and state.layers[0].keys.shape[2] == 5 + 3 * 4
+    assert settings.kind == "gpt"
+
+
+def greedy(model: nn.Module, ids: list[int], n: int) -> list[int]:
+    """One whole forward a token; padding and the beginning are never chosen."""
+    ids, end = list(ids), []
+    while len(end) < n and end[-1:] != [3]:
+        logits = model.logits(model(torch.tensor([ids])))[0, -1].clone()
+        logits[[0, 2]] = -torch.inf
+        end.append(int(logits.argmax()))
+        ids.append(end[-1])
+    return [i for i in end if i != 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"positions": "rotary", "residual": "pre"}], ids=["plain", "rotary"])
+def test_search_and_sampling_go_on_from_a_prompt(options: dict[str, Any]) -> None:
+    model, _ = make(kind="gpt", **options)
+    prompts = pad(sentences([4] * 5, seed=8))
+    with torch.no_grad():
+        expected = [greedy(model, prompt, 7) for prompt in prompts.tolist()]
+    src, first = prompts[:, :-1], prompts[:, -1]
+    found = beam_search(model, src, first=first, max_length=7, beam=1)
+    assert [list(best.ids) for (best,) in found] == expected
+    drawn = sample(model, src, first=first, max_length=7, seeds=[(1,)] * 5, sampling=Sampling(top_k=1), n_samples=2)
+    assert [[list(h.ids) for h in hypotheses] for hypotheses in drawn] == [[ids, ids] for ids in expected]
+
+
+def test_beams_of_a_prompt_are_scored_as_one_forward_scores_them() -> None:
+    model, _ = make(kind="gpt")
+    prompts = pad(sentences([3] * 4, seed=2))
+    found = beam_search(
+        model, prompts[:, :-1], first=prompts[:, -1], max_length=5, beam=20, n_best=20, length_penalty=0.0
+    )
+    (best,) = zip(*beam_search(model, prompts[:, :-1], first=prompts[:, -1], max_length=5, beam=1), strict=True)
+    for prompt, hypotheses, greedy_one in zip(prompts, found, best, strict=True):
+        assert hypotheses[0].log_prob >= greedy_one.log_prob - 1e-5
+        for hypothesis in hypotheses[:5]:
+            tokens = torch.tensor([*hypothesis.ids, *([3] if hypothesis.finished else [])])
+            with torch.no_grad():
+                log_p = model.logits(model(torch.cat([prompt, tokens])[None, :-1]))[0].log_softmax(-1)
+            known = log_p[2:].gather(1, tokens[:, None]).sum().item()
+            assert hypothesis.log_prob == pytest.approx(known, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"positions": "rotary"}, {"feed_forward": "plain", "residual": "pre"}], ids=str
+)
+def test_another_document_changes_nothing(options: dict[str, Any]) -> None:
+    """Not the outputs, not the gradients; and without the numbers of documents it does."""
+    model, _ = make(dtype=torch.float64, kind="gpt", **options)
+    (row,) = sentences([11])
+    other = row.clone()
+    other[4:8] = (row[4:8] % (VOCAB - 4)) + 4
+    assert not torch.equal(row, other)
+    documents = torch.tensor([[1] * 4 + [2] * 4 + [3] * 3])
+    mine = [0, 1, 2, 3, 8, 9, 10]
+    with torch.no_grad():
+        one, two = (model(ids[None], documents)[0] for ids in (row, other))
+        assert torch.equal(one[mine], two[mine])
+        open_one, open_two = (model(ids[None])[0] for ids in (row, other))
+    assert torch.equal(open_one[:4], open_two[:4]) and not torch.equal(open_one[8:], open_two[8:])
+    alone = model(row[None, 8:])[0] if options.get("positions") == "rotary" else None
+    if alone is not None:  # rotary positions know of distances only
+        torch.testing.assert_close(alone, one[8:], rtol=1e-6, atol=1e-6)
+
+
+def test_sizes_of_the_presets() -> None:
+    """GPT-2 small has 124,439,808 weights with its 50,257 tokens and 1,024 positions."""
+    with torch.device("meta"):
+        model = build_model(ModelSettings(preset="gpt2"), n_src=50_257, n_tgt=50_257)
+    assert count_parameters(model) == 124_439_808
+    tiny = build_model(ModelSettings(preset="gpt-tiny", tie="none"), n_src=70, n_tgt=70)
+    assert tiny.output_weight is not tiny.embedding.table.weight

@@ -1,0 +1,106 @@
+"""Rows of a store become batches: shifted, padded, every token asked for once an epoch, resumed to the letter."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from toys import CPU, settings
+from transduce.data.batch import TrainingBatch
+from transduce.data.objectives import causal
+from transduce.data.text_store import TextStore
+from transduce.errors import DataError
+from transduce.text.tokenizer import BOS, EOS, PAD
+from transduce.training.feed import Feed, Position
+from transduce.training.rows import RowFeeder
+
+CONTEXT = 8
+
+
+def store(n_documents: int = 5, longest: int = 30) -> TextStore:
+    draw = np.random.default_rng(1)
+    ids: list[int] = []
+    for _ in range(n_documents):
+        ids += [BOS, *draw.integers(4, 24, size=draw.integers(1, longest)).tolist(), EOS]
+    return TextStore(np.array(ids, dtype=np.uint16), {"documents": n_documents, "bytes": 100})
+
+
+def feeder(text: TextStore, *, separate: bool = False, **training: object) -> RowFeeder:
+    asked = settings(**{"batch_tokens": 32, "micro_batch_tokens": 16, **training}).training
+    return RowFeeder(text, asked, device=CPU, context=CONTEXT, objective=causal, separate=separate)
+
+
+def same(one: Feed, two: Feed) -> bool:
+    sides = [[tensor for batch in feed.batches for tensor in (*batch.inputs, batch.targets)] for feed in (one, two)]
+    equal = [torch.equal(a, b) for a, b in zip(*sides, strict=True)]
+    return np.array_equal(one.indices, two.indices) and all(equal) and one.after == two.after
+
+
+def test_every_token_but_a_beginning_is_asked_for_once_an_epoch_from_those_before_it() -> None:
+    text = store()
+    feeds = list(islice(feeder(text).feeds(Position()), 60))
+    for epoch in (0, 1, 2):
+        mine = [f for f in feeds if (f.after.epoch - (f.after.index == 0)) == epoch]
+        asked: list[tuple[int, ...]] = []
+        for batch in (batch for feed in mine for batch in feed.batches):
+            assert isinstance(batch, TrainingBatch)
+            (ids,) = batch.inputs
+            assert batch.n_targets == int((batch.targets != PAD).sum())
+            for row, targets in zip(ids.tolist(), batch.targets.tolist(), strict=True):
+                asked += [(*row[: t + 1][-2:], target) for t, target in enumerate(targets) if target != PAD]
+        targets = sorted(token for *_, token in asked)
+        assert targets == sorted(int(i) for i in text.ids if i != BOS)
+        bigrams = {(int(a), int(b)) for a, b in zip(text.ids[:-1], text.ids[1:], strict=True)}
+        assert {(known[-2], known[-1]) for known in asked} <= bigrams
+        assert sum(feed.n_targets for feed in mine) == text.n_tokens
+        assert mine[-1].epochs == epoch + 1
+
+
+def test_micro_batches_hold_what_the_update_holds() -> None:
+    text = store()
+    for feed, whole in zip(
+        islice(feeder(text).feeds(Position()), 9),
+        islice(feeder(text, micro_batch_tokens=32).feeds(Position()), 9),
+        strict=True,
+    ):
+        assert len(feed.batches) >= len(whole.batches) == 1
+        assert all(batch.targets.numel() <= 16 for batch in feed.batches)
+        assert sum(batch.n_targets for batch in feed.batches) == whole.n_targets
+        assert sorted(t for b in feed.batches for t in b.targets.flatten().tolist() if t) == sorted(
+            t for t in whole.batches[0].targets.flatten().tolist() if t
+        )
+
+
+def test_a_position_resumes_exactly() -> None:
+    text = store()
+    feeds = list(islice(feeder(text).feeds(Position()), 30))
+    for number, feed in enumerate(feeds[:-1]):
+        assert same(next(feeder(text).feeds(feed.after)), feeds[number + 1])
+    other = next(feeder(text, seed=4).feeds(Position()))
+    assert not same(other, feeds[0])
+
+
+def test_validation_reads_all_in_order() -> None:
+    text = store()
+    rows = [row for batch in feeder(text).in_order() for row in batch.targets.tolist()]
+    told = [token for row in rows for token in row if token != PAD]
+    assert told == [int(i) for i in text.ids if i != BOS]
+    assert all(len(row) <= CONTEXT for row in rows)
+
+
+def test_documents_are_numbered_within_their_row() -> None:
+    for feed in islice(feeder(store(), separate=True).feeds(Position()), 9):
+        for batch in feed.batches:
+            ids, documents = batch.inputs
+            assert torch.equal(documents, (ids == BOS).cumsum(1))
+
+
+def test_texts_and_padding_and_nothing() -> None:
+    text = store(n_documents=20)
+    assert 0 <= feeder(text).padding() < 0.1
+    empty = TextStore(np.zeros(0, dtype=np.uint16), {"documents": 0, "bytes": 0})
+    with pytest.raises(DataError, match="no text"):
+        feeder(empty).plan(0)
