@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8, and a line ends in \n
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given or bool(os.environ.get("TRANSDUCE_DEBUG"))
+    debug = "--debug" in given or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name
     try:
         code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)

@@ -196,8 +196,11 @@ def translate(
     """
     from transduce import use
     from transduce.decoding.sample import Sampling
+    from transduce.errors import SettingsError
     from transduce.log import Log
 
+    if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise SettingsError("--temperature, --top-k and --top-p are for drawing translations; add --sample")
     search = use.Search(
         beam=beam,
         n_best=nbest,

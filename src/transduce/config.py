@@ -21,6 +21,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
+MOST_BEAM, MOST_PENALTY, MOST_TOKENS, MOST_BATCH, MOST_SEED = 512, 10.0, 1_000_000, 1 << 31, (1 << 63) - 1
+"""Bounds: beyond them nothing is found but the end of the memory, or of a number's range."""
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
@@ -55,7 +59,9 @@ class DataSettings(Section):
     valid: tuple[Corpus, ...] = Field((), description="Held-out pairs to choose weights by; empty: split from train.")
     test: tuple[Corpus, ...] = Field((), description="Test pairs: only evaluated, and looked for in train.")
     demo: int = Field(0, ge=0, description="Pairs of the built-in corpus to train on, instead of files.")
-    max_length: int = Field(256, ge=1, description="Longest sentence in tokens; pairs with a longer one are dropped.")
+    max_length: int = Field(
+        256, ge=1, le=MOST_TOKENS, description="Longest sentence in tokens; pairs with longer ones go."
+    )
     max_ratio: float = Field(9.0, gt=1, description="Largest ratio of the two lengths in tokens, above 10 tokens.")
     deduplicate: bool = Field(False, description="Keep only the first of identical pairs.")
     drop_copies: bool = Field(False, description="Drop pairs whose two sides are the same.")
@@ -70,10 +76,12 @@ class TokenizerSettings(Section):
     kind: Literal["unigram", "bpe", "char", "marian"] = Field(
         "unigram", description="SentencePiece model type; marian: imported, not trained."
     )
-    vocab_size: int | None = Field(None, ge=8, description="Pieces, special ones included; default: from the data.")
+    vocab_size: int | None = Field(
+        None, ge=8, le=1 << 24, description="Pieces, with special ones; default: from the data."
+    )
     joint: bool = Field(True, description="One vocabulary for both sides (needed to tie all embeddings) or one each.")
     sampling: float = Field(0.0, ge=0, le=1, description="Subword regularisation: share of sentences or merges.")
-    character_coverage: float = Field(1.0, gt=0.9, le=1, description="Characters covered; below 1 for large scripts.")
+    character_coverage: float = Field(1.0, ge=0.98, le=1, description="Characters covered; below 1 for large scripts.")
     exact: bool = Field(False, description="Text comes back as it was: line ends, spaces, bytes of rare characters.")
     normalization: str = Field("nmt_nfkc", description="nmt_nfkc, nfkc, nmt_nfkc_cf (folds case) or identity.")
 
@@ -83,8 +91,8 @@ class ModelSettings(Section):
 
     preset: str | None = Field(None, description="Sizes under a name, such as tiny: PRESETS; keys beside it win.")
     kind: str = Field("transformer", description="Name in the MODELS table.")
-    d_model: int = Field(128, ge=1, description="Width of the residual stream (paper 3.1).")
-    d_ff: int = Field(256, ge=1, description="Inner width of the position-wise feed-forward (paper 3.3).")
+    d_model: int = Field(128, ge=1, le=1 << 16, description="Width of the residual stream (paper 3.1).")
+    d_ff: int = Field(256, ge=1, le=1 << 20, description="Inner width of the position-wise feed-forward (paper 3.3).")
     n_heads: int = Field(4, ge=1, description="Attention heads (paper 3.2.2).")
     n_kv_heads: int | None = Field(None, ge=1, description="Heads of keys and values; default: n_heads.")
     n_encoder_layers: int = Field(4, ge=0, description="Blocks of the encoder.")
@@ -111,8 +119,10 @@ class ModelSettings(Section):
 class TrainingSettings(Section):
     """How the weights are found."""
 
-    seed: int = Field(1, ge=0, description="Seed of everything random.")
-    batch_tokens: int | None = Field(None, ge=1, description="Padded tokens of the longer side in an update.")
+    seed: int = Field(1, ge=0, le=MOST_SEED, description="Seed of everything random.")
+    batch_tokens: int | None = Field(
+        None, ge=1, le=MOST_BATCH, description="Padded tokens of the longer side an update."
+    )
     micro_batch_tokens: int | None = Field(None, ge=1, description="Those that fit in memory at once.")
     optimizer: str | None = Field(None, description="adam, adamw or muon; default: what measured best.")
     lr: float | None = Field(None, gt=0, description="Peak learning rate; default: by optimizer and width.")
@@ -123,7 +133,7 @@ class TrainingSettings(Section):
     warmup_updates: int | None = Field(None, ge=0, description="Linear warm-up; default: from the length of training.")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Uniform share of the targets (paper 5.4).")
     clip_norm: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0: no clipping.")
-    max_updates: int | None = Field(None, ge=1, description="Updates at most; default: from the data.")
+    max_updates: int | None = Field(None, ge=1, le=1 << 40, description="Updates at most; default: from the data.")
     max_epochs: float | None = Field(None, gt=0, description="Passes over the data at most.")
     max_minutes: float | None = Field(None, gt=0, description="Minutes at most; the schedule ends with them.")
     precision: Precision = Field("auto", description="Arithmetic of matrix products; auto: bfloat16 where faster.")
@@ -142,10 +152,12 @@ class TrainingSettings(Section):
 class DecodingSettings(Section):
     """The search that the run folder's translator uses unless told otherwise."""
 
-    beam: int = Field(5, ge=1, description="Hypotheses kept a sentence; 1 is greedy.")
-    length_penalty: float = Field(1.0, ge=0, description="Exponent of the length that divides a hypothesis' score.")
-    max_length: int = Field(256, ge=1, description="Longest output in tokens.")
-    batch_tokens: int = Field(4096, ge=1, description="Padded source tokens translated at once.")
+    beam: int = Field(5, ge=1, le=MOST_BEAM, description="Hypotheses kept a sentence; 1 is greedy.")
+    length_penalty: float = Field(
+        1.0, ge=0, le=MOST_PENALTY, description="Exponent of the length that divides a score."
+    )
+    max_length: int = Field(256, ge=1, le=MOST_TOKENS, description="Longest output in tokens.")
+    batch_tokens: int = Field(4096, ge=1, le=MOST_BATCH, description="Padded source tokens translated at once.")
 
 
 class EvaluationSettings(Section):

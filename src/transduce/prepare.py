@@ -119,7 +119,7 @@ def learn_vocabulary(texts: Texts, settings: Settings, log: Log, *, may_grow: bo
         larger = settings.with_values("tokenizer", vocab_size=size)
         return learn_vocabulary(texts, larger, log, may_grow=False)
     for note in tokenizers.notes:
-        log.say(note)
+        (log.say if may_grow else log.warn)(note)  # a size that was asked for and is not had: told when quiet, too
     return tokenizers
 
 

@@ -45,6 +45,7 @@ class Request:
         data = values.setdefault("data", {})
         if not isinstance(data, dict):
             raise SettingsError(f"{origin}: 'data' must be a section, [data]")
+        self._check_overrides()
         for key, sides in (("train", self.train), ("valid", self.valid), ("test", self.test)):
             if corpora := _pair_up(key, sides):
                 data[key] = corpora
@@ -65,9 +66,21 @@ class Request:
         settings = Settings.from_mapping(values, origin=origin).resolve_paths(folder)
         if not settings.data.train and not settings.data.demo:
             raise SettingsError("no training text: give --src and --tgt, or --path, or --text, or a recipe")
+        if settings.data.train and settings.data.demo:
+            raise SettingsError(
+                f"data.demo = {settings.data.demo}: the built-in corpus goes without files; leave one out"
+            )
         if not has_read_text(self.run_folder()):
             self._check_files(settings.data)
         return settings
+
+    def _check_overrides(self) -> None:
+        """Refuse `--set` of text that options name too: one of them would be lost in silence."""
+        given = {"train": any((*self.train, self.paths)), "valid": any(self.valid), "test": any(self.test)}
+        for key, files in zip(given, self.texts, strict=True):
+            for override in self.overrides:
+                if (given[key] or files) and override.split("=")[0].strip().split(".")[:2] == ["data", key]:
+                    raise SettingsError(f"--set {override}: options name the {key} text already; say all in a recipe")
 
     def run_folder(self) -> Path:
         """Where the run goes: as given, or `runs/` and the recipe's name."""

@@ -14,14 +14,14 @@ import torch
 from transduce.checkpoint import RunFolder
 from transduce.choose import choose, table
 from transduce.config import Settings
-from transduce.errors import SettingsError, UserError, nearest
+from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.files import read_json, write_json
 from transduce.finish import renew
 from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
 from transduce.models.build import build_model, check_model, count_parameters, resolve_preset
 from transduce.prepare import has_prepared
-from transduce.request import to_toml
+from transduce.request import has_read_text, to_toml
 from transduce.tasks.base import Task
 from transduce.tasks.table import find_task
 from transduce.text.tokenizer import Tokenizers
@@ -54,6 +54,11 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
             renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again
             log.say(f"{path} is finished already; {task.use} with it, or name another folder with --run")
             return path
+        if end is None and has_read_text(path) and not has_prepared(folder):
+            raise RunFolderError(
+                f"{path / 'metrics.jsonl'} is damaged: it tells of no end of training, but the encoded text is gone as "
+                "after the end; the model can be used; to train, name another folder with --run"
+            )
         if end is None:
             prepared = task.find_prepared(folder, log) if folder.resumed else None
             if prepared is None:

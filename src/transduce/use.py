@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.checkpoint import RunFolder
+from transduce.config import MOST_BATCH, MOST_BEAM, MOST_PENALTY, MOST_SEED, MOST_TOKENS
 from transduce.data.lines import read_lines
 from transduce.data.text import read_pieces
 from transduce.data.text_store import TextStore
@@ -44,9 +45,20 @@ class Search:
 
     def __post_init__(self) -> None:
         temperature = 1.0 if self.sampling is None else self.sampling.temperature
-        for name, value in (("length penalty", self.length_penalty or 0.0), ("temperature", temperature)):
-            if not 0 <= value < math.inf:  # nan too
-                raise SettingsError(f"{name} {value}: must be a number, at least 0")
+        if not 0 <= temperature < math.inf:  # nan too
+            raise SettingsError(f"temperature {temperature}: must be a number, at least 0")
+        if self.sampling is not None and (self.beam, self.length_penalty) != (None, None):
+            raise SettingsError("samples are drawn, not searched: --beam and --length-penalty do not go with --sample")
+        for name, value, most in (
+            ("--beam", self.beam, MOST_BEAM),
+            ("--nbest", self.n_best, MOST_BEAM),
+            ("--max-length", self.max_length, MOST_TOKENS),
+            ("--length-penalty", self.length_penalty, MOST_PENALTY),
+            ("--batch-tokens", self.batch_tokens, MOST_BATCH),
+            ("--seed", self.seed, MOST_SEED),
+        ):
+            if value is not None and not 0 <= value <= most:
+                raise SettingsError(f"{name} {value}: must be a number, at most {most:,}")
 
     def __call__(self, translator: Translator, lines: Iterable[str]) -> Iterator[Translation]:
         """The translations of the lines, in order, as a stream."""
@@ -110,8 +122,9 @@ def translate(run: Path, files: Sequence[Path], *, search: Search, style: str, d
         for src, translation in zip(sources, search(translator, asked), strict=True):
             number = next(numbers)
             if translation.note and style != "json":
-                n_noted += 1
-                if n_noted <= NOTES_SHOWN or typed:
+                lost = bool(src.strip()) and not translation.text  # told in any case
+                n_noted += not lost
+                if lost or n_noted <= NOTES_SHOWN or typed:
                     log.warn(f"line {number}: {translation.note}")
             yield from STYLES[style](number, src, translation)
     if n_noted > NOTES_SHOWN and not typed:
@@ -121,9 +134,16 @@ def translate(run: Path, files: Sequence[Path], *, search: Search, style: str, d
         )
 
 
+def check_output(output: Path | None) -> None:
+    """Refuse, before any work is done, to write where a folder is."""
+    if output is not None and output.is_dir():
+        raise SettingsError(f"--output {output} is a folder; name a file")
+
+
 def write_lines(output: Path, lines: Iterable[str]) -> None:
     """Write lines into a file, aside and renamed. What an error cuts short is kept beside it, and that is told."""
     written = False
+    check_output(output)
     try:
         with write_aside(output, keep=True) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
             for line in lines:
@@ -151,6 +171,7 @@ def evaluate(
 
     `metric`: BLEU's tokenizer and whether to fold case; None is what the run's settings say.
     """
+    check_output(output)
     scoring = RunFolder.open(run).settings.evaluation
     tokenize = metric[0] or scoring.tokenize
     lowercase = scoring.lowercase if metric[1] is None else metric[1]

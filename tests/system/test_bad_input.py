@@ -55,6 +55,16 @@ def lines_of(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
+def bytes_in_the_middle(texts: Path) -> None:
+    lines = lines_of(texts / "train.de")
+    lines[16] = b"\xff\xfe" + lines[16]
+    (texts / "train.de").write_bytes(b"".join(lines))
+
+
+def utf16(texts: Path) -> None:
+    (texts / "train.de").write_bytes((texts / "train.de").read_text(encoding="utf-8").encode("utf-16"))
+
+
 def shorter(texts: Path) -> None:
     (texts / "train.de").write_bytes(b"".join(lines_of(texts / "train.de")[:41]))
 
@@ -94,6 +104,8 @@ def cut_gzip(texts: Path) -> None:
         (shorter, ["train.en has 60 lines", "train.de has 41", "line 42"]),
         (not_utf8, ["train.de, line 17: not valid UTF-8", "0xfc"]),
         (empty, ["there is no text"]),
+        (bytes_in_the_middle, ["train.de, line 17: not valid UTF-8", "0xff at byte 1 of the line"]),
+        (utf16, ["train.de, line 1: this is UTF-16", "iconv"]),
         (blank, ["no sentence pair is left of 60", "empty"]),
         (one_pair, ["one sentence pair is too little"]),
     ],
@@ -130,6 +142,15 @@ def test_a_compressed_file_that_was_cut_short(texts: Path) -> None:
         (["model.positions=learned", "model.max_positions=10"], ["model.max_positions = 10", "learned positions"]),
         (["tokenizer.joint=false", "model.tie=three_way"], ["three_way", "tokenizer.joint"]),
         (["training"], ["--set training: expected key=value"]),
+        (["data.demo=100"], ["data.demo = 100", "without files; leave one out"]),
+        (["data.train.0.weight=2"], ["--set data.train.0.weight=2", "options name the train text already"]),
+        (["data.train=3"], ["--set data.train=3", "options name the train text already"]),
+        (["model.d_model=100000000"], ["model.d_model = 100000000", "less than or equal to"]),
+        (["training.seed=99999999999999999999999"], ["training.seed", "less than or equal to"]),
+        (["tokenizer.vocab_size=99999999999999"], ["tokenizer.vocab_size", "less than or equal to"]),
+        (["tokenizer.character_coverage=0.95"], ["tokenizer.character_coverage = 0.95", "0.98"]),
+        (["decoding.length_penalty=1000"], ["decoding.length_penalty = 1000", "less than or equal to 10"]),
+        (["decoding.beam=1000000"], ["decoding.beam = 1000000", "less than or equal to"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -218,6 +239,15 @@ def test_a_damaged_file_does_not_stop_the_report_but_is_named_when_training_goes
             ["translate", "RUN", "train.en", "-o", "no/where.de"],
             ["cannot write no/where.de: No such file or directory"],
         ),
+        (["translate", "RUN", "train.en", "-o", "."], ["--output . is a folder; name a file"]),
+        (
+            ["translate", "RUN", "train.en", "--length-penalty", "1000"],
+            ["--length-penalty 1000.0: must be", "at most 10"],
+        ),
+        (["translate", "RUN", "train.en", "--max-length", "9" * 21], ["--max-length 9", "at most 1,000,000"]),
+        (["translate", "RUN", "train.en", "--beam", "5000"], ["--beam 5000", "at most 512"]),
+        (["translate", "RUN", "train.en", "--top-k", "3"], ["--top-k", "add --sample"]),
+        (["translate", "RUN", "train.en", "--sample", "--beam", "3"], ["--beam", "do not go with --sample"]),
         (["translate", "RUN", "train.en", "--device", "tpu"], ["device = 'tpu': allowed are auto, cpu and cuda"]),
         (["evaluate", "RUN", "--src", "train.en", "--ref", "latin1.en"], ["latin1.en, line 2"]),
         (["evaluate", "RUN", "--src", "train.en", "--ref", "two.de"], ["train.en has 60 lines", "two.de has 2"]),
@@ -245,6 +275,29 @@ def test_a_sentence_longer_than_training_saw_is_translated_with_a_warning(traine
     done = transduce("translate", trained / "run", tmp_path / "long.en", "--max-length", "5")
     assert done.code == 0 and done.out.count("\n") == 2
     assert "warning: line 1:" in done.err and "training saw at most 256" in done.err
+
+
+def test_a_line_that_is_lost_is_told_however_many_notes_there_are(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.en").write_text("A dog runs.\n" * 9 + "dog " * 30_000 + "\n")
+    done = transduce("translate", trained / "run", tmp_path / "in.en", "--max-length", "1", "--beam", "1")
+    assert done.code == 0 and done.out.count("\n") == 10
+    assert "line 10: not translated: its" in done.err
+
+
+def test_weights_that_are_lost_to_a_rate_that_is_too_high_are_one_line(texts: Path) -> None:
+    done = train(texts, *set_("training.optimizer=adam", "training.lr=1e30", "training.warmup_updates=0"))
+    assert done.code == 1 and "Traceback" not in done.err
+    assert "not finite" in done.err.splitlines()[-1], done.err
+
+
+def test_a_finished_run_whose_log_is_gone_says_so(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    (run / "metrics.jsonl").write_text("")
+    sides = ["--src", trained / "train.en", "--tgt", trained / "train.de"]
+    assert_refused(
+        transduce("train", *sides, "--run", run, "-q", *small()), "metrics.jsonl is damaged", "model can be used"
+    )
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limits on files here")

@@ -125,11 +125,11 @@ def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
         try:
             yield raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{name}, line {number}: {_explain(raw, error)}") from None
+            raise DataError(f"{name}, line {number}: {_explain(raw, error, first=number == 1)}") from None
 
 
-def _explain(raw: bytes, error: UnicodeDecodeError) -> str:
-    """What is wrong with the bytes of a line."""
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+def _explain(raw: bytes, error: UnicodeDecodeError, *, first: bool) -> str:
+    """What is wrong with the bytes of a line. A mark of UTF-16 stands at the beginning of a file."""
+    if first and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "this is UTF-16, not UTF-8; convert it, for instance with iconv -f UTF-16 -t UTF-8"
     return f"not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line)"

@@ -21,7 +21,7 @@ from transduce.decoding.sample import Sampling, sample
 from transduce.decoding.score import token_log_probs
 from transduce.decoding.search import Hypothesis, beam_search
 from transduce.decoding.workers import workers
-from transduce.errors import DataError, SettingsError
+from transduce.errors import DataError, SettingsError, TransduceError
 from transduce.text.tokenizer import Tokenizers
 
 LONGEST_SOURCE = 4096  # tokens; attention's memory grows with the square
@@ -230,6 +230,8 @@ class Translator:
             )
 
     def _translation(self, sentence: Sentence, hypotheses: Sequence[Hypothesis]) -> Translation:
+        if not hypotheses:
+            raise TransduceError("the model gives no finite probability to any output: its weights are of no use")
         decode = self.tokenizers.tgt.decode
         notes = []
         if self.trained_length is not None and len(sentence.ids) > self.trained_length:

@@ -89,7 +89,7 @@ class Tokenizer:
     def _around_spaces(self, text: str) -> list[int]:
         """The ids of a text in which bytes stand in for U+2581."""
         own = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode("utf-8")]
-        parts = self._sp.encode([_characters(part) for part in text.split(_SPACE)], num_threads=1)
+        parts = self._sp.encode([characters(part) for part in text.split(_SPACE)], num_threads=1)
         return list(chain(parts[0], *(own + part for part in parts[1:])))
 
     def normalize(self, text: str) -> str:

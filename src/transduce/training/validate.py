@@ -54,7 +54,7 @@ class Validator:
             # no_grad, not inference_mode: buffers made lazily in here must serve training too.
             with torch.no_grad(), torch.random.fork_rng(devices=devices):
                 scores = self._loss()
-                if self.judge is not None:
+                if self.judge is not None and math.isfinite(scores["loss"]):
                     with autocast(device, judging(device, self.precision)):
                         scores |= self.judge(self.model)
         finally:
