@@ -112,7 +112,7 @@ def choose(facts: Facts, choosers: Sequence[Chooser]) -> tuple[Settings, list[Ch
     """The settings with what was left open filled in, and what was chosen. Later choices see the earlier ones."""
     choices = []
     for section, key, function in choosers:
-        if not _is_open(facts.asked, section, key) or (answer := function(facts)) is None:
+        if not _is_open(facts, section, key) or (answer := function(facts)) is None:
             continue
         value, reason = answer
         choices.append(Choice(section, key, value, reason))
@@ -145,12 +145,12 @@ def bytes_a_token(model: ModelSettings, vocab_size: int) -> int:
     return 4 * (blocks * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
 
 
-def _is_open(asked: Settings, section: str, key: str) -> bool:
-    """Whether the user left the setting to us."""
-    part = getattr(asked, section)
+def _is_open(facts: Facts, section: str, key: str) -> bool:
+    """Whether the user, and the preset, left the setting to us."""
+    part = getattr(facts.asked, section)
     given = part.model_fields_set
     if section == "model":
-        own = PRESETS.get(part.preset or "", {})
+        own = PRESETS.get(facts.settings.model.preset or "", {})
         return not (given & SIZE_KEYS) if key == "preset" else key not in given and key not in own
     return key not in given or getattr(part, key) in (None, "auto")
 

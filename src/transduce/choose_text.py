@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts
+from transduce.models.presets import resolve_preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ TEXT_SIZES = (
     TextSize(2e8, "bpe", 8_000, ("gpt-small", "gpt-small"), 0.1, (256, 512), (32, 64), 4, (360, 120)),
     TextSize(float("inf"), "bpe", 16_000, ("gpt-small", "gpt2"), 0.0, (256, 1024), (32, 64), 2, (1440, 1440)),
 )
+LR, MATRIX_LR = 0.384, 0.768  # times 1 / d_model: 0.003 and 0.006 at 128, which did better than more
 
 
 def _size(facts: Facts) -> TextSize:
@@ -82,7 +84,7 @@ def _residual(facts: Facts) -> Answer:
 
 
 def _positions(facts: Facts) -> Answer:
-    model = facts.settings.model
+    model = resolve_preset(facts.settings.model)
     if model.d_model // model.n_heads % 2:
         return None
     return "rotary", "distances, not places: learns faster than the others"
@@ -94,8 +96,9 @@ def _activation(facts: Facts) -> Answer:
 
 def _context(facts: Facts) -> Answer:
     context = _size(facts).context[facts.on_gpu]
-    if facts.settings.model.positions == "learned":
-        context = min(context, facts.settings.model.max_positions)
+    model = resolve_preset(facts.settings.model)
+    if model.positions == "learned":
+        context = min(context, model.max_positions)
     return context, f"tokens seen at once, from the {_text(facts)} and the {facts.machine.device}"
 
 
@@ -109,8 +112,16 @@ def _label_smoothing(facts: Facts) -> Answer:
     return 0.0, "probabilities are what is wanted here, unsmoothed"
 
 
-def _schedule(facts: Facts) -> Answer:
-    return "linear", "falls to zero at the end"
+def _lr(facts: Facts) -> Answer:
+    training, width = facts.settings.training, facts.settings.model.d_model
+    return round(LR / width, 6), f"peak for {training.optimizer} at d_model {width}"
+
+
+def _matrix_lr(facts: Facts) -> Answer:
+    if facts.settings.training.optimizer != "muon":
+        return None
+    width = facts.settings.model.d_model
+    return round(MATRIX_LR / width, 6), f"peak for the matrices under muon at d_model {width}"
 
 
 def _max_epochs(facts: Facts) -> Answer:
@@ -149,14 +160,14 @@ def before_text(kind: str) -> tuple[Chooser, ...]:
     )
 
 
-_OWN: tuple[Chooser, ...] = (
-    ("training", "batch_tokens", _batch_tokens),
-    ("training", "label_smoothing", _label_smoothing),
-    ("training", "max_epochs", _max_epochs),
-    ("training", "max_minutes", _max_minutes),
-)
-_REPLACED = {(section, key) for section, key, _ in _OWN}
+_OWN: dict[tuple[str, str], Callable[[Facts], Answer]] = {
+    ("training", "batch_tokens"): _batch_tokens,
+    ("training", "lr"): _lr,
+    ("training", "matrix_lr"): _matrix_lr,
+    ("training", "max_epochs"): _max_epochs,
+    ("training", "max_minutes"): _max_minutes,
+}
 BEFORE_TRAINING_ON_TEXT: tuple[Chooser, ...] = (
-    *_OWN,
-    *(chooser for chooser in BEFORE_TRAINING if chooser[:2] not in _REPLACED),
+    ("training", "label_smoothing", _label_smoothing),
+    *((section, key, _OWN.get((section, key), function)) for section, key, function in BEFORE_TRAINING),
 )

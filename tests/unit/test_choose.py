@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.choose import BEFORE_TEXT, BEFORE_TRAINING, SIZES, Choice, Facts, choose, table
+from transduce.choose_text import BEFORE_TRAINING_ON_TEXT, before_text
 from transduce.config import Settings
 from transduce.errors import SettingsError
 from transduce.machine import Machine, this_machine
@@ -116,3 +117,29 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SettingsError, match="auto, cpu and cuda"):
         this_machine("gpu")
     assert this_machine("auto").device == "cpu"
+
+
+@given(n_bytes=st.integers(1, 10**11), machine=st.sampled_from([LAPTOP, GPU]))
+def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: Machine) -> None:
+    asked = Settings(task="causal")
+    facts = Facts(asked, asked, machine, 0, n_bytes=n_bytes)
+    settings, choices = choose(facts, before_text("gpt"))
+    settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
+    facts = replace(facts, settings=settings, tokens=max(1, n_bytes // 3))
+    settings, more = choose(facts, BEFORE_TRAINING_ON_TEXT)
+    training = settings.training.model_dump(exclude={"matrix_lr", "max_updates"})
+    assert None not in training.values() and settings.data.context and settings.tokenizer.exact
+    assert training["batch_tokens"] % settings.data.context == 0 and training["label_smoothing"] == 0
+    assert settings.model.kind == "gpt" and settings.model.residual == "pre"
+    assert settings.model.positions == ("learned" if settings.model.d_model == 768 else "rotary")
+    assert settings.data.context <= settings.model.max_positions
+    assert all(choice.reason for choice in (*choices, *more))
+
+
+def test_what_a_preset_says_is_not_chosen() -> None:
+    asked = Settings.from_mapping({"task": "causal", "model": {"preset": "gpt2", "activation": "relu"}})
+    settings, choices = choose(Facts(asked, asked, LAPTOP, 0, n_bytes=10**6), before_text("gpt"))
+    chosen_keys = {choice.key for choice in choices if choice.section == "model"}
+    assert chosen_keys == {"dropout"}
+    model = resolve_preset(settings.model)
+    assert (model.positions, model.activation, model.d_model) == ("learned", "relu", 768)
