@@ -6,12 +6,14 @@ import importlib
 
 __version__ = "0.1.0"
 _LAZY = {
+    "Filler": "transduce.decoding.filler",
     "Generator": "transduce.decoding.generator",
     "Settings": "transduce.config",
+    "TextClassifier": "transduce.decoding.classifier",
     "Translator": "transduce.decoding.pipeline",
     "train": "transduce.run",
 }
-__all__ = ["Generator", "Settings", "Translator", "__version__", "train"]
+__all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "train"]
 
 
 def __getattr__(name: str) -> object:

@@ -40,7 +40,13 @@ SIZES = (
 PEAK_LR = {"adam": 0.64, "adamw": 0.64, "muon": 0.64}  # times 1 / d_model: 0.005 at 128, 0.00125 at 512
 MATRIX_LR = 1.28  # the same for Muon's matrices
 LONGEST_WARMUP = 2000
-ATTENTION = {"transformer": (4, 8), "gpt": (0, 4)}  # products d_model x d_model in a block of each stack
+ATTENTION = {
+    "transformer": (4, 8),
+    "gpt": (0, 4),
+    "bert": (4, 0),
+    "bert-encoder": (4, 0),
+    "bert-classifier": (4, 0),
+}  # products d_model x d_model in a block of each stack
 SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
 TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
 
@@ -133,7 +139,7 @@ def parameters_used(model: ModelSettings, vocab_size: int) -> int:
     """Weights that a target token passes through, roughly: the blocks' and the output's."""
     d, encoder, decoder = model.d_model, model.n_encoder_layers, model.n_decoder_layers
     in_encoder, in_decoder = ATTENTION.get(model.kind, (4, 8))
-    encoder *= in_encoder > 0
+    encoder, decoder = encoder * (in_encoder > 0), decoder * (in_decoder > 0)
     products = in_encoder * encoder + in_decoder * decoder
     return products * d * d + 2 * (encoder + decoder) * d * model.d_ff + vocab_size * d
 

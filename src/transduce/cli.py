@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transduce import cli_exchange
+from transduce import cli_encoder, cli_exchange
 from transduce.cli_text import generate
 from transduce.options import (
     BatchTokens,
@@ -113,6 +113,10 @@ def train(
     run: Annotated[
         Path | None, Option("--run", metavar="FOLDER", help="Run folder; default: runs/RECIPE.", show_default=False)
     ] = None,
+    start: Annotated[
+        Path | None,
+        Option("--from", metavar="RUN", help="Begin with the weights of another run.", show_default=False),
+    ] = None,
     data: Annotated[
         Path | None, Option(metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)
     ] = None,
@@ -144,6 +148,7 @@ def train(
         texts=(tuple(text or ()), tuple(valid_text or ()), tuple(test_text or ())),
         root=data,
         languages=(src_lang, tgt_lang),
+        start=start,
         overrides=tuple(overrides or ()),
         run=run,
     )
@@ -225,6 +230,10 @@ def evaluate(
     text: Annotated[
         Path | None, Option(metavar="FILE", help="Text that a language model is to tell.", show_default=False)
     ] = None,
+    labels: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="label<TAB>text lines that a classifier is to tell.", show_default=False),
+    ] = None,
     stride: Annotated[
         int | None,
         Option(help="Tokens that are new in each row of --text; default: all of it.", min=1, show_default=False),
@@ -255,15 +264,23 @@ def evaluate(
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none --json
     transduce evaluate runs/book --text other.txt
+    transduce evaluate runs/sst2 --labels dev.tsv
     """
     from transduce import use
     from transduce.errors import SettingsError
 
-    if text is not None and src is ref is None:
+    if labels is not None and src is ref is text is None:
+        from transduce import use_encoder
+
+        print_lines(use_encoder.evaluate_labels(run, labels, device=device, as_json=json))
+        return
+    if text is not None and src is ref is labels is None:
         print_lines(use.evaluate_text(run, text, stride=stride, batch_tokens=batch_tokens, device=device, as_json=json))
         return
-    if src is None or ref is None or text is not None:
-        raise SettingsError("evaluate needs --src and --ref of a translator, or --text of a language model")
+    if src is None or ref is None or text is not None or labels is not None:
+        raise SettingsError(
+            "evaluate needs --src and --ref of a translator, --text of a language model, or --labels of a classifier"
+        )
 
     search = use.Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
     lines = use.evaluate(
@@ -281,6 +298,8 @@ def evaluate(
 
 
 app.command()(generate)
+app.command()(cli_encoder.fill)
+app.command()(cli_encoder.classify)
 
 
 @app.command()

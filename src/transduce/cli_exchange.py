@@ -11,15 +11,17 @@ from transduce.output import print_lines
 
 
 def import_model(
-    kind: Annotated[str, Argument(metavar="KIND", help="marian.", show_default=False)],
+    kind: Annotated[str, Argument(metavar="KIND", help="marian, bert or gpt2.", show_default=False)],
     path: Annotated[Path, Argument(metavar="PATH", help="Folder as transformers keeps it.", show_default=False)],
     run: Annotated[Path, Argument(metavar="RUN", help="Run folder to make.", show_default=False)],
 ) -> None:
     """Make a run folder of another program's model; every command takes it.
 
-    PATH holds config.json, model.safetensors (or pytorch_model.bin), source.spm, target.spm and vocab.json.
+    PATH holds config.json, model.safetensors (or pytorch_model.bin), and the vocabulary: source.spm, target.spm and
+    vocab.json of marian, tokenizer.json (or the older files) of bert and gpt2.
 
     \b
+    transduce import gpt2 gpt2 runs/gpt2
     transduce import marian opus-mt-en-de runs/opus
     transduce translate runs/opus < in.en > out.de
     """

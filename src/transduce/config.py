@@ -67,14 +67,17 @@ class DataSettings(Section):
     drop_copies: bool = Field(False, description="Drop pairs whose two sides are the same.")
     documents: Literal["file", "blank_line", "line"] = Field("file", description="What ends a document of plain text.")
     context: int | None = Field(None, ge=2, description="Tokens of plain text that the model sees at once.")
+    masked: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that a masked model must tell (BERT).")
+    whole_words: bool = Field(False, description="Hide all pieces of a word together.")
+    labels: tuple[str, ...] | None = Field(None, description="Labels in order; default: those of the training data.")
     separate_documents: bool = Field(False, description="Attention stays inside a document of plain text.")
 
 
 class TokenizerSettings(Section):
     """SentencePiece, trained in the same command and stored in the run folder."""
 
-    kind: Literal["unigram", "bpe", "char", "marian"] = Field(
-        "unigram", description="SentencePiece model type; marian: imported, not trained."
+    kind: Literal["unigram", "bpe", "char", "marian", "hub"] = Field(
+        "unigram", description="SentencePiece model type; marian and hub: imported, not trained."
     )
     vocab_size: int | None = Field(
         None, ge=8, le=1 << 24, description="Pieces, with special ones; default: from the data."
@@ -82,6 +85,7 @@ class TokenizerSettings(Section):
     joint: bool = Field(True, description="One vocabulary for both sides (needed to tie all embeddings) or one each.")
     sampling: float = Field(0.0, ge=0, le=1, description="Subword regularisation: share of sentences or merges.")
     character_coverage: float = Field(1.0, ge=0.98, le=1, description="Characters covered; below 1 for large scripts.")
+    mask: bool = Field(False, description="A piece <mask>, which models that fill gaps need.")
     exact: bool = Field(False, description="Text comes back as it was: line ends, spaces, bytes of rare characters.")
     normalization: str = Field("nmt_nfkc", description="nmt_nfkc, nfkc, nmt_nfkc_cf (folds case) or identity.")
 
@@ -113,6 +117,16 @@ class ModelSettings(Section):
     tie: Tie = Field("three_way", description="Embeddings that are one: source, target and output; the last two; none.")
     bias: bool = Field(True, description="Biases in linear layers and norms.")
     output_bias: bool = Field(False, description="A bias on the logits, one number a piece of the target vocabulary.")
+    n_segments: int = Field(
+        0, ge=0, description="Learned vectors of the segments A, B, ... of an encoder alone; 0: none."
+    )
+    next_sentence: bool = Field(False, description="A head that tells whether segment B followed A in the text (BERT).")
+    pooling: str = Field(
+        "first", description="What a classifier sees of a text: first ([CLS], BERT), mean or max: POOLINGS."
+    )
+    n_labels: int | None = Field(
+        None, ge=2, description="Labels that a classifier tells apart; default: those of the data."
+    )
     max_positions: int = Field(1024, ge=1, description="Longest sequence that the learned positions hold.")
 
 
@@ -145,7 +159,12 @@ class TrainingSettings(Section):
     valid_updates: int | None = Field(None, ge=1, description="Updates between validations; default: about an epoch.")
     valid_bleu_sentences: int = Field(200, ge=0, description="Sentences translated at each validation; 0: loss only.")
     patience: int = Field(0, ge=0, description="Validations without a better score before stopping; 0: never.")
-    stop_by: Literal["loss", "bleu"] = Field("bleu", description="What early stopping and `best` go by.")
+    stop_by: Literal["loss", "bleu", "accuracy"] = Field(
+        "bleu", description="What early stopping and `best` go by; the loss where the run has no such score."
+    )
+    start: Path | None = Field(
+        None, description="Run folder whose vocabulary, sizes and weights the model begins with."
+    )
     keep_checkpoints: int = Field(2, ge=1, description="Training states kept.")
 
 
@@ -171,7 +190,9 @@ class Settings(Section):
     """All settings of a run."""
 
     name: str = Field("", description="What the report calls the run.")
-    task: str = Field("translation", description="What is trained for: translation, causal (text goes on): TASKS.")
+    task: str = Field(
+        "translation", description="What is trained for: translation, causal, masked, classification: TASKS."
+    )
     data: DataSettings = DataSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelSettings = ModelSettings()
@@ -205,7 +226,10 @@ class Settings(Section):
             return corpus.model_copy(update=paths)
 
         sides = {key: tuple(map(absolute, getattr(self.data, key))) for key in ("train", "valid", "test")}
-        return self.model_copy(update={"data": self.data.model_copy(update=sides)})
+        update: dict[str, Any] = {"data": self.data.model_copy(update=sides)}
+        if (begin := self.training.start) is not None:
+            update["training"] = self.training.model_copy(update={"start": (folder / begin).resolve()})
+        return self.model_copy(update=update)
 
     def with_values(self, section: str, **values: Any) -> Settings:
         """The same settings with checked values of one section replaced; what was not given stays "not given"."""

@@ -12,11 +12,33 @@ from transduce.files import write_aside, write_text
 from transduce.interchange.ctranslate2 import export_ctranslate2
 from transduce.interchange.huggingface import export_huggingface
 from transduce.interchange.importing import Imported, import_marian
+from transduce.interchange.importing_hub import import_bert, import_gpt2
 from transduce.manifest import fingerprint
 from transduce.models.build import build_model, count_parameters
 from transduce.request import to_toml
 
-IMPORTERS: dict[str, Callable[[Path], Imported]] = {"marian": import_marian}
+IMPORTERS: dict[str, Callable[[Path], Imported]] = {
+    "marian": import_marian,
+    "bert": import_bert,
+    "gpt2": import_gpt2,
+}
+WHAT = {
+    "translation": "A translator from `{}` to `{}`",
+    "causal": "A language model that goes on with text",
+    "masked": "A model that fills gaps in text",
+    "classification": "A classifier of texts",
+    "encoding": "An encoder: vectors of texts",
+}
+_COMMANDS = {
+    "translation": "transduce translate THIS_FOLDER < in.txt > out.txt",
+    "causal": 'transduce generate THIS_FOLDER --prompt "..."',
+    "masked": 'transduce fill THIS_FOLDER "The capital of France is <mask>."',
+    "classification": "transduce classify THIS_FOLDER < in.txt > labels.txt",
+    "encoding": "transduce train --from THIS_FOLDER ...",
+}
+USES = {task: ("```sh", command, "```") for task, command in _COMMANDS.items()}
+"""What the card says of a model of each task."""
+
 EXPORTS = ("huggingface", "ctranslate2")
 
 
@@ -52,6 +74,8 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         raise SettingsError(f"--quantization goes with --to ctranslate2, not {to}")
     folder = RunFolder.open(run)
     settings, tokenizers, tensors = folder.settings, folder.tokenizers(), folder.load_model()
+    if settings.task != "translation":
+        raise SettingsError(f"{run} is of task '{settings.task}'; exported are translators only")
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(tensors)
     model.eval()
@@ -81,12 +105,12 @@ def _make_room(path: Path) -> None:
 
 def _card(found: Imported, kind: str, source: Path) -> str:
     """The model card of an imported run: where it came from, and how it is used."""
-    data = found.settings.data
+    settings, data = found.settings, found.settings.data
     weights = next(path for name in ("model.safetensors", "pytorch_model.bin") if (path := source / name).exists())
     lines = [
         f"# {plain(found.settings.name)}",
         "",
-        f"A translator from `{data.src_lang}` to `{data.tgt_lang}`, imported, not trained here.",
+        f"{WHAT[settings.task].format(data.src_lang, data.tgt_lang)}, imported, not trained here.",
         "",
         "## Where it came from",
         "",
@@ -97,8 +121,6 @@ def _card(found: Imported, kind: str, source: Path) -> str:
         "",
         "## Use",
         "",
-        "```sh",
-        "transduce translate THIS_FOLDER < in.txt > out.txt",
-        "```",
+        *USES[settings.task],
     ]
     return "\n".join(lines) + "\n"

@@ -30,6 +30,7 @@ class Request:
     texts: tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]] = ((), (), ())
     root: Path | None = None
     languages: tuple[str | None, str | None] = (None, None)
+    start: Path | None = None
     overrides: tuple[str, ...] = ()
     run: Path | None = None
 
@@ -60,6 +61,8 @@ class Request:
                 values.setdefault("task", "causal")
                 data[key] = [{"path": str(path.absolute())} for path in files]
         data |= {key: code for key, code in zip(("src_lang", "tgt_lang"), self.languages, strict=True) if code}
+        if self.start is not None:
+            values.setdefault("training", {})["start"] = str(self.start.absolute())
         if self.root is not None:
             data["root"] = str(self.root.absolute())
         folder = self.recipe.parent if self.recipe else Path()

@@ -120,10 +120,12 @@ def _train(task: AnyTask, folder: RunFolder, prepared: Any, machine: Machine, lo
     torch.manual_seed(training.seed)
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(device)
     log.say(f"model: {count_parameters(model):,} weights")
+    if folder.latest_checkpoint() is None:
+        task.begin(model, settings, log)
     feeder = task.feeder(prepared, settings, device)
     _tell_padding(folder, feeder, log)
     validator = task.validator(model, prepared, settings, device)
-    updater = Updater(model, training, device=device, precision=training.precision)
+    updater = Updater(model, training, device=device, precision=training.precision, criterion=task.criterion)
     return loop.train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
 
 

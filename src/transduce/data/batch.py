@@ -62,7 +62,7 @@ class Batch:
         """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
         if _is_there(self.src, device):
             return self
-        src, tgt_in, tgt_out = _sent((self.src, self.tgt_in, self.tgt_out), device)
+        src, tgt_in, tgt_out = sent((self.src, self.tgt_in, self.tgt_out), device)
         return Batch(src, tgt_in, tgt_out, self.n_targets)
 
 
@@ -81,7 +81,7 @@ class RowBatch:
         """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
         if _is_there(self.targets, device):
             return self
-        *inputs, targets = _sent((*self.inputs, self.targets), device)
+        *inputs, targets = sent((*self.inputs, self.targets), device)
         return RowBatch(tuple(inputs), targets, self.n_targets)
 
 
@@ -121,7 +121,8 @@ def _is_there(tensor: Tensor, device: torch.device | str) -> bool:
     return torch.device(device).type == tensor.device.type == "cpu"
 
 
-def _sent(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+def sent(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+    """Tensors on a device. To a GPU they go from pinned memory, without waiting."""
     to_gpu = torch.device(device).type == "cuda"
     return [(tensor.pin_memory() if to_gpu else tensor).to(device, non_blocking=True) for tensor in tensors]
 

@@ -26,6 +26,7 @@ from transduce.decoding.sample import Sampling, sample
 from transduce.decoding.score import token_log_probs
 from transduce.decoding.search import Hypothesis
 from transduce.errors import DataError, SettingsError
+from transduce.text.hub import HubTokenizer
 from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
 
 MOST = 64  # rows of a batch
@@ -51,7 +52,7 @@ class Generator:
     `Generator.load("runs/x").generate(["ROMEO:"])[0].text` is how the text goes on.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, settings: Settings) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer | HubTokenizer, settings: Settings) -> None:
         """`settings`: those of the run, nothing in them left open."""
         self.model: Any = model  # of any kind that the MODELS table knows
         self.tokenizer, self.settings = tokenizer, settings
@@ -63,7 +64,7 @@ class Generator:
     def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Generator:
         """The generator in a run folder. Raises `RunFolderError` (missing, damaged), `SettingsError` (other task)."""
         folder, model, tokenizers = open_model(path, task="causal", device=device, precision=precision)
-        assert isinstance(tokenizers.tgt, Tokenizer), "a language model has one of these"
+        assert isinstance(tokenizers.tgt, Tokenizer | HubTokenizer), "a language model has one of these"
         return cls(model, tokenizers.tgt, folder.settings)
 
     @property

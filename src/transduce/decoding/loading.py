@@ -16,6 +16,8 @@ from transduce.text.tokenizer import Tokenizers
 Precision = Literal["float32", "bfloat16"]
 COMMANDS: dict[str, str] = {
     "translation": "translates, with `transduce translate` or `Translator`",
+    "masked": "fills gaps, with `transduce fill` or `Filler`",
+    "classification": "tells labels, with `transduce classify` or `TextClassifier`",
     "causal": "goes on with text, with `transduce generate` or `Generator`",
 }
 """What a model of each task does, and how to have it do so."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from transduce.checkpoint import RunFolder
 from transduce.evaluation.records import UNSCORED, Record, read_record
-from transduce.evaluation.report import compact, summary
+from transduce.evaluation.report import LABEL_COLUMNS, MASKED_COLUMNS, cell, compact, summary
 from transduce.evaluation.wording import wording_of
 from transduce.files import write_text
 from transduce.log import duration
@@ -40,8 +40,10 @@ def plain(text: object) -> str:
 
 def _head(record: Record) -> str:
     size = "" if record.n_parameters is None else f", {compact(record.n_parameters)} parameters"
+    start = record.settings.training.start
+    begun = "trained from scratch" if start is None else f"trained from the weights of `{plain(start.name)}`"
     return (
-        f"# {plain(record.name)}\n\n{wording_of(record).head(record)}, trained from scratch with "
+        f"# {plain(record.name)}\n\n{wording_of(record).head(record)}, {begun} with "
         f"transduce.\n\n{plain(summary(record))}{size}."
     )
 
@@ -58,6 +60,11 @@ def _scores(record: Record) -> str:
             values = f"{text['nll']:.4f} | {text['perplexity']:.3f} | {text['bits_per_byte']:.4f} | {text['tokens']:,}"
             lines.append(f"| {plain(text['name'])} | {values} |")
         return "\n".join(lines)
+    for rows, columns in ((record.label_scores, LABEL_COLUMNS), (record.masked_scores, MASKED_COLUMNS)):
+        if rows:
+            cells = [[found["name"], *(cell(found.get(key), form) for key, form in columns.values())] for found in rows]
+            table = [("set", *columns), ("---", *("--:" for _ in columns)), *([plain(c) for c in row] for row in cells)]
+            return "\n".join(["## Scores", "", *(f"| {' | '.join(row)} |" for row in table)])
     if not record.scores:
         return f"## Scores\n\n{UNSCORED}" if record.of("end") else ""
     lines = ["## Scores", "", "| set | sentences | BLEU | chrF | TER | exact |", "|---|--:|--:|--:|--:|--:|"]
@@ -123,7 +130,9 @@ def _training(record: Record) -> str:
 def _set_line(found: Mapping[str, Any]) -> str:
     """A set of pairs, by the names of its files only: where they lay is nobody's business."""
     files = ", ".join(f"`{PurePath(str(file)).name}`" for file in found.get("files", ()))
-    if "bytes" in found:
+    if "texts" in found:
+        size = f"{found['texts']:,} texts, {found['tokens']:,} tokens"
+    elif "bytes" in found:
         size = f"{found['bytes']:,} bytes, {found['tokens']:,} tokens"
     else:
         size = f"{(found.get('cleaning') or {}).get('kept', found.get('pairs', 0)):,} sentence pairs"

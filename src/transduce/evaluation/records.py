@@ -2,6 +2,8 @@
 
 scores.json     {"sets": [{"name", "scores": Scores.to_json(), "search": {...}}]}
 text_scores.json {"sets": [{"name", "nll", "perplexity", "bits_per_byte", "tokens", "bytes", "context", "stride"}]}
+label_scores.json {"sets": [{"name", **LabelScores.to_json()}]}
+masked_scores.json {"sets": [{"name", "loss", "nll", "perplexity", "masked_accuracy", "next_sentence_accuracy"}]}
 samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}]}]}
 attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
 data.json       {"fingerprint", "padding",
@@ -78,6 +80,8 @@ class Record:
     data: Mapping[str, Any] = field(default_factory=dict)
     scores: Sequence[SetScores] = ()
     text_scores: Sequence[Mapping[str, Any]] = ()
+    label_scores: Sequence[Mapping[str, Any]] = ()
+    masked_scores: Sequence[Mapping[str, Any]] = ()
     samples: Sequence[Mapping[str, Any]] = ()
     attention: Sequence[SentenceAttention] = ()
 
@@ -131,6 +135,8 @@ def read_record(run: RunFolder) -> Record:
             SetScores(s["name"], Scores.from_json(s["scores"]), s.get("search", {})) for s in scores.get("sets", ())
         ],
         text_scores=read("text_scores.json").get("sets", ()),
+        label_scores=read("label_scores.json").get("sets", ()),
+        masked_scores=read("masked_scores.json").get("sets", ()),
         samples=samples.get("sets", ()),
         attention=[
             SentenceAttention(a["src"], a["tgt"], tuple(map(HeatMap.from_json, a["maps"])))
@@ -152,6 +158,16 @@ def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update
 def save_text_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
     """Keep how well running text is told; what was known of the same text before is replaced."""
     _merge(run.path / "text_scores.json", {"name": name, **values})
+
+
+def save_label_scores(run: RunFolder, name: str, values: Mapping[str, Any]) -> None:
+    """Keep how well labels are told (`LabelScores.to_json`)."""
+    _merge(run.path / "label_scores.json", {"name": name, **values})
+
+
+def save_masked_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
+    """Keep how well gaps are filled."""
+    _merge(run.path / "masked_scores.json", {"name": name, **values})
 
 
 def save_continuations(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:

@@ -20,6 +20,22 @@ from transduce.log import duration
 SHOWN_SAMPLES = 12
 
 
+LABEL_COLUMNS = {
+    "texts": ("n", "{:,}"),
+    "accuracy": ("accuracy", "{:.2%}"),
+    "macro F1": ("macro_f1", "{:.2%}"),
+    "F1 of the second": ("binary_f1", "{:.2%}"),
+    "Matthews": ("matthews", "{:.4f}"),
+}
+MASKED_COLUMNS = {
+    "masked tokens told": ("masked_accuracy", "{:.2%}"),
+    "nats a masked token": ("nll", "{:.4f}"),
+    "perplexity": ("perplexity", "{:.2f}"),
+    "next sentences told": ("next_sentence_accuracy", "{:.2%}"),
+}
+"""Columns of scores: their heads, the scores' names and forms."""
+
+
 def write_report(run: RunFolder) -> None:
     """Write report.html into the run folder, from what its other files tell at this moment."""
     write_text(run.path / "report.html", report_html(read_record(run)))
@@ -67,12 +83,16 @@ def _tiles(record: Record) -> str:
         tiles.append((f"{found.scores.bleu.value:.1f}", f"BLEU {found.name}"))
     if record.scores and record.scores[0].scores.exact_match >= 0.1:
         tiles.append((f"{record.scores[0].scores.exact_match:.1%}", f"exact match {record.scores[0].name}"))
+    for told in record.label_scores[:2]:
+        tiles.append((f"{told['accuracy']:.1%}", f"accuracy {told['name']}"))
+    for told in record.masked_scores[:2]:
+        tiles.append((f"{told['masked_accuracy']:.1%}", f"masked tokens told, {told['name']}"))
     for told in record.text_scores[:2]:
         tiles.append((f"{told['bits_per_byte']:.3f}", f"bits a byte {told['name']}"))
     validations = record.of("validation")
     best = max((event.get("best_update") or 0 for event in record.events), default=0)
     kept = next((found for found in validations if found.get("update") == best), validations[-1] if validations else {})
-    if kept.get("perplexity") is not None:
+    if kept.get("perplexity") is not None and "accuracy" not in kept:
         tiles.append((f"{kept['perplexity']:.2f}", "validation perplexity a token"))
     if record.n_parameters is not None:
         tiles.append((compact(record.n_parameters), "parameters"))
@@ -101,9 +121,18 @@ def _scores(record: Record) -> str:
     elif record.text_scores:
         header = ("text", "nats a token", "perplexity a token", "bits a byte", "tokens", "bytes")
         parts.append(table(header, map(_text_row, record.text_scores), numbers=frozenset({1, 2, 3, 4, 5})))
+    elif record.label_scores or record.masked_scores:
+        for rows_of, columns in ((record.label_scores, LABEL_COLUMNS), (record.masked_scores, MASKED_COLUMNS)):
+            told = [[one["name"], *(cell(one.get(key), form) for key, form in columns.values())] for one in rows_of]
+            parts += [table(("set", *columns), told, numbers=frozenset(range(1, len(columns) + 1)))] if told else []
     elif record.of("end"):
         parts.append(f"<p>{escape(UNSCORED)}</p>")
     return "".join(parts)
+
+
+def cell(value: float | None, form: str) -> str:
+    """A score for a table; empty where there is none."""
+    return "" if value is None else form.format(value)
 
 
 def _score_row(found: SetScores) -> tuple[object, ...]:
@@ -159,6 +188,19 @@ def _curves(record: Record) -> str:
             [Curve("bits a byte", record.points("validation", "bits_per_byte"))],
             marks=restarts,
             settle=0.05,
+        ),
+        line_chart(
+            "Validation, shares",
+            [
+                Curve(label, record.points("validation", key))
+                for label, key in (
+                    ("accuracy", "accuracy"),
+                    ("macro F1", "macro_f1"),
+                    ("masked tokens", "masked_accuracy"),
+                    ("next sentences", "next_sentence_accuracy"),
+                )
+            ],
+            marks=restarts,
         ),
         line_chart("Learning rate", [Curve("learning rate", record.points("update", "lr"))], marks=restarts),
         line_chart(

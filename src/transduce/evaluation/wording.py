@@ -76,6 +76,28 @@ WORDINGS: dict[str, Wording] = {
         ),
         limits=_generator_limits,
     ),
+    "masked": Wording(
+        head=lambda record: "A model that fills gaps in text",
+        shape=lambda record: f"gaps are filled · {_shape(record, str(record.settings.model.n_encoder_layers))}",
+        samples="Gaps",
+        command='transduce fill THIS_FOLDER "The capital of France is <mask>."',
+        python=(
+            "from transduce import Filler\n\n"
+            'filler = Filler.load("THIS_FOLDER")\nprint(filler.fill(["A <mask> runs."])[0].gaps[0])'
+        ),
+        limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
+    ),
+    "classification": Wording(
+        head=lambda record: "A classifier: " + ", ".join(f"`{label}`" for label in record.settings.data.labels or ()),
+        shape=lambda record: f"texts get labels · {_shape(record, str(record.settings.model.n_encoder_layers))}",
+        samples="Texts",
+        command="transduce classify THIS_FOLDER < in.txt > labels.txt",
+        python=(
+            "from transduce import TextClassifier\n\n"
+            'classifier = TextClassifier.load("THIS_FOLDER")\nprint(classifier.classify(["..."])[0].label)'
+        ),
+        limits=lambda record: (f"It reads {record.settings.data.max_length} tokens of a text; the rest is cut off.",),
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -36,6 +36,15 @@ def check_architecture(folder: Path, config: Mapping[str, Any], supported: Mappi
         return
     known = ", ".join(f"{name} (model_type {kind})" for kind, name in supported.items())
     raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")
+
+
+def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a model of another kind; `supported`: architectures by model_type; a file may leave its own out."""
+    found = str(config.get("model_type"))
+    architecture = (config.get("architectures") or [None])[0]
+    if architecture not in (*supported.get(found, ()), None) or found not in supported:
+        known = "; ".join(f"model_type {kind}: {', '.join(names)}" for kind, names in supported.items())
+        raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

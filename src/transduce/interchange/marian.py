@@ -14,20 +14,12 @@ from torch import Tensor
 
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
-from transduce.interchange.table import Line
+from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import NEVER, Rows
 from transduce.nn.positions import halves, sinusoids
 
 ARCHITECTURES = {"marian": "MarianMTModel"}
 
-ACTIVATIONS = {  # theirs to ours; the first of each is written
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "swish": "silu",
-    "silu": "silu",
-}
 POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 _SIZES = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",

@@ -17,6 +17,15 @@ from transduce.errors import UserError
 
 Shape = tuple[int, ...]
 
+ACTIVATIONS = {  # theirs to ours; the first of each is written
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "swish": "silu",
+    "silu": "silu",
+}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
@@ -26,6 +35,7 @@ class Line:
     least one must be there, and all that are there must be equal; it is written under the first.
     `rows`: for a vocabulary, their row of each of our rows; -1 where they have none, which becomes `filler`.
     `stream`: our axis that lies on the residual stream, whose order may differ. `flat`: theirs has axes of size 1 more.
+    `transposed`: theirs is [in, out], as GPT-2 keeps its matrices.
     """
 
     ours: str
@@ -36,6 +46,7 @@ class Line:
     filler: float = 0.0
     stream: int | None = None
     flat: bool = False
+    transposed: bool = False
 
 
 def problems(found: Mapping[str, Shape], lines: Sequence[Line], *, known: Iterable[str] = ()) -> list[str]:
@@ -101,6 +112,8 @@ def write(
             moved = value.new_empty(int(line.rows.max()) + 1, *value.shape[1:])
             moved[line.rows[there]] = value[there]
             value = moved
+        if line.transposed:
+            value = value.t()
         for name, part in zip(line.theirs, value.chunk(len(line.theirs)), strict=True):
             theirs[name] = part.reshape(line.shape).contiguous()
     return theirs
@@ -109,6 +122,8 @@ def write(
 def _to_ours(value: Tensor, line: Line, back: Tensor | None) -> Tensor:
     if line.flat:
         value = value.flatten()
+    if line.transposed:
+        value = value.t()
     if line.rows is not None:
         there = line.rows >= 0
         moved = value.new_full((len(line.rows), *value.shape[1:]), line.filler)

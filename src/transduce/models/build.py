@@ -10,16 +10,24 @@ from torch import nn
 from transduce.config import ModelSettings
 from transduce.errors import SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
+from transduce.models.masked_lm import Classifier, MaskedLM, PooledEncoder
 from transduce.models.presets import PRESETS, resolve_preset
 from transduce.models.transformer import Transformer
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
+from transduce.nn.pooling import POOLINGS
 from transduce.nn.positions import POSITIONS
 
 __all__ = ["MODELS", "PRESETS", "build_model", "check_model", "count_parameters", "resolve_preset"]
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"transformer": Transformer, "gpt": CausalLM}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "transformer": Transformer,
+    "gpt": CausalLM,
+    "bert": MaskedLM,
+    "bert-encoder": PooledEncoder,
+    "bert-classifier": Classifier,
+}
 
 _TABLES: dict[str, dict[str, Any]] = {
     "kind": MODELS,
@@ -29,6 +37,7 @@ _TABLES: dict[str, dict[str, Any]] = {
     "feed_forward": FEED_FORWARDS,
     "activation": ACTIVATIONS,
     "projection": PROJECTIONS,
+    "pooling": POOLINGS,
 }
 
 

@@ -9,6 +9,19 @@ from transduce.errors import SettingsError, nearest
 
 _GPT: dict[str, Any] = {"kind": "gpt", "n_encoder_layers": 0, "residual": "pre", "activation": "gelu"}
 
+_BERT: dict[str, Any] = {
+    "kind": "bert",
+    "activation": "gelu",
+    "attention_dropout": 0.1,
+    "norm_eps": 1e-12,
+    "embedding_norm": True,
+    "scale_embeddings": False,
+    "positions": "learned",
+    "max_positions": 512,
+    "output_bias": True,
+    "n_segments": 2,
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"n_encoder_layers": 4, "n_decoder_layers": 4, "d_model": 128, "d_ff": 256, "n_heads": 4},
     "small": {"n_encoder_layers": 4, "n_decoder_layers": 4, "d_model": 256, "d_ff": 1024, "n_heads": 4},
@@ -25,8 +38,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "positions": "learned",
         "max_positions": 1024,
     },
+    **{
+        f"bert-{name}": {**_BERT, "n_encoder_layers": n, "d_model": d, "d_ff": 4 * d, "n_heads": d // 64}
+        for name, n, d in (("tiny", 2, 128), ("mini", 4, 256), ("small", 4, 512), ("base", 12, 768))
+    },
 }
-"""Those of Vaswani et al. 2017 (base, big) and smaller ones; gpt2 is the smallest of Radford et al. 2019."""
+"""Those of Vaswani et al. 2017 (base, big) and smaller ones; gpt2 is the smallest of Radford et al. 2019; bert-base is
+that of Devlin et al. 2019, and the smaller ones beside it are those of Turc et al. 2019."""
 
 
 def resolve_preset(settings: ModelSettings) -> ModelSettings:

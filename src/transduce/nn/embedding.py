@@ -32,6 +32,9 @@ class TokenEmbedding(nn.Module):
         self.norm = norm or nn.Identity()
         self.dropout = Dropout(dropout)
 
-    def forward(self, ids: Int[Tensor, "B T"], *, offset: int = 0) -> Float[Tensor, "B T D"]:
-        """Vectors of `ids` that stand at positions offset .. offset + T."""
-        return self.dropout(self.norm(self.positions.add(self.table(ids) * self.scale, offset)))
+    def forward(
+        self, ids: Int[Tensor, "B T"], *, offset: int = 0, more: Float[Tensor, "*T D"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """Vectors of `ids` that stand at positions offset .. offset + T; `more`: what else is added, segments say."""
+        x = self.table(ids) * self.scale
+        return self.dropout(self.norm(self.positions.add(x if more is None else x + more, offset)))

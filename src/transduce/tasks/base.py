@@ -30,6 +30,7 @@ from transduce.errors import SettingsError
 from transduce.log import Log
 from transduce.machine import Machine
 from transduce.text.tokenizer import Tokenizers
+from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.feed import Feeder
 from transduce.training.validate import Validator
 
@@ -47,6 +48,9 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     before_training: ClassVar[Sequence[Chooser]]
     use: ClassVar[str]
     """What one does with a finished run, as in: it is finished already; ... with it."""
+
+    criterion: Criterion = staticmethod(tell_tokens)
+    """What is made small."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse what cannot work for this task, before any work is done; `model` has the preset's sizes."""
@@ -80,6 +84,9 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     @abstractmethod
     def find_prepared(self, folder: RunFolder, log: Log) -> PreparedT | None:
         """What an earlier start of the run has prepared, or None where it did not come that far."""
+
+    def begin(self, model: nn.Module, settings: Settings, log: Log) -> None:
+        """Give a fresh model what it is to begin with; most begin with nothing."""
 
     @abstractmethod
     def feeder(self, prepared: PreparedT, settings: Settings, device: torch.device) -> Feeder:

@@ -47,8 +47,8 @@ class PreparedText:
     valid: TextStore
 
 
-def check_text(settings: Settings) -> None:
-    """Refuse data settings that plain text does not know."""
+def check_files(settings: Settings) -> None:
+    """Refuse text that is not plain."""
     data = settings.data
     if data.demo:
         raise SettingsError(
@@ -59,6 +59,11 @@ def check_text(settings: Settings) -> None:
             raise SettingsError(f"task '{settings.task}' takes plain text: give path = \"...\", not src and tgt")
         if corpus.weight != 1:
             raise SettingsError(f"weight = {corpus.weight:g}: plain text has no weights; name a file twice instead")
+
+
+def check_text(settings: Settings) -> None:
+    """Refuse settings that text which must come back as it was does not know."""
+    check_files(settings)
     given = settings.tokenizer.model_fields_set
     if "exact" in given and not settings.tokenizer.exact:
         raise SettingsError(f"tokenizer.exact = false: task '{settings.task}' needs text to come back as it was")

@@ -7,9 +7,13 @@ from typing import Any
 from transduce.errors import SettingsError, nearest
 from transduce.tasks.base import Task
 from transduce.tasks.causal import Causal
+from transduce.tasks.classification import ClassificationTask
+from transduce.tasks.masked import MaskedTask
 from transduce.tasks.translation import Translation
 
-TASKS: dict[str, Task[Any, Any]] = {task.name: task for task in (Translation(), Causal())}
+TASKS: dict[str, Task[Any, Any]] = {
+    task.name: task for task in (Translation(), Causal(), MaskedTask(), ClassificationTask())
+}
 
 
 def find_task(name: str) -> Task[Any, Any]:

@@ -10,6 +10,10 @@ from typing import Protocol, runtime_checkable
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 
+MASK = 4
+MASK_PIECE = "<mask>"
+"""What hides a token. Only vocabularies of masked models have it; there BOS is BERT's [CLS], and EOS its [SEP]."""
+
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import sentencepiece
 
 from transduce.errors import RunFolderError
-from transduce.files import write_aside
+from transduce.files import read_json, write_aside
+from transduce.text.hub import HubTokenizer
 from transduce.text.pieces import PieceTokenizer
 from transduce.text.sampling import kind_of, resegmented
 from transduce.text.special import BOS, EOS, PAD, UNK, Vocabulary, characters
@@ -195,8 +196,13 @@ class Tokenizers:
 
 
 def _load(path: Path) -> Vocabulary:
-    """The tokenizer at `path`, of the kind that keeps a list beside its model where there is one."""
-    return (PieceTokenizer if path.with_suffix(".json").exists() else Tokenizer).load(path)
+    """The tokenizer at `path`, of the kind that the list beside it names, where there is one."""
+    listed = path.with_suffix(".json")
+    if not listed.exists():
+        return Tokenizer.load(path)
+    content = read_json(listed)
+    kind = content.get("kind") if isinstance(content, dict) else None
+    return (HubTokenizer if kind == HubTokenizer.kind else PieceTokenizer).load(path)
 
 
 def _files(folder: Path) -> tuple[Path, Path, Path]:

@@ -13,6 +13,7 @@ import sentencepiece
 
 from transduce.config import TokenizerSettings
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall, nearest
+from transduce.text.special import MASK_PIECE
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
@@ -25,7 +26,6 @@ _EXACT: dict[str, Any] = {
     "add_dummy_prefix": False,
     "remove_extra_whitespaces": False,
     "byte_fallback": True,
-    "user_defined_symbols": ["\n"],
 }
 """Options under which text comes back as it was."""
 
@@ -46,8 +46,10 @@ def train_tokenizer(
         raise SettingsError(
             f"tokenizer.normalization = '{settings.normalization}'{hint}; known: {', '.join(NORMALIZATIONS)}"
         )
-    if settings.kind == "marian":
-        raise SettingsError("tokenizer.kind = 'marian' comes with an imported model; to train: unigram, bpe or char")
+    if settings.kind in ("marian", "hub"):
+        raise SettingsError(
+            f"tokenizer.kind = '{settings.kind}' comes with an imported model; to train: unigram, bpe or char"
+        )
     sample = sample_of(lines, sample_lines, seed=seed)
     written = io.BytesIO()
     try:
@@ -59,6 +61,7 @@ def train_tokenizer(
             hard_vocab_limit=False,  # fewer pieces where the text has no more
             character_coverage=settings.character_coverage,
             **(_EXACT if settings.exact else {"normalization_rule_name": settings.normalization}),
+            user_defined_symbols=[MASK_PIECE] * settings.mask + ["\n"] * settings.exact,  # in the order of their ids
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,

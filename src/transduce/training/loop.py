@@ -32,7 +32,15 @@ from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_
 from transduce.training.validate import Validator
 
 LOG_UPDATES = 10  # updates a line of metrics.jsonl; between two lines nothing is read from the device
-SHOWN_SCORES = {"bleu": "BLEU {:.1f}", "chrf": "chrF {:.1f}", "bits_per_byte": "{:.3f} bits a byte"}
+SHOWN_SCORES = {
+    "bleu": "BLEU {:.1f}",
+    "chrf": "chrF {:.1f}",
+    "bits_per_byte": "{:.3f} bits a byte",
+    "accuracy": "accuracy {:.1%}",
+    "macro_f1": "macro F1 {:.1%}",
+    "masked_accuracy": "masked tokens told {:.1%}",
+    "next_sentence_accuracy": "next sentences told {:.1%}",
+}
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far validations lie apart
 
 

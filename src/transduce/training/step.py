@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
-from transduce.training.loss import label_smoothed_loss
+from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,9 +71,17 @@ class Updater:
     The gradient is that of the mean loss over all targets of an update, however it is cut into micro-batches.
     """
 
-    def __init__(self, model: nn.Module, settings: TrainingSettings, *, device: torch.device, precision: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        precision: str,
+        criterion: Criterion = tell_tokens,
+    ) -> None:
         self.model: Any = model  # of any kind that the MODELS table knows
-        self.device, self.precision = device, precision
+        self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         self.optimizer = build_optimizer(model, settings)
@@ -86,9 +94,7 @@ class Updater:
         nll_sum = torch.zeros((), device=self.device)
         for batch in batches:
             with autocast(self.device, self.precision):
-                hidden = self.forward(*batch.inputs)
-                weight, bias = self.model.output_weight, self.model.output_bias
-                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.targets, bias=bias, smoothing=self.smoothing)
+                loss, nll = self.criterion(self.forward, self.model, batch, smoothing=self.smoothing)
             (loss / n_targets).backward()
             loss_sum += loss.detach()
             nll_sum += nll

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from transduce.data.batch import TrainingBatch
-from transduce.training.loss import label_smoothed_loss
+from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.step import autocast
 
 Judge = Callable[[nn.Module], Mapping[str, float]]
@@ -34,13 +34,14 @@ class Validator:
         judge: Judge | None = None,
         n_bytes: int = 0,
         precision: str = "float32",
+        criterion: Criterion = tell_tokens,
     ) -> None:
         """`batches` gives the held-out text, collated, on the model's device, anew at each call.
 
         `n_bytes`: of that text where the targets are all of it, so that the loss is a number of bits for each byte.
         """
         self.model, self.batches, self.judge, self.n_bytes = model, batches, judge, n_bytes
-        self.smoothing, self.precision = smoothing, precision
+        self.smoothing, self.precision, self.criterion = smoothing, precision, criterion
 
     def __call__(self) -> dict[str, float]:
         """Smoothed `loss` and `nll` (nats a target token, over all text), `perplexity`, and the judge's scores.
@@ -63,13 +64,12 @@ class Validator:
 
     def _loss(self) -> dict[str, float]:
         model: Any = self.model
-        weight, bias = model.output_weight, model.output_bias
-        sums = torch.zeros(2, dtype=torch.float64, device=weight.device)
+        device = next(model.parameters()).device
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
         n_targets = 0
         for batch in self.batches():
-            with autocast(weight.device, self.precision):
-                hidden = model(*batch.inputs)
-                loss, nll, _ = label_smoothed_loss(hidden, weight, batch.targets, bias=bias, smoothing=self.smoothing)
+            with autocast(device, self.precision):
+                loss, nll = self.criterion(model, model, batch, smoothing=self.smoothing)
             sums += torch.stack([loss, nll])
             n_targets += batch.n_targets
         loss_sum, nll_sum = sums.tolist()

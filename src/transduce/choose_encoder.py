@@ -1,0 +1,175 @@
+"""What settings become that the user left open, for an encoder alone. As `choose.py`, whose rules hold here too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts
+
+FINE_TUNING_LR = 0.04  # times 1 / d_model: 3e-4 at 128, 5e-5 at 768
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSize:
+    """What suits at most this many labelled texts, or bytes of text; of a pair (cpu, gpu) the machine decides."""
+
+    most: float
+    vocab_size: int
+    preset: tuple[str, str]
+    dropout: float
+    batch_tokens: tuple[int, int]
+    epochs: float
+    minutes: tuple[float, float]
+
+
+LABELLED_SIZES = (
+    EncoderSize(5_000, 4_000, ("bert-tiny", "bert-tiny"), 0.3, (1024, 1024), 20, (5, 3)),
+    EncoderSize(200_000, 8_000, ("bert-tiny", "bert-tiny"), 0.3, (2048, 4096), 8, (15, 5)),
+    EncoderSize(float("inf"), 16_000, ("bert-mini", "bert-mini"), 0.1, (4096, 16_384), 3, (120, 30)),
+)
+TEXT_SIZES = (
+    EncoderSize(2e6, 2_000, ("bert-tiny", "bert-tiny"), 0.1, (4096, 8192), 40, (20, 10)),
+    EncoderSize(5e7, 8_000, ("bert-tiny", "bert-mini"), 0.1, (4096, 16_384), 15, (120, 60)),
+    EncoderSize(float("inf"), 16_000, ("bert-mini", "bert-small"), 0.1, (8192, 32_768), 4, (1440, 720)),
+)
+
+
+def _size(facts: Facts) -> EncoderSize:
+    sizes, n = (TEXT_SIZES, facts.n_bytes) if facts.n_bytes else (LABELLED_SIZES, facts.n_pairs)
+    return next(size for size in sizes if n <= size.most)
+
+
+def _what(facts: Facts) -> str:
+    return f"{facts.n_bytes / 1e6:.3g} MB of text" if facts.n_bytes else f"{facts.n_pairs:,} labelled texts"
+
+
+def _begins(facts: Facts) -> bool:
+    return facts.asked.training.start is not None
+
+
+def _vocab_size(facts: Facts) -> Answer:
+    if _begins(facts):
+        return None
+    return _size(facts).vocab_size, f"suits {_what(facts)}: pieces must be seen often enough to be learned"
+
+
+def _mask(facts: Facts) -> Answer:
+    return None if _begins(facts) else (True, "the model fills gaps")
+
+
+def _preset(facts: Facts) -> Answer:
+    if _begins(facts):
+        return None
+    where = "on a GPU" if facts.on_gpu else "without a GPU"
+    return _size(facts).preset[facts.on_gpu], f"the size that {_what(facts)} can fill in reasonable time {where}"
+
+
+def _masked_kind(facts: Facts) -> Answer:
+    return "bert", "the kind of model that this task takes"
+
+
+def _classifier_kind(facts: Facts) -> Answer:
+    return "bert-classifier", "the kind of model that this task takes"
+
+
+def _dropout(facts: Facts) -> Answer:
+    if _begins(facts):
+        return None
+    dropout = _size(facts).dropout
+    return dropout, "little text needs more of it" if dropout > 0.1 else "BERT's: there is enough text"
+
+
+def _context(facts: Facts) -> Answer:
+    model = facts.settings.model
+    longest = model.max_positions if model.positions == "learned" else 128
+    return min(128, longest), "tokens seen at once; most sentences are shorter"
+
+
+def _batch_tokens(facts: Facts) -> Answer:
+    return _size(facts).batch_tokens[facts.on_gpu], f"tokens an update, from the {_what(facts)}"
+
+
+def _optimizer(facts: Facts) -> Answer:
+    return ("adamw", "changes what was learned before but little") if _begins(facts) else None
+
+
+def _lr(facts: Facts) -> Answer:
+    if not _begins(facts):
+        return None
+    width = facts.settings.model.d_model
+    return round(FINE_TUNING_LR / width, 7), f"peak for weights that know something, at d_model {width}"
+
+
+def _no_smoothing(facts: Facts) -> Answer:
+    return 0.0, "probabilities are what is wanted here, unsmoothed"
+
+
+def _max_epochs(facts: Facts) -> Answer:
+    if _length_is_given(facts):
+        return None
+    if _begins(facts):
+        return 3.0, "what fine-tuning takes"
+    return _size(facts).epochs, f"passes after which {_what(facts)} have little more to give"
+
+
+def _max_minutes(facts: Facts) -> Answer:
+    if _length_is_given(facts):
+        return None
+    return _size(facts).minutes[facts.on_gpu], "your patience, at a guess; the nearer of the limits ends the schedule"
+
+
+def _length_is_given(facts: Facts) -> bool:
+    training = facts.asked.training
+    return not (training.max_updates is training.max_epochs is training.max_minutes is None)
+
+
+def _by_accuracy(facts: Facts) -> Answer:
+    return "accuracy", "what the run is for"
+
+
+def _by_loss(facts: Facts) -> Answer:
+    return "loss", "what the run is for"
+
+
+BEFORE_LABELLED: tuple[Chooser, ...] = (
+    ("tokenizer", "vocab_size", _vocab_size),
+    ("model", "preset", _preset),
+    ("model", "kind", _classifier_kind),
+    ("model", "dropout", _dropout),
+)
+BEFORE_MASKED: tuple[Chooser, ...] = (
+    ("tokenizer", "vocab_size", _vocab_size),
+    ("tokenizer", "mask", _mask),
+    ("model", "preset", _preset),
+    ("model", "kind", _masked_kind),
+    ("model", "dropout", _dropout),
+    ("data", "context", _context),
+)
+_USUAL = {(section, key): function for section, key, function in BEFORE_TRAINING}
+
+
+def _ours_first(own: tuple[Chooser, ...]) -> tuple[Chooser, ...]:
+    """Our choosers, and for what they leave open, or have nothing to say of, those of translation."""
+
+    def either(key: tuple[str, str], function: Callable[[Facts], Answer]) -> Callable[[Facts], Answer]:
+        usual = _USUAL[key] if key in _USUAL and key[1] in ("optimizer", "lr") else lambda facts: None
+        return lambda facts: function(facts) or usual(facts)
+
+    ours = {(section, key): either((section, key), function) for section, key, function in own}
+    return tuple(
+        (*key, function) for key, function in (ours | {k: f for k, f in _USUAL.items() if k not in ours}).items()
+    )
+
+
+_OWN: tuple[Chooser, ...] = (
+    ("training", "batch_tokens", _batch_tokens),
+    ("training", "optimizer", _optimizer),
+    ("training", "lr", _lr),
+    ("training", "max_epochs", _max_epochs),
+    ("training", "max_minutes", _max_minutes),
+)
+BEFORE_TRAINING_LABELLED = _ours_first((("training", "stop_by", _by_accuracy), *_OWN))
+BEFORE_TRAINING_MASKED = _ours_first(
+    (("training", "stop_by", _by_loss), ("training", "label_smoothing", _no_smoothing), *_OWN)
+)

@@ -1,0 +1,88 @@
+"""Texts in, labels out: `TextClassifier`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from transduce.data.batching import plan
+from transduce.data.encoder_batch import collate_labelled
+from transduce.data.label_store import LabelStore, encode_texts
+from transduce.data.sentence_pairs import Packed
+from transduce.decoding.loading import Precision, open_model
+from transduce.errors import DataError
+from transduce.text.special import Vocabulary
+
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """A text's label, and how likely each is, in the order of the labels."""
+
+    texts: tuple[str, ...]
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class TextClassifier:
+    """Tells the label of a text, or of a pair of texts."""
+
+    def __init__(self, model: nn.Module, vocabulary: Vocabulary, labels: Sequence[str], *, longest: int) -> None:
+        self.model: Any = model
+        self.vocabulary, self.labels, self.longest = vocabulary, tuple(labels), longest
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> TextClassifier:
+        """The model of a run of task "classification". Raises `RunFolderError`, `SettingsError`."""
+        folder, model, tokenizers = open_model(path, task="classification", device=device, precision=precision)
+        data = folder.settings.data
+        assert data.labels is not None, "chosen in training"
+        return cls(model, tokenizers.tgt, data.labels, longest=longest_of(folder.settings.model, data.max_length))
+
+    def classify(self, texts: Sequence[str | tuple[str, ...]]) -> list[Classification]:
+        """The label of each text, or of each pair. A `DataError` where both stand side by side."""
+        sides = [(text,) if isinstance(text, str) else text for text in texts]
+        if len({len(side) for side in sides}) > 1:
+            raise DataError("single texts and pairs of texts do not go together")
+        if sides and len(sides[0]) > 2:
+            raise DataError(f"{len(sides[0])} texts in one: a text, or a pair of two, has one label")
+        if not sides:
+            return []
+        found = self.probabilities(encode_texts(sides, self.vocabulary, longest=self.longest))
+        return [self._told(side, row) for side, row in zip(sides, found.tolist(), strict=True)]
+
+    def tell(self, store: LabelStore) -> list[int]:
+        """The number of the label told for each text of a store."""
+        return [int(i) for i in self.probabilities([store[i] for i in range(len(store))]).argmax(1)]
+
+    def probabilities(self, packed: Sequence[Packed]) -> np.ndarray:
+        """Of each label, [n, L]."""
+        result = np.zeros((len(packed), len(self.labels)))
+        with torch.inference_mode():
+            for indices, logits in self._logits(packed):
+                result[indices] = logits.float().softmax(-1).cpu().numpy()
+        return result
+
+    def _logits(self, packed: Sequence[Packed]) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+        lengths = np.array([len(one.ids) for one in packed], dtype=np.int64)
+        for indices in plan(lengths, lengths, budget=BATCH_TOKENS, seed=0, epoch=0):
+            batch = collate_labelled([packed[int(i)] for i in indices], [0] * len(indices)).to(self.device)
+            yield indices, self.model(*batch.inputs)
+
+    def _told(self, texts: tuple[str, ...], row: list[float]) -> Classification:
+        best = max(range(len(row)), key=row.__getitem__)
+        return Classification(texts, self.labels[best], row[best], dict(zip(self.labels, row, strict=True)))
+
+
+def longest_of(model: Any, max_length: int) -> int:
+    """Tokens that a text may have, frame counted."""
+    return min(max_length, model.max_positions) if model.positions == "learned" else max_length

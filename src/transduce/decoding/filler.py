@@ -1,0 +1,89 @@
+"""Text with gaps in, what may stand there out: `Filler`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transduce.data.encoder_batch import pad_rows
+from transduce.data.sentence_pairs import pack
+from transduce.decoding.loading import Precision, open_model
+from transduce.errors import DataError
+from transduce.text.masks import bare, encode_gaps
+from transduce.text.special import MASK, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What may stand in a gap: a piece, the text with it (other gaps filled with their likeliest), how likely it is."""
+
+    token: str
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """A text, and for each of its gaps the likeliest candidates, best first."""
+
+    text: str
+    gaps: tuple[tuple[Candidate, ...], ...]
+
+
+class Filler:
+    """Tells the words behind <mask>."""
+
+    def __init__(self, model: nn.Module, vocabulary: Vocabulary, *, context: int) -> None:
+        self.model: Any = model
+        self.vocabulary, self.context = vocabulary, context
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Filler:
+        """The model of a run of task "masked". Raises `RunFolderError`, `SettingsError`."""
+        folder, model, tokenizers = open_model(path, task="masked", device=device, precision=precision)
+        context = folder.settings.data.context or folder.settings.model.max_positions
+        return cls(model, tokenizers.tgt, context=context)
+
+    def fill(self, texts: Sequence[str], *, top: int = 5) -> list[Filling]:
+        """The `top` candidates of every <mask> in each text, each gap by itself.
+
+        Raises `DataError` where a text has no gap, or is longer than the model's context.
+        """
+        return [self._fill(text, encode_gaps(self.vocabulary, text), top) for text in texts]
+
+    def _fill(self, text: str, ids: list[int], top: int) -> Filling:
+        framed = pack(ids)
+        places = [i for i, token in enumerate(framed.ids.tolist()) if token == MASK]
+        if not places:
+            raise DataError(f"there is no <mask> in {text!r}: write it where a word is to be told")
+        if len(framed.ids) > self.context:
+            raise DataError(
+                f"{len(framed.ids)} tokens with their frame; the model sees {self.context}: {text[:60]!r}..."
+            )
+        with torch.inference_mode():
+            rows = pad_rows([framed.ids]).to(self.device)
+            hidden, _ = self.model(rows, torch.zeros_like(rows), torch.tensor(places, device=self.device))
+            logits = self.model.logits(hidden).float()
+            logits[:, : MASK + 1] = float("-inf")
+            found = logits.softmax(-1).topk(min(top, logits.shape[1] - MASK - 1))
+        likely, chosen = found.values.tolist(), found.indices.tolist()
+        filled = framed.ids.tolist()
+        for place, row in zip(places, chosen, strict=True):
+            filled[place] = row[0]
+        return Filling(
+            text,
+            tuple(
+                tuple(self._candidate(filled, place, i, p) for i, p in zip(row, numbers, strict=True))
+                for place, row, numbers in zip(places, chosen, likely, strict=True)
+            ),
+        )
+
+    def _candidate(self, filled: list[int], place: int, token: int, probability: float) -> Candidate:
+        text = self.vocabulary.decode([*filled[:place], token, *filled[place + 1 :]])
+        return Candidate(bare(self.vocabulary.pieces([token])[0]), text, probability)

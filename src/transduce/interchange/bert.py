@@ -1,0 +1,176 @@
+"""BERT (Devlin et al. 2019) as transformers keeps it: settings and tensors.
+
+Which heads there are is told by the weights, not by the architecture's name: files hold more or fewer than it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from transduce.config import ModelSettings, Settings
+from transduce.errors import UserError
+from transduce.interchange.table import ACTIVATIONS, Line
+from transduce.interchange.vocabulary import Rows
+
+ARCHITECTURES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+)
+
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",
+          "max_position_embeddings", "type_vocab_size")  # fmt: skip
+_ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+_DEFAULTS: dict[str, Any] = {  # of BertConfig, for what a file may leave out
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "tie_word_embeddings": True,
+}
+_HEAD, _NEXT, _CLASSIFIER = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
+
+
+def prefix_of(names: Collection[str]) -> str:
+    """What stands before the trunk's names: nothing in a file of the trunk alone."""
+    return "bert." if any(name.startswith("bert.") for name in names) else ""
+
+
+def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin: Path) -> ModelSettings:
+    """Our settings of a model with this config.json and these tensors; a `UserError` lists all that cannot be."""
+    config = {**_DEFAULTS, **config}
+    told = [f"{key} is missing" for key in _SIZES if key not in config]
+    told += [
+        f"{key} = {config[key]!r} is no size"
+        for key in _SIZES
+        if key in config and (type(config[key]) is not int or config[key] < 1)
+    ]
+    told += [
+        f"{key} = {config[key]!r}; supported: {only}" for key, only in _ONLY.items() if config.get(key, only) != only
+    ]
+    if config["hidden_act"] not in ACTIVATIONS:
+        told.append(f"hidden_act = {config['hidden_act']!r}; supported: {', '.join(ACTIVATIONS)}")
+    if told:
+        raise UserError(f"{origin / 'config.json'}: {'; '.join(told)}")
+    values: dict[str, Any] = dict(
+        kind="bert-classifier" if _CLASSIFIER in names else "bert" if _HEAD in names else "bert-encoder",
+        d_model=config["hidden_size"],
+        d_ff=config["intermediate_size"],
+        n_heads=config["num_attention_heads"],
+        n_encoder_layers=config["num_hidden_layers"],
+        dropout=config["hidden_dropout_prob"],
+        attention_dropout=config["attention_probs_dropout_prob"],
+        norm_eps=config["layer_norm_eps"],
+        activation=ACTIVATIONS[config["hidden_act"]],
+        positions="learned",
+        max_positions=config["max_position_embeddings"],
+        n_segments=config["type_vocab_size"],
+        embedding_norm=True,
+        scale_embeddings=False,
+        next_sentence=_HEAD in names and _NEXT in names,
+        output_bias=_HEAD in names,
+        tie="three_way" if config["tie_word_embeddings"] else "none",
+        n_labels=len(labels_of(config)) if _CLASSIFIER in names else None,
+    )
+    return Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels' names in the order of their numbers; LABEL_0 and LABEL_1 where the file names none."""
+    named = config.get("id2label") or {}
+    n = max(len(named), int(config.get("num_labels") or (0 if named else 2)))
+    return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(n))
+
+
+def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
+    """The table of a model with these settings."""
+    d = s.d_model
+    at = f"{prefix}embeddings"
+    table, positions = f"{at}.word_embeddings.weight", f"{at}.position_embeddings.weight"
+    tied = s.kind == "bert" and s.tie != "none"
+    decoder = "cls.predictions.decoder"
+    found = [
+        Line(
+            "embedding.table.weight",
+            (table,),
+            (rows.n_theirs, d),
+            also=(f"{decoder}.weight",) if tied else (),
+            rows=rows.index,
+        ),
+        Line("embedding.positions.embedding.weight", (positions,), (s.max_positions, d)),
+        Line("segment_embedding.weight", (f"{at}.token_type_embeddings.weight",), (s.n_segments, d)),
+        *_norm("embedding.norm", f"{at}.LayerNorm", d),
+    ]
+    for layer in range(s.n_encoder_layers):
+        found += _block(f"encoder.blocks.{layer}", f"{prefix}encoder.layer.{layer}", s)
+    if s.kind != "bert" or s.next_sentence:
+        found += _linear("pooler.dense", (f"{prefix}pooler.dense",), (d, d))
+    if s.kind == "bert":
+        head = "cls.predictions.transform"
+        found += _linear("head.dense", (f"{head}.dense",), (d, d)) + _norm("head.norm", f"{head}.LayerNorm", d)
+        biases = ("cls.predictions.bias",), (f"{decoder}.bias",)
+        theirs, also = biases if tied else (biases[1], ())  # untied, the second is the one that counts
+        bias = Line("output_bias", theirs, (rows.n_theirs,), also=also, rows=rows.index)
+        found.append(bias)
+        if not tied:
+            found.append(Line("output_embedding.weight", (f"{decoder}.weight",), (rows.n_theirs, d), rows=rows.index))
+    if s.next_sentence:
+        found += _linear("next_sentence", ("cls.seq_relationship",), (2, d))
+    if s.kind == "bert-classifier":
+        found += _linear("labels", ("classifier",), (s.n_labels or 0, d))
+    return found
+
+
+def tied_names(s: ModelSettings) -> dict[str, str]:
+    """Names under which our model holds a tensor of the table once more, and that tensor."""
+    tied = s.kind == "bert" and s.tie != "none"
+    return {"output_embedding.weight": "embedding.table.weight"} if tied else {}
+
+
+def unused(s: ModelSettings, *, prefix: str) -> tuple[str, ...]:
+    """Tensors that a file may hold and that do nothing in a model with these settings."""
+    if s.kind != "bert":
+        return ()
+    pooler = () if s.next_sentence else (f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias")
+    return pooler if s.tie != "none" else (*pooler, "cls.predictions.bias")
+
+
+def buffers(prefix: str) -> tuple[str, ...]:
+    """Tensors of old files that are no weights."""
+    return f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"
+
+
+def _block(ours: str, theirs: str, s: ModelSettings) -> list[Line]:
+    own = f"{theirs}.attention"
+    square = (s.d_model, s.d_model)
+    return [
+        *_linear(
+            f"{ours}.self_attention.query_key_value",
+            tuple(f"{own}.self.{name}" for name in ("query", "key", "value")),
+            square,
+        ),
+        *_linear(f"{ours}.self_attention.output", (f"{own}.output.dense",), square),
+        *_norm(f"{ours}.self_attention_residual.norm", f"{own}.output.LayerNorm", s.d_model),
+        *_linear(f"{ours}.feed_forward.expand", (f"{theirs}.intermediate.dense",), (s.d_ff, s.d_model)),
+        *_linear(f"{ours}.feed_forward.contract", (f"{theirs}.output.dense",), (s.d_model, s.d_ff)),
+        *_norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.output.LayerNorm", s.d_model),
+    ]
+
+
+def _linear(ours: str, theirs: tuple[str, ...], shape: tuple[int, int]) -> list[Line]:
+    return [
+        Line(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), shape),
+        Line(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), shape[:1]),
+    ]
+
+
+def _norm(ours: str, theirs: str, d: int) -> list[Line]:
+    """A norm; files that came from TensorFlow call its weights gamma and beta."""
+    pairs = (("weight", "gamma"), ("bias", "beta"))
+    return [Line(f"{ours}.{new}", (f"{theirs}.{new}",), (d,), also=(f"{theirs}.{old}",)) for new, old in pairs]

@@ -1,0 +1,100 @@
+"""The tokenizer of a folder of transformers', from tokenizer.json or the older files; and the rows of its ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transduce.errors import RunFolderError, UserError
+from transduce.interchange.folder import read_object
+from transduce.interchange.vocabulary import Rows
+from transduce.text.hub import HubTokenizer
+
+FILE, WORDS, PIECES, MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
+
+
+def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
+    """The content of the folder's tokenizer.json, or what is made of vocab.txt, or of vocab.json and merges.txt.
+
+    `special`: pieces that text may name.
+    """
+    try:
+        return (folder / FILE).read_bytes()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise RunFolderError(f"cannot read {folder / FILE}: {error.strerror or error}") from None
+    try:
+        from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
+    except ImportError:
+        raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
+    told = read_object(folder / "tokenizer_config.json", optional=True)
+    lower = bool(told.get("do_lower_case", True))
+    try:
+        if (folder / WORDS).exists():
+            made: Any = BertWordPieceTokenizer(
+                str(folder / WORDS),
+                lowercase=lower,
+                strip_accents=told.get("strip_accents"),
+                handle_chinese_chars=bool(told.get("tokenize_chinese_chars", True)),
+            )
+        elif (folder / PIECES).exists() and (folder / MERGES).exists():
+            made = ByteLevelBPETokenizer(str(folder / PIECES), str(folder / MERGES))
+        else:
+            raise RunFolderError(f"{folder} has no vocabulary: neither {FILE}, nor {WORDS}, nor {PIECES} and {MERGES}")
+    except UserError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise RunFolderError(f"the vocabulary in {folder} is damaged: {' '.join(str(error).split()[:14])}") from None
+    made.add_special_tokens([piece for piece in special if made.token_to_id(piece) is not None])
+    return bytes(made.to_str(), "utf-8")
+
+
+def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
+    """Their id of each piece, added ones too."""
+    try:
+        content = json.loads(model)
+        pieces = content["model"]["vocab"]
+        ids = {piece: i for piece, i in pieces.items()} if isinstance(pieces, Mapping) else {}
+        ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary") from None
+    return ids
+
+
+def vocabulary(model: bytes, special: Sequence[str | None], *, n: int, origin: Path) -> tuple[HubTokenizer, Rows]:
+    """The vocabulary with our ids, and their rows. `special`: their pieces of our first ids; None where there is none.
+
+    n: rows of their embedding. Ids that no piece has keep their rows. A piece may stand for two of ours.
+    """
+    ids = ids_of(model, origin=origin)
+    missing = [piece for piece in special if piece is not None and piece not in ids]
+    if missing:
+        raise UserError(f"{origin}: the vocabulary lacks {', '.join(missing)}")
+    over = max(ids.values(), default=0)
+    if over >= n:
+        raise UserError(f"{origin}: the vocabulary has id {over}, and config.json says vocab_size {n}")
+    first = [-1 if piece is None else ids[piece] for piece in special]
+    index = first + [i for i in range(n) if i not in set(first)]
+    try:
+        return HubTokenizer(model, index), Rows(torch.tensor(index), n)
+    except ValueError as error:
+        raise RunFolderError(f"{origin / FILE} is damaged: {error}") from None
+
+
+def special_names(folder: Path, usual: Mapping[str, str]) -> list[str]:
+    """What the folder calls its special pieces: `usual` names them by key, and holds where it does not say."""
+    told: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        told |= read_object(folder / name, optional=True)
+
+    def name_of(key: str) -> str:
+        value = told.get(key)
+        value = value.get("content") if isinstance(value, dict) else value
+        return str(value or usual[key])
+
+    return [name_of(key) for key in usual]

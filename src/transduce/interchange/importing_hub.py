@@ -1,0 +1,91 @@
+"""From a folder of transformers' BERT or GPT-2 to settings, vocabulary and weights of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from transduce.config import DataSettings, Settings, TokenizerSettings
+from transduce.errors import RunFolderError
+from transduce.interchange import bert, gpt2
+from transduce.interchange.folder import check_model_type, read_object, read_weights
+from transduce.interchange.hub import special_names, tokenizer_file, vocabulary
+from transduce.interchange.importing import Imported
+from transduce.interchange.table import read
+from transduce.text.tokenizer import Tokenizers
+
+_SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+            "mask_token": "[MASK]"}  # fmt: skip
+
+
+_TASKS = {"bert": "masked", "bert-classifier": "classification", "bert-encoder": "encoding"}
+
+
+def import_bert(folder: Path) -> Imported:
+    """Read a folder with config.json, weights, and tokenizer.json or vocab.txt.
+
+    Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no folder {folder}")
+    config = read_object(folder / "config.json")
+    check_model_type(folder, config, {"bert": bert.ARCHITECTURES})
+    tensors = read_weights(folder)
+    prefix = bert.prefix_of(tensors)
+    for name in bert.buffers(prefix):
+        tensors.pop(name, None)
+    model = bert.model_settings(config, names=tensors.keys(), origin=folder)
+    names = special_names(folder, _SPECIAL)
+    tokenizer, rows = vocabulary(tokenizer_file(folder, names), names, n=config["vocab_size"], origin=folder)
+    lines, unused = bert.lines(model, rows=rows, prefix=prefix), bert.unused(model, prefix=prefix)
+    state = read(tensors, lines, origin=folder, known=unused)
+    state |= {name: state[kept] for name, kept in bert.tied_names(model).items()}
+    labels = bert.labels_of(config) if model.kind == "bert-classifier" else None
+    settings = Settings(
+        name=folder.absolute().name,
+        task=_TASKS[model.kind],
+        data=DataSettings(max_length=model.max_positions, context=model.max_positions, labels=labels),
+        tokenizer=TokenizerSettings(kind="hub", vocab_size=max(tokenizer.vocab_size, 8)),
+        model=model,
+    )
+    notes = [_types(tensors)]
+    if left := [name for name in unused if name in tensors]:
+        notes.append(f"left out, as nothing uses them: {', '.join(left)}")
+    return Imported(settings, Tokenizers(tokenizer, tokenizer), state, tuple(notes))
+
+
+def import_gpt2(folder: Path) -> Imported:
+    """Read a folder with config.json, weights, and tokenizer.json, or vocab.json and merges.txt.
+
+    Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no folder {folder}")
+    config = read_object(folder / "config.json")
+    check_model_type(folder, config, {"gpt2": gpt2.ARCHITECTURES})
+    model, tensors = gpt2.model_settings(config, origin=folder), read_weights(folder)
+    prefix = gpt2.prefix_of(tensors)
+    for name in gpt2.buffers(model, prefix=prefix):
+        tensors.pop(name, None)
+    (end,) = special_names(folder, {"eos_token": "<|endoftext|>"})
+    tokenizer, rows = vocabulary(
+        tokenizer_file(folder, [end]), [None, None, end, end], n=config["vocab_size"], origin=folder
+    )
+    state = read(tensors, gpt2.lines(model, rows=rows, prefix=prefix), origin=folder)
+    state |= {"output_bias": torch.tensor(gpt2.never(rows)), "output_embedding.weight": state["embedding.table.weight"]}
+    settings = Settings(
+        name=folder.absolute().name,
+        task="causal",
+        data=DataSettings(max_length=model.max_positions, context=model.max_positions),
+        tokenizer=TokenizerSettings(kind="hub", vocab_size=max(tokenizer.vocab_size, 8), exact=True),
+        model=model,
+    )
+    return Imported(settings, Tokenizers(tokenizer, tokenizer), state, (_types(tensors),))
+
+
+def _types(tensors: Mapping[str, Tensor]) -> str:
+    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    return f"weights of type {', '.join(kinds)}, kept as float32"

@@ -1,0 +1,134 @@
+"""The encoder alone (Devlin et al. 2019, BERT; the parts are Vaswani et al. 2017's): it sees the text on both sides.
+
+All kinds here share the names of what they share, so that a classifier begins with the weights of a masked model.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transduce.config import ModelSettings
+from transduce.models.parts import Parts
+from transduce.nn.dropout import Dropout
+from transduce.nn.feedforward import ACTIVATIONS
+from transduce.nn.init import initialize
+from transduce.nn.linear import Linear, linear
+from transduce.nn.masks import padding_mask
+from transduce.nn.pooling import POOLINGS
+
+
+class TextEncoder(nn.Module):
+    """What all kinds share: embeddings of tokens, positions and segments, and the stack. Id 0 is padding."""
+
+    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+        """There is one vocabulary, `n_tgt`."""
+        super().__init__()
+        parts = Parts(settings)
+        self.embedding = parts.embedding(n_tgt)
+        self.segment_embedding = nn.Embedding(settings.n_segments, settings.d_model) if settings.n_segments else None
+        self.encoder = parts.encoder()
+
+    def encode(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
+        """The last hidden states [B, S, D]. `segments`: the number of each token's segment, all 0 unless given."""
+        table = self.segment_embedding
+        more = None if table is None else table.weight[0] if segments is None else table(segments)
+        x = self.embedding(ids, more=more)
+        return self.encoder(x, mask=padding_mask(ids), positions=self.embedding.positions)
+
+
+class Pooler(nn.Module):
+    """tanh(W x + b), x the sequence as one vector: [CLS], or what `pooling` names."""
+
+    def __init__(self, d_model: int, *, bias: bool, pooling: str = "first") -> None:
+        super().__init__()
+        self.dense = Linear(d_model, d_model, bias=bias)
+        self.pool = POOLINGS[pooling]
+
+    def forward(self, x: Float[Tensor, "B S D"], ids: Int[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+        """One vector a sequence."""
+        return self.dense(self.pool(x, ids != 0)).tanh()
+
+
+class PooledEncoder(TextEncoder):
+    """No head: vectors of tokens, and of the whole."""
+
+    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+        super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
+        self.pooler = Pooler(settings.d_model, bias=settings.bias, pooling=settings.pooling)
+        initialize(self)
+
+    def forward(
+        self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None
+    ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B D"]]:
+        """Hidden states, and a vector a sequence."""
+        hidden = self.encode(ids, segments)
+        return hidden, self.pooler(hidden, ids)
+
+
+class MaskedHead(nn.Module):
+    """Before the output matrix: dense, activation, norm (BERT's "transform")."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.dense = Linear(settings.d_model, settings.d_model, bias=settings.bias)
+        self.activate = ACTIVATIONS[settings.activation]
+        self.norm = Parts(settings).norm()
+
+    def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
+        """x transformed, vector by vector."""
+        return self.norm(self.activate(self.dense(x)))
+
+
+class MaskedLM(TextEncoder):
+    """Tells the tokens behind masks and, where `next_sentence` is set, whether segment B followed A."""
+
+    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+        """`settings.tie`: "none" for an output matrix of its own."""
+        super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
+        self.head = MaskedHead(settings)
+        self.pooler = Pooler(settings.d_model, bias=settings.bias) if settings.next_sentence else None
+        self.next_sentence = Linear(settings.d_model, 2) if settings.next_sentence else None
+        self.output_bias = nn.Parameter(torch.zeros(n_tgt)) if settings.output_bias else None
+        tied = settings.tie != "none"
+        self.output_embedding = self.embedding.table if tied else nn.Embedding(n_tgt, settings.d_model)
+        initialize(self)
+
+    @property
+    def output_weight(self) -> Float[Tensor, "V D"]:
+        """The matrix before the softmax, [V, D]."""
+        return self.output_embedding.weight
+
+    def forward(
+        self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None, places: Int[Tensor, " N"]
+    ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B 2"] | None]:
+        """What goes into the output matrix at some places, and the logits of "B followed A" and "it did not".
+
+        `places`: row * S + column of each token that is asked for. Only these pass the head: 15 % of all in training.
+        """
+        hidden = self.encode(ids, segments)
+        asked = self.head(hidden.flatten(0, 1).index_select(0, places))
+        if self.pooler is None or self.next_sentence is None:
+            return asked, None
+        return asked, self.next_sentence(self.pooler(hidden, ids))
+
+    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Unnormalised log-probabilities of the tokens."""
+        return linear(hidden, self.output_weight, self.output_bias)
+
+
+class Classifier(TextEncoder):
+    """One of `n_labels` labels for a text or a pair of texts (Devlin et al. 2019, 4.1): pooler, dropout, linear."""
+
+    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+        super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
+        assert settings.n_labels is not None, "choose the labels first"
+        self.pooler = Pooler(settings.d_model, bias=settings.bias, pooling=settings.pooling)
+        self.dropout = Dropout(settings.dropout)
+        self.labels = Linear(settings.d_model, settings.n_labels)
+        initialize(self)
+
+    def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
+        """Unnormalised log-probabilities of the labels."""
+        return self.labels(self.dropout(self.pooler(self.encode(ids, segments), ids)))

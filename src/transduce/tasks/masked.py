@@ -1,0 +1,242 @@
+"""Masked language modelling: the words behind gaps and, if wanted, whether one text followed another (BERT)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from transduce.checkpoint import RunFolder
+from transduce.choose import Chooser, Facts
+from transduce.choose_encoder import BEFORE_MASKED, BEFORE_TRAINING_MASKED
+from transduce.config import ModelSettings, Settings
+from transduce.data.encoder_batch import MaskedBatch
+from transduce.data.masking import word_starts
+from transduce.data.sentence_store import SentenceStore, build_sentence_store
+from transduce.data.text_store import fingerprint_of_text
+from transduce.decoding.filler import Filler
+from transduce.errors import SettingsError
+from transduce.evaluation.records import save_continuations, save_masked_scores
+from transduce.files import read_json, write_json
+from transduce.finish import conclude
+from transduce.log import Log
+from transduce.machine import Machine
+from transduce.tasks import plain_text
+from transduce.tasks.base import Task
+from transduce.tasks.plain_text import PlainTexts
+from transduce.tasks.start import begin, tokenizers_of, with_start
+from transduce.text.special import MASK, MASK_PIECE, Vocabulary
+from transduce.text.tokenizer import Tokenizers
+from transduce.training.criteria import tell_masked
+from transduce.training.encoder_feed import MaskedFeeder
+from transduce.training.validate import Judge, Validator
+
+N_SAMPLES, SAMPLE_TOKENS = 8, 40
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSentences:
+    """What training eats."""
+
+    tokenizers: Tokenizers
+    train: SentenceStore
+    valid: SentenceStore
+
+
+class MaskedTask(Task[PlainTexts, PreparedSentences]):
+    """Plain text to a model that fills gaps; lines are sentences."""
+
+    name = "masked"
+    kinds = ("bert",)
+    before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_MASKED
+    before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_MASKED
+    use = "fill gaps"
+    criterion = staticmethod(tell_masked)
+
+    def check(self, settings: Settings, model: ModelSettings) -> None:
+        """Refuse data settings of other tasks, vocabularies without <mask>, and pairs that cannot be."""
+        super().check(settings, model)
+        plain_text.check_files(settings)
+        with_start(settings, self.kinds[0])
+        context = settings.data.context
+        own = settings.tokenizer
+        if "mask" in own.model_fields_set and not own.mask and own.kind != "hub":
+            raise SettingsError("tokenizer.mask = false: task 'masked' needs a piece <mask>; leave it out")
+        if model.next_sentence and settings.data.documents == "line":
+            raise SettingsError(
+                "model.next_sentence = true with data.documents = 'line': a document of one sentence has no next one; "
+                "use 'file' or 'blank_line'"
+            )
+        if model.next_sentence and model.n_segments == 1:
+            raise SettingsError("model.next_sentence = true: model.n_segments must be 2, or 0 for none")
+        if context is not None and context < 8:
+            raise SettingsError(f"data.context = {context}: a row needs 8 tokens at least")
+        if context is not None and model.positions == "learned" and context > model.max_positions:
+            raise SettingsError(
+                f"data.context = {context}: learned positions hold model.max_positions = {model.max_positions}; "
+                "lower the one or raise the other"
+            )
+
+    def read(self, settings: Settings, log: Log) -> PlainTexts:
+        """Documents of plain text."""
+        texts = plain_text.read_plain_texts(settings, log)
+        log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
+        return texts
+
+    def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
+        """The number of bytes decides."""
+        known = with_start(asked, self.kinds[0])
+        return Facts(known, known, machine, 0, n_bytes=texts.n_bytes)
+
+    def learn_vocabulary(self, texts: PlainTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+        """One with <mask>, or that of the run to begin with."""
+        found = tokenizers_of(settings) or plain_text.learn_text_vocabulary(texts, settings, log, may_grow=may_grow)
+        if settings.tokenizer.kind != "hub" and found.tgt.pieces([MASK]) != [MASK_PIECE]:
+            raise SettingsError(
+                f"the vocabulary of {settings.training.start} has no {MASK_PIECE}: it is of no masked model"
+            )
+        return found
+
+    def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
+        """Tokens of the text."""
+        return plain_text.count_text_tokens(texts, tokenizers.tgt)
+
+    def encode(
+        self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
+    ) -> PreparedSentences:
+        """One store of sentences a set."""
+        tokens, vocabulary = folder.path / "tokens", tokenizers.tgt
+        tokens.mkdir(exist_ok=True)
+        context = settings.data.context
+        assert context is not None, "chosen first"
+        mark = _fingerprint(settings, vocabulary)
+        sets = {"train": texts.train, "valid": texts.valid} | dict(texts.tests)
+        described = []
+        for number, (name, stream) in enumerate(sets.items()):
+            at = tokens / (name if number < 2 else f"test.{number - 2}")
+            store = build_sentence_store(
+                at, stream(), vocabulary, longest=context - 3, fingerprint="" if number else mark, name=f"{name} text"
+            )
+            files: Iterable[str] = (texts.files, texts.valid_files)[number] if number < 2 else (name,)
+            numbers = {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
+            described.append({"name": name, "files": list(files), **numbers})
+        write_json(tokens / "tests.json", [name for name, _ in texts.tests])
+        folder.save_tokenizers(tokenizers)
+        write_json(folder.path / "data.json", {"fingerprint": mark, "sets": described})
+        return PreparedSentences(tokenizers, SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid"))
+
+    def find_prepared(self, folder: RunFolder, log: Log) -> PreparedSentences | None:
+        """The stores of an earlier start."""
+        tokens = folder.path / "tokens"
+        if not (folder.path / "data.json").exists() or not folder.has_tokenizers:
+            return None
+        train, valid = SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid")
+        return PreparedSentences(folder.tokenizers(), train, valid)
+
+    def begin(self, model: nn.Module, settings: Settings, log: Log) -> None:
+        """With another run's weights, where asked for."""
+        begin(model, settings, log)
+
+    def feeder(self, prepared: PreparedSentences, settings: Settings, device: torch.device) -> MaskedFeeder:
+        """Rows with gaps."""
+        return _feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
+
+    def validator(
+        self, model: nn.Module, prepared: PreparedSentences, settings: Settings, device: torch.device
+    ) -> Validator:
+        """The loss on held-out text, whose gaps are always the same."""
+        feeder = _feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
+        return Validator(
+            model,
+            feeder.batches,
+            smoothing=settings.training.label_smoothing,
+            judge=_judge(feeder),
+            precision=settings.training.precision,
+            criterion=tell_masked,
+        )
+
+    def tokenizers(self, prepared: PreparedSentences) -> Tokenizers:
+        """The one vocabulary, for both sides."""
+        return prepared.tokenizers
+
+    def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
+        """Score held-out text, fill some gaps, report."""
+        settings, tokens = folder.settings, folder.path / "tokens"
+        filler = Filler.load(folder.path, device=settings.training.device)
+        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_json(tokens / "tests.json"))}
+        for name, at in names.items():
+            feeder = _feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
+            found = Validator(
+                filler.model, feeder.batches, smoothing=0.0, judge=_judge(feeder), criterion=tell_masked
+            )()
+            save_masked_scores(folder, name, found)
+            log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
+        valid = SentenceStore.open(tokens / "valid")
+        texts = _with_gaps(valid, filler.vocabulary)
+        shown = []
+        for one in filler.fill(texts) if texts else ():
+            told = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.gaps[0])
+            shown.append((one.text, f" → {told}"))
+        save_continuations(folder, "valid", shown, update=update)
+        conclude(folder, log)
+
+
+def _feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device) -> MaskedFeeder:
+    data = settings.data
+    assert data.context is not None, "chosen first"
+    starts: np.ndarray | None = None
+    if data.whole_words:
+        starts = word_starts(vocabulary.pieces(range(vocabulary.vocab_size)))
+        if starts is None:
+            raise SettingsError("data.whole_words = true: the pieces of this vocabulary do not show where words begin")
+    return MaskedFeeder(
+        store,
+        settings.training,
+        device=device,
+        context=data.context,
+        vocab_size=vocabulary.vocab_size,
+        share=data.masked,
+        pairs=settings.model.next_sentence,
+        starts=starts,
+    )
+
+
+def _judge(feeder: MaskedFeeder) -> Judge:
+    def judge(model: nn.Module) -> dict[str, float]:
+        right = n = followed = n_pairs = 0
+        known: Any = model
+        for batch in feeder.batches():
+            assert isinstance(batch, MaskedBatch)
+            hidden, follows = known(*batch.inputs)
+            right += int((known.logits(hidden).argmax(-1) == batch.targets).sum())
+            n += batch.n_targets
+            if follows is not None:
+                followed += int((follows.argmax(-1) == batch.labels).sum())
+                n_pairs += len(batch.labels)
+        scores = {"masked_accuracy": right / max(1, n)}
+        return scores | ({"next_sentence_accuracy": followed / n_pairs} if n_pairs else {})
+
+    return judge
+
+
+def _with_gaps(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:
+    """A few held-out sentences, a word of each behind <mask>."""
+    n, texts = len(store.offsets) - 1, []
+    for i in range(N_SAMPLES):
+        words = vocabulary.decode(store.span(k := n * i // N_SAMPLES, k + 1)[:SAMPLE_TOKENS].tolist()).split()
+        if len(words) > 3:
+            place = 1 + (i * 5) % (len(words) - 2)
+            texts.append(" ".join([*words[:place], MASK_PIECE, *words[place + 1 :]]))
+    return list(dict.fromkeys(texts))
+
+
+def _fingerprint(settings: Settings, vocabulary: Vocabulary) -> str:
+    data = settings.data
+    paths = [Path(corpus.path) for corpus in data.train if corpus.path is not None]
+    marks = (f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}")
+    return fingerprint_of_text(paths, vocabulary, *marks, f"context: {data.context}")

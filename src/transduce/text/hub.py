@@ -1,0 +1,135 @@
+"""Vocabularies of the `tokenizers` library (WordPiece, byte-level BPE): a tokenizer.json, which is data only.
+
+The run folder keeps the file as it came, and beside it the library's id of each of ours, which has the special ones in
+front. The library is an extra: `pip install transduce[interchange]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transduce.errors import RunFolderError, UserError
+from transduce.files import read_json, write_aside, write_json
+from transduce.text.special import EOS, UNK, characters
+
+
+class HubTokenizer:
+    """A tokenizer.json with our ids. Immutable, safe for threads; texts are neither framed nor cut."""
+
+    kind = "hub"
+
+    def __init__(self, model: bytes, theirs: Sequence[int]) -> None:
+        """`model`: the content of tokenizer.json; `theirs`: its id of each of our ids, -1 where it has none.
+
+        `ValueError` if either is unfit.
+        """
+        self.model, self.notes = model, tuple[str, ...]()
+        self._tokenizer = _open(model)
+        self._theirs = list(theirs)
+        self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
+        if len(self._theirs) <= EOS or any(type(i) is not int for i in self._theirs):
+            raise ValueError("it does not list the ids of a vocabulary")
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces, special ones included."""
+        return len(self._theirs)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special ones but `UNK`, and those that the text itself names, as `[MASK]`."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts."""
+        found = self._tokenizer.encode_batch([characters(text) for text in texts], add_special_tokens=False)
+        return [[self._ours.get(i, UNK) for i in one.ids] for one in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Special ids vanish, but for `UNK`, which shows as the library's piece for it."""
+        theirs = [self._theirs[i] for i in map(int, ids) if i > EOS or i == UNK]
+        return str(self._tokenizer.decode([i for i in theirs if i >= 0], skip_special_tokens=False))
+
+    def normalize(self, text: str) -> str:
+        """The text as the vocabulary sees it."""
+        normalizer = self._tokenizer.normalizer
+        return characters(text) if normalizer is None else str(normalizer.normalize_str(characters(text)))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces that ids stand for, special ones too."""
+        return [self._piece(int(i)) for i in ids]
+
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a text that the vocabulary lacks, in order, each once."""
+        text = characters(text)
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        parts = [text[a:b] for i, (a, b) in zip(found.ids, found.offsets, strict=True) if self._ours.get(i, UNK) == UNK]
+        return list(dict.fromkeys(parts))
+
+    def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
+        """The one segmentation that there is: nothing is drawn."""
+        return self.encode_batch(texts)
+
+    @cached_property
+    def bytes_of(self) -> list[bytes]:
+        """The UTF-8 bytes of each piece of a byte-level vocabulary; `ValueError` where it is another."""
+        if "\u0120" not in "".join(self.pieces(range(self.vocab_size))):
+            raise ValueError("only an exact vocabulary knows the bytes of its pieces")
+        table = _byte_of()
+        return [
+            b"" if i <= EOS else bytes(table[c] for c in piece) if set(piece) <= table.keys() else piece.encode("utf-8")
+            for i, piece in enumerate(self.pieces(range(self.vocab_size)))
+        ]
+
+    def save(self, path: Path) -> None:
+        """Write the library's file as `path`, and the list of ids beside it as .json (each aside, then renamed)."""
+        with write_aside(path) as aside:
+            aside.write_bytes(self.model)
+        write_json(path.with_suffix(".json"), {"kind": self.kind, "theirs": self._theirs})
+
+    @classmethod
+    def load(cls, path: Path) -> HubTokenizer:
+        """Read what `save` wrote; a `RunFolderError` names a file that is missing or damaged."""
+        content: Any = read_json(path.with_suffix(".json"))
+        theirs = content.get("theirs") if isinstance(content, dict) and content.get("kind") == cls.kind else None
+        if not isinstance(theirs, list):
+            raise RunFolderError(f"{path.with_suffix('.json')} is damaged: it does not list the ids of a vocabulary")
+        try:
+            return cls(path.read_bytes(), theirs)
+        except FileNotFoundError:
+            raise RunFolderError(f"{path} is missing") from None
+        except OSError as error:
+            raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise RunFolderError(f"{path} is damaged: {error}") from None
+
+    def _piece(self, i: int) -> str:
+        their = self._theirs[i]
+        return (self._tokenizer.id_to_token(their) if their >= 0 else None) or f"<unnamed {i}>"
+
+
+def _byte_of() -> dict[str, int]:
+    """The byte that each character of a byte-level piece stands for (Radford et al. 2019).
+
+    Those that can be seen stand for themselves, the others for 256 and up, in order.
+    """
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _open(model: bytes) -> Any:
+    """The library's tokenizer, without the cutting and padding that a file may ask for."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
+    try:
+        tokenizer = Tokenizer.from_str(model.decode("utf-8"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,57 @@
+"""Small random models of transformers' BERT family, and folders of them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TEXT = """the a cat dog sat on mat un ##able ##s ##ing run , . ! ? ' e 猫 im possible ##possible hello world""".split()  # noqa: SIM905
+WORDS = ["[PAD]", *(f"[unused{i}]" for i in range(3)), "[UNK]", "[CLS]", "[SEP]", "[MASK]", *TEXT]
+
+
+def config(seed: int, **options: Any) -> Any:
+    """A configuration with random sizes."""
+    from transformers import BertConfig
+
+    draw = random.Random(seed)
+    n_heads = draw.choice([1, 2, 4])
+    return BertConfig(
+        **{
+            "vocab_size": len(WORDS),
+            "hidden_size": n_heads * draw.choice([4, 8]),
+            "num_hidden_layers": draw.choice([1, 2, 3]),
+            "num_attention_heads": n_heads,
+            "intermediate_size": draw.choice([5, 32]),
+            "hidden_act": draw.choice(["gelu", "gelu_new", "relu"]),
+            "max_position_embeddings": 20,
+            "type_vocab_size": draw.choice([1, 2, 3]),
+            "layer_norm_eps": draw.choice([1e-12, 1e-5]),
+            "attn_implementation": "eager",
+            **options,
+        }
+    )
+
+
+def randomize(model: Any, seed: int) -> Any:
+    """Every weight gets a value that matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
+            if "LayerNorm.weight" in name or (".ln_" in name and name.endswith("weight")):
+                weight.add_(1)
+    return model.eval()
+
+
+def make_folder(path: Path, architecture: str, *, seed: int = 0, **options: Any) -> Path:
+    """A folder as transformers writes it, with a WordPiece vocabulary."""
+    import transformers
+
+    model = randomize(getattr(transformers, architecture)(config(seed, **options)), seed)
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    return path

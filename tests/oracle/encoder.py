@@ -1,0 +1,30 @@
+"""Weights of an encoder alone under the oracle's names: segments are folded into the positions of one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oracle.adapter import _block, _copy
+from oracle.numpy_transformer import Array
+from transduce.config import ModelSettings
+
+
+def encoder_weights(state: Mapping[str, Tensor], s: ModelSettings, segments: NDArray[np.int64]) -> dict[str, Array]:
+    """What `numpy_transformer.encode` needs for one sentence whose tokens stand in these segments."""
+    known = {name.replace(".blocks.", "."): tensor.detach().double().numpy() for name, tensor in state.items()}
+    weights: dict[str, Array] = {"src_embedding": known["embedding.table.weight"]}
+    if s.positions == "learned":
+        weights["src_positions"] = known["embedding.positions.embedding.weight"][: len(segments)]
+        if s.n_segments:
+            weights["src_positions"] = weights["src_positions"] + known["segment_embedding.weight"][segments]
+    elif s.n_segments:  # no positions are added: each token gets an embedding of its own
+        raise NotImplementedError("segments without learned positions")
+    _copy(known, "embedding.norm", weights, "src_norm")
+    _copy(known, "encoder.norm", weights, "encoder.norm")
+    for n in range(s.n_encoder_layers):
+        _block(known, f"encoder.{n}", weights, s)
+    return weights

@@ -1,0 +1,252 @@
+"""Encoders alone from end to end, as a user would: text in, a run folder out, gaps filled and labels told."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from system.commands import Done
+from system.commands import transduce as command
+from transduce import Filler, TextClassifier
+from transduce.checkpoint import RunFolder
+from transduce.errors import TrainingError
+from transduce.log import MetricsFile
+from transduce.training.step import Updater
+
+NAMES = {"cat": "milk", "dog": "bones", "bird": "seeds", "horse": "grass"}
+MODEL = (
+    "model.n_encoder_layers=2", "model.d_model=32", "model.d_ff=64", "model.n_heads=2", "model.positions=rotary",
+    "model.dropout=0.0", "model.residual=pre", "tokenizer.kind=bpe", "tokenizer.vocab_size=100", "data.context=32",
+)  # fmt: skip
+TRAINING = ("training.batch_tokens=512", "training.precision=float32", "training.lr=0.01", "training.matrix_lr=0.02")
+
+
+def transduce(*arguments: object, stdin: str = "") -> Done:
+    """Run a command as the shell would, with this on its standard input."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        return command(*arguments)
+
+
+def with_settings(*given: str) -> list[str]:
+    return [part for value in given for part in ("--set", value)]
+
+
+def assert_refused(done: Done, *parts: str) -> None:
+    assert done.code == 2, done
+    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
+    for part in parts:
+        assert part in done.err, done.err
+
+
+def documents(n: int, seed: int) -> str:
+    """Documents of four sentences about one animal each, in the order that a story has."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(n):
+        name, food = draw.choice(list(NAMES.items()))
+        found.append(f"the {name} wakes up\nthe {name} wants {food}\nthe {name} eats {food} now\nthe {name} sleeps\n")
+    return "\n".join(found)
+
+
+def _dies_at(number: int) -> Any:
+    """An update that fails at its call of this number."""
+    whole, calls = Updater.update, [0]
+
+    def update(self: Updater, *given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            raise TrainingError("the test pulls the plug")
+        return whole(self, *given)
+
+    return update
+
+
+def sentiments(n: int, seed: int) -> str:
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(n):
+        good = draw.random() < 0.5
+        word = draw.choice(("good", "fine", "great") if good else ("bad", "poor", "dull"))
+        lines.append(
+            f"{'pos' if good else 'neg'}\tthe {draw.choice(('film', 'cat', 'dog'))} is {word} {draw.choice('.!')}\n"
+        )
+    return "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("encoder")
+    (path / "text.txt").write_text(documents(300, 1))
+    (path / "valid.txt").write_text(documents(40, 2))
+    (path / "train.tsv").write_text(sentiments(400, 1))
+    (path / "valid.tsv").write_text(sentiments(60, 2))
+    (path / "masked.toml").write_text(
+        'task = "masked"\n[data]\ntrain = [{ path = "text.txt" }]\nvalid = [{ path = "valid.txt" }]\n'
+        'test = [{ path = "valid.txt" }]\ndocuments = "blank_line"\nwhole_words = true\n[model]\nnext_sentence = true\n'
+    )
+    (path / "labels.toml").write_text(
+        'task = "classification"\n[data]\ntrain = [{ path = "train.tsv" }]\nvalid = [{ path = "valid.tsv" }]\n'
+        'test = [{ path = "valid.tsv" }]\n'
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def masked(folder: Path) -> Path:
+    """A run on single lines."""
+    lines = (
+        "data.documents=line",
+        "model.next_sentence=false",
+        "training.max_updates=120",
+        "training.valid_updates=60",
+    )
+    done = transduce(
+        "train", folder / "masked.toml", "--run", folder / "bert", *with_settings(*MODEL, *TRAINING, *lines)
+    )
+    assert done.code == 0, done.err
+    for part in ("masked tokens told", "tokenizer.mask", "valid.txt: "):
+        assert part in done.err, done.err
+    assert "next sentences" not in done.err
+    return folder / "bert"
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path) -> Path:
+    given = with_settings(
+        *MODEL, *TRAINING, "training.max_updates=60", "training.valid_updates=20", "model.pooling=mean"
+    )
+    done = transduce("train", folder / "labels.toml", "--run", folder / "sst", *given)
+    assert done.code == 0, done.err
+    for part in ("400 labelled texts to train on", "labels: neg, pos", "training.stop_by", "accuracy"):
+        assert part in done.err, done.err
+    return folder / "sst"
+
+
+def test_it_learns_what_stands_in_gaps(masked: Path) -> None:
+    filler = Filler.load(masked)
+    for name, food in NAMES.items():
+        (found,) = filler.fill([f"the {name} wants <mask>"], top=3)
+        assert found.gaps[0][0].text == f"the {name} wants {food}", found
+        assert 0.5 < found.gaps[0][0].probability <= 1 and len(found.gaps[0]) == 3
+    scores = json.loads((masked / "masked_scores.json").read_text())["sets"]
+    assert {found["name"] for found in scores} == {"valid", "valid.txt"}
+    assert all(found["masked_accuracy"] > 0.5 for found in scores), scores
+    report, card = (masked / "report.html").read_text(), (masked / "README.md").read_text()
+    assert "masked tokens told" in report and "transduce fill" in card and "| valid |" in card
+
+
+def test_it_learns_what_follows(folder: Path) -> None:
+    given = with_settings(*MODEL, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
+    done = transduce("train", folder / "masked.toml", "--run", folder / "pairs", *given)
+    assert done.code == 0 and "next sentences told" in done.err, done.err
+    scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
+    assert all(found["next_sentence_accuracy"] > 0.75 for found in scores), scores
+
+
+def test_fill_prints_candidates(masked: Path) -> None:
+    done = transduce("fill", masked, "the dog wants <mask>", "--top", "2")
+    assert (
+        done.code == 0 and len(done.out.splitlines()) == 2 and "bones\tthe dog wants bones" in done.out.splitlines()[0]
+    )
+    done = transduce("fill", masked, "--json", stdin="the <mask> wants <mask>\nthe cat <mask> milk now\n")
+    first, second = map(json.loads, done.out.splitlines())
+    assert len(first["gaps"]) == 2 and len(first["gaps"][0]) == 5 and second["gaps"][0][0]["token"] == "eats"
+    assert_refused(transduce("fill", masked, "no gap"), "there is no <mask> in 'no gap'")
+    assert_refused(transduce("fill", masked, "<mask> " + "the cat " * 40), "the model sees 32")
+    assert_refused(transduce("translate", masked, stdin=""), "transduce fill")
+
+
+def test_it_learns_labels(classifier: Path, folder: Path) -> None:
+    found = TextClassifier.load(classifier).classify(["the film is great !", "the cat is dull ."])
+    assert [one.label for one in found] == ["pos", "neg"] and all(one.probability > 0.7 for one in found)
+    assert found[0].probabilities.keys() == {"neg", "pos"} and sum(found[0].probabilities.values()) == pytest.approx(1)
+    done = transduce("classify", classifier, stdin="the dog is poor .\nthe dog is fine .\n")
+    assert [line.split("\t")[0] for line in done.out.splitlines()] == ["neg", "pos"]
+    done = transduce("classify", classifier, "--json", stdin="a\n\n")
+    assert len(done.out.splitlines()) == 2 and "probabilities" in done.out
+    done = transduce("evaluate", classifier, "--labels", folder / "valid.tsv", "--json")
+    told = json.loads(done.out)
+    assert told["n"] == 60 and told["accuracy"] > 0.95 and told["labels"] == ["neg", "pos"]
+    kept = json.loads((classifier / "label_scores.json").read_text())["sets"]
+    assert kept[0]["accuracy"] == told["accuracy"] and {one["name"] for one in kept} == {"valid", "valid.tsv"}
+    card = (classifier / "README.md").read_text()
+    assert "`neg`, `pos`" in card and "Matthews" in card and "trained from scratch" in card
+
+
+def test_a_classifier_begins_with_a_masked_models_weights(masked: Path, folder: Path) -> None:
+    given = with_settings("training.max_updates=8", "training.valid_updates=8", "training.precision=float32")
+    run = folder / "fine"
+    done = transduce("train", folder / "labels.toml", "--from", masked, "--run", run, *given)
+    assert done.code == 0, done.err
+    assert (
+        f"tensors of {masked}; fresh: pooler.dense.weight, pooler.dense.bias, labels.weight" in done.err
+        and "adamw" in done.err
+    )
+    settings = RunFolder.open(run).settings
+    assert (settings.model.d_model, settings.model.positions, settings.model.kind) == (32, "rotary", "bert-classifier")
+    assert settings.data.labels == ("neg", "pos") and settings.tokenizer.mask
+    ours, theirs = (RunFolder.open(path).tokenizers().tgt for path in (run, masked))
+    assert ours.model == theirs.model
+    assert "trained from the weights of `bert`" in (run / "README.md").read_text()
+    done = transduce(
+        "train", folder / "labels.toml", "--from", masked, "--run", run / "x", *with_settings("model.d_ff=9")
+    )
+    assert_refused(done, "model.d_ff = 9: the run to begin with has 64")
+    assert not (run / "x").exists()
+
+
+def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its last checkpoint, which holds the masks and the order of what is to come by their numbers alone."""
+    given = with_settings(*MODEL, *TRAINING, "training.valid_updates=10", "training.schedule=constant")
+    for task in ("masked", "labels"):
+        whole, parts = folder / f"{task}-whole", folder / f"{task}-parts"
+        asked = [folder / f"{task}.toml", *given, *with_settings("training.max_updates=20")]
+        assert transduce("train", *asked, "--run", whole).code == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Updater, "update", _dies_at(13))
+            assert transduce("train", *asked, "--run", parts).code != 0
+        assert transduce("train", *asked, "--run", parts).code == 0
+        ours, theirs = (RunFolder.open(path).load_model() for path in (whole, parts))
+        assert all((ours[name] == theirs[name]).all() for name in ours)
+        ends = [MetricsFile(path / "metrics.jsonl").read() for path in (whole, parts)]
+        assert [e["loss"] for e in ends[0] if e["event"] == "validation"] == [
+            e["loss"] for e in ends[1] if e["event"] == "validation"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "said"),
+    [
+        ("masked", ["data.documents=line"], "a document of one sentence has no next one"),
+        ("masked", ["model.kind=gpt"], "'gpt' does not do task 'masked', which takes bert"),
+        ("masked", ["tokenizer.mask=false"], "task 'masked' needs a piece <mask>"),
+        ("masked", ["model.positions=learned", "model.max_positions=16"], "learned positions hold model.max_positions"),
+        ("masked", ["model.n_segments=1"], "model.n_segments must be 2"),
+        ("labels", ["data.labels=['pos', 'pos']"], "at least two, and none twice"),
+        ("labels", ["data.labels=['pos', 'meh']"], "label 'neg' is not known; known: pos, meh"),
+        ("labels", ["data.demo=5"], "built-in corpus"),
+        ("labels", ["training.start=nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder: Path, recipe: str, values: list[str], said: str) -> None:
+    given = [value for value in MODEL if value.split("=")[0] not in {v.split("=")[0] for v in values}]
+    done = transduce("train", folder / f"{recipe}.toml", "--run", folder / "bad", *with_settings(*given, *values))
+    assert_refused(done, said)
+    assert not (folder / "bad").exists()
+
+
+def test_labels_of_the_wrong_kind_are_named(folder: Path, classifier: Path) -> None:
+    bad = folder / "bad.tsv"
+    bad.write_text("pos\tgood\nposs\tgood\n")
+    assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: label 'poss' is not known")
+    bad.write_text("pos\tgood\nno tab\n")
+    assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: expected label<TAB>text")
+    bad.write_text("")
+    assert_refused(transduce("evaluate", classifier, "--labels", bad), "there is no text")
+    assert_refused(transduce("evaluate", classifier, "--labels", bad, "--src", bad), "evaluate needs --src and --ref")

@@ -1,0 +1,52 @@
+"""Files of labelled texts, and what is said of their mistakes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
+from transduce.errors import DataError
+
+
+def test_one_text_or_two(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("pos\tA good film.\nneg\t Bad , it was\r\n", encoding="utf-8")
+    assert list(read_labelled(path)) == [
+        Labelled("pos", ("A good film.",), (str(path), 1)),
+        Labelled("neg", (" Bad , it was",), (str(path), 2)),
+    ]
+    packed = tmp_path / "b.tsv.gz"
+    packed.write_bytes(gzip.compress("1\tA\tB é\n".encode()))
+    assert list(read_labelled(packed)) == [Labelled("1", ("A", "B é"), (str(packed), 1))]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1\ta\nno tab\n", "line 2: expected label<TAB>text or label<TAB>text<TAB>text; there is no tab"),
+        ("1\ta\tb\tc\n", "line 1: expected .*; there are 3 tabs"),
+        ("\ta\n", "line 1: the label is empty"),
+        ("1\ta\n1\t \n", "line 2: the text is empty"),
+        ("1\ta\n1\ta\tb\n", "line 2: 2 texts, where the lines before have 1"),
+        ("1\ta\n\n", "line 2: .*no tab"),
+    ],
+)
+def test_mistakes_are_told_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=f"a.tsv, {said}"):
+        list(read_labelled(path))
+
+
+def test_labels_in_order_and_unknown_ones() -> None:
+    def some(*labels: str) -> list[Labelled]:
+        return [Labelled(label, ("x",), ("f.tsv", i)) for i, label in enumerate(labels, 1)]
+
+    assert labels_in(some("10", "9", "9", "-1")) == ("-1", "9", "10")
+    assert labels_in(some("b", "a", "10")) == ("10", "a", "b")
+    assert number_of(some("b")[0], ("a", "b")) == 1
+    with pytest.raises(DataError, match=r"f.tsv, line 2: label 'positiv' is not known.*positive.*known: negative, pos"):
+        number_of(some("x", "positiv")[1], ("negative", "positive"))

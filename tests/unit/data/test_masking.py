@@ -1,0 +1,114 @@
+"""Masking: what is hidden, how often and how, as a function of the row's own numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.data.masking import generator_of, mask, word_starts
+from transduce.text.special import MASK, PAD
+
+VOCAB = 50
+ROWS = st.lists(st.integers(0, VOCAB - 1), max_size=60)
+
+
+def draw(place: int = 0, epoch: int = 0, seed: int = 1) -> np.random.Generator:
+    return generator_of(seed=seed, epoch=epoch, place=place)
+
+
+@given(ROWS, st.integers(0, 2**40), st.floats(0.01, 0.9), st.booleans())
+def test_what_holds_of_every_row(row: list[int], place: int, rate: float, whole: bool) -> None:
+    starts = np.arange(VOCAB) % 3 == 0 if whole else None
+    ids = np.array(row, dtype=np.int64)
+    found = mask(ids, draw(place), vocab_size=VOCAB, rate=rate, starts=starts)
+    again = mask(ids, draw(place), vocab_size=VOCAB, rate=rate, starts=starts)
+    assert np.array_equal(found.ids, again.ids) and np.array_equal(found.targets, again.targets)
+    asked = found.targets != PAD
+    assert np.array_equal(found.targets[asked], ids[asked])
+    assert np.array_equal(found.ids[~asked], ids[~asked])
+    assert (ids[asked] > MASK).all() and (found.ids[asked] >= MASK).all() and (found.ids < VOCAB).all()
+    n_ordinary = int((ids > MASK).sum())
+    if not n_ordinary:
+        assert not asked.any()
+    elif not whole:
+        assert max(1, math.floor(n_ordinary * rate)) <= asked.sum() <= max(1, math.floor(n_ordinary * rate) + 1)
+    else:
+        assert asked.any()
+    assert ids.tolist() == row  # the row itself is left alone
+
+
+def test_the_shares_are_the_papers() -> None:
+    """Counts of 200,000 tokens lie within five standard deviations."""
+    rows, length = 2000, 100
+    ids = np.random.default_rng(0).integers(MASK + 1, 1000, (rows, length))
+    counts: Counter[str] = Counter()
+    places = np.zeros(length)
+    for i, row in enumerate(ids):
+        found = mask(row, draw(i), vocab_size=1000)
+        asked = found.targets != PAD
+        places += asked
+        counts["asked"] += int(asked.sum())
+        counts["mask"] += int((found.ids[asked] == MASK).sum())
+        counts["same"] += int((found.ids[asked] == row[asked]).sum())
+    n = counts["asked"]
+    assert n == rows * length * 0.15
+    for key, share in (("mask", 0.8), ("same", 0.1)):
+        assert abs(counts[key] - n * share) < 5 * math.sqrt(n * share * (1 - share)), key
+    expected = rows * 0.15
+    chi_square = float(((places - expected) ** 2 / (expected * 0.85)).sum())
+    assert abs(chi_square - length) < 5 * math.sqrt(2 * length)  # no place is favoured
+
+
+def test_a_fraction_is_decided_by_chance() -> None:
+    row = np.arange(10, 19)  # 9 tokens, 1.35 wanted
+    n = [int((mask(row, draw(i), vocab_size=50).targets != PAD).sum()) for i in range(3000)]
+    assert set(n) == {1, 2} and abs(np.mean(n) - 1.35) < 0.05
+
+
+def test_random_tokens_are_drawn_from_all_ordinary_ones() -> None:
+    row = np.full(100, 10)
+    seen = Counter(int(t) for i in range(3000) for t in mask(row, draw(i), vocab_size=20, rate=0.5).ids if t != 10)
+    assert set(seen) == set(range(MASK, 20)) - {10}
+    others = [seen[t] for t in range(MASK + 1, 20) if t != 10]
+    assert max(others) - min(others) < 8 * math.sqrt(np.mean(others))
+
+
+def test_seed_epoch_and_place_each_change_what_is_hidden() -> None:
+    row = np.arange(10, 49)
+    ways = [dict(), dict(seed=2), dict(epoch=1), dict(place=1)]
+    assert len({mask(row, draw(**way), vocab_size=50).targets.tobytes() for way in ways}) == 4
+
+
+def test_whole_words_are_hidden_whole() -> None:
+    starts = np.zeros(VOCAB, dtype=bool)
+    starts[10:20] = True
+    row = np.array([2, 10, 30, 31, 11, 12, 32, 3, 33, 13, 34, 35, 36, 3])
+    words = [[1, 2, 3], [4], [5, 6], [8], [9, 10, 11, 12]]
+    seen: Counter[int] = Counter()
+    for i in range(400):
+        found = mask(row, draw(i), vocab_size=VOCAB, rate=0.4, starts=starts)
+        asked = found.targets != PAD
+        for number, word in enumerate(words):
+            assert asked[word].all() or not asked[word].any()
+            seen[number] += int(asked[word].all())
+        assert 1 <= asked.sum() <= 5
+    assert min(seen.values()) > 40
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["<pad>", "▁a", "b", "▁"], [False, True, False, True]),
+        (["[PAD]", "a", "##b"], [True, True, False]),
+        (["x", "Ġy"], [False, True]),
+        (["a", "b"], None),
+    ],
+)
+def test_marks_of_words(pieces: list[str], expected: list[bool] | None) -> None:
+    found = word_starts(pieces)
+    assert found is None if expected is None else found is not None and found.tolist() == expected

@@ -1,0 +1,175 @@
+"""Rows with gaps and rows with labels: every token once an epoch, resumed to the letter, one gradient however cut."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from toys import CPU, settings
+from transduce.config import ModelSettings
+from transduce.data.batch import TrainingBatch
+from transduce.data.encoder_batch import LabelBatch, MaskedBatch
+from transduce.data.label_store import LabelStore
+from transduce.data.sentence_store import SentenceStore
+from transduce.errors import DataError
+from transduce.models.build import build_model
+from transduce.models.presets import PRESETS
+from transduce.text.special import BOS, EOS, MASK, PAD
+from transduce.training.criteria import tell_labels, tell_masked
+from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder, RowsOfLength
+from transduce.training.feed import Feed, Position
+from transduce.training.step import Updater
+
+VOCAB, CONTEXT = 40, 16
+MODEL = {**PRESETS["bert-tiny"], "d_model": 16, "d_ff": 24, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+
+
+def sentences(n: int = 60, *, longest: int = 9) -> SentenceStore:
+    draw = np.random.default_rng(1)
+    lengths = draw.integers(1, longest + 1, n)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    documents = np.array([0, 1, *range(6, n, 7), n])
+    return SentenceStore(draw.integers(MASK + 1, VOCAB, offsets[-1]).astype(np.uint16), offsets, documents, {})
+
+
+def labelled(n: int = 50) -> LabelStore:
+    draw = np.random.default_rng(2)
+    lengths = draw.integers(3, 14, n)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = draw.integers(MASK + 1, VOCAB, offsets[-1])
+    return LabelStore(ids, offsets, (lengths // 2 + 1).astype(np.int32), draw.integers(0, 3, n), {})
+
+
+def masked(pairs: bool = False, **more: Any) -> MaskedFeeder:
+    asked = settings(**{"batch_tokens": 128, "micro_batch_tokens": 48, **more}).training
+    return MaskedFeeder(sentences(), asked, device=CPU, context=CONTEXT, vocab_size=VOCAB, share=0.3, pairs=pairs)
+
+
+def with_labels(**more: Any) -> LabelFeeder:
+    asked = settings(**{"batch_tokens": 128, "micro_batch_tokens": 48, **more}).training
+    return LabelFeeder(labelled(), asked, device=CPU)
+
+
+FEEDERS = {"masked": masked, "pairs": lambda **more: masked(True, **more), "labels": with_labels}
+
+
+def tensors(feed: Feed) -> list[torch.Tensor]:
+    return [tensor for batch in feed.batches for tensor in (*batch.inputs, batch.targets)]
+
+
+@pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
+def test_a_resume_goes_on_to_the_letter(make: Any) -> None:
+    whole = list(islice(make().feeds(Position()), 25))
+    assert max(feed.after.epoch for feed in whole) > 1
+    for stop in (1, 7, 24):
+        again = next(make().feeds(whole[stop - 1].after))
+        assert np.array_equal(again.indices, whole[stop].indices) and again.after == whole[stop].after
+        assert all(torch.equal(a, b) for a, b in zip(tensors(again), tensors(whole[stop]), strict=True))
+    other = next(make(seed=9).feeds(Position()))
+    assert [t.tolist() for t in tensors(other)] != [t.tolist() for t in tensors(whole[0])]
+
+
+@pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
+def test_budgets_hold_and_lengths_are_true(make: Any) -> None:
+    feeder: RowsOfLength = make()
+    for feed in islice(feeder.feeds(Position()), 12):
+        widths = feeder.lengths(feed.after.epoch - (feed.after.index == 0))[feed.indices]
+        rows = [int((row != PAD).sum()) for batch in feed.batches for row in batch.inputs[0]]
+        assert sorted(rows) == sorted(widths.tolist()) and max(rows) <= CONTEXT
+        for batch in feed.batches:
+            assert isinstance(batch, TrainingBatch)
+            assert batch.inputs[0].numel() <= 48 or len(batch.inputs[0]) == 1
+        assert feed.n_tokens == sum(rows) and feed.n_targets == sum(batch.n_targets for batch in feed.batches)
+    assert 0 <= feeder.padding() < 0.4
+
+
+def test_an_epoch_of_runs_has_every_token_once_and_epochs_cut_elsewhere() -> None:
+    feeder = masked()
+    rows_of: list[list[list[int]]] = []
+    for epoch in range(4):
+        rows = []
+        for batch in feeder.batches(epoch):
+            assert isinstance(batch, MaskedBatch)
+            ids = batch.ids.clone()
+            ids.view(-1)[batch.places] = batch.targets
+            assert (batch.segments == 0).all() and not batch.labels.any()
+            for row in ids.tolist():
+                text = [i for i in row if i != PAD]
+                assert text[0] == BOS and text[-1] == EOS and BOS not in text[1:]
+                rows.append(text[1:-1])
+        assert sorted(i for row in rows for i in row) == sorted(feeder.store.ids.tolist())
+        rows_of.append(sorted(rows))
+    assert any(rows != rows_of[0] for rows in rows_of)
+
+
+def test_pairs_are_framed_and_about_half_follow() -> None:
+    feeder, labels = masked(True), []
+    for batch in (b for epoch in range(12) for b in feeder.batches(epoch)):
+        assert isinstance(batch, MaskedBatch)
+        for row, kinds in zip(batch.ids.tolist(), batch.segments.tolist(), strict=True):
+            assert row[0] == BOS and row.count(EOS) == 2
+            first = row.index(EOS)
+            assert kinds[: first + 1] == [0] * (first + 1) and 1 in kinds
+            assert all(kind == 1 for i, kind in zip(row[first + 1 :], kinds[first + 1 :], strict=True) if i != PAD)
+        labels += batch.labels.tolist()
+    assert 0.35 < np.mean(labels) < 0.75
+
+
+def test_labels_stay_with_their_texts() -> None:
+    feeder = with_labels()
+    seen = []
+    for batch in feeder.batches():
+        assert isinstance(batch, LabelBatch)
+        seen += [
+            (tuple(i for i in row if i), label)
+            for row, label in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True)
+        ]
+    store = feeder.store
+    assert sorted(seen) == sorted((tuple(store[i].ids.tolist()), int(store.labels[i])) for i in range(len(store)))
+
+
+@pytest.mark.parametrize(
+    ("make", "criterion", "options"),
+    [
+        (FEEDERS["masked"], tell_masked, {}),
+        (FEEDERS["pairs"], tell_masked, {"next_sentence": True}),
+        (FEEDERS["labels"], tell_labels, {"kind": "bert-classifier", "n_labels": 3}),
+    ],
+)
+def test_the_update_does_not_depend_on_the_cut(make: Any, criterion: Any, options: dict[str, Any]) -> None:
+    found = []
+    for micro in (32, 128):
+        torch.manual_seed(0)
+        model = build_model(ModelSettings(**{**MODEL, **options}), n_src=VOCAB, n_tgt=VOCAB)
+        asked = settings(optimizer="adamw", lr=0.01).training
+        updater = Updater(model, asked, device=CPU, precision="float32", criterion=criterion)
+        feed = max(islice(make(micro_batch_tokens=micro).feeds(Position()), 6), key=lambda feed: len(feed.indices))
+        result = updater.update(feed.batches, 1.0)
+        found.append((float(result.loss_sum), float(result.grad_norm), result.n_targets, len(feed.batches)))
+    (loss, norm, n, n_parts), (other_loss, other_norm, other_n, one) = found
+    assert n == other_n and n_parts > one == 1
+    assert loss == pytest.approx(other_loss, rel=1e-5) and norm == pytest.approx(other_norm, rel=1e-4)
+
+
+def test_the_losses_are_their_definitions() -> None:
+    torch.manual_seed(0)
+    model = build_model(ModelSettings(**{**MODEL, "next_sentence": True}), n_src=VOCAB, n_tgt=VOCAB).eval()
+    feed = next(masked(True, micro_batch_tokens=128).feeds(Position()))
+    (batch,) = feed.batches
+    with torch.no_grad():
+        loss, nll = tell_masked(model, model, batch, smoothing=0.0)
+        hidden, follows = model(*batch.inputs)
+    told = -model.logits(hidden).log_softmax(-1)[torch.arange(batch.n_targets), batch.targets].sum()
+    next_one = torch.nn.functional.cross_entropy(follows, batch.labels)
+    assert float(nll) == pytest.approx(float(told), rel=1e-5)
+    assert float(loss) / batch.n_targets == pytest.approx(float(told / batch.n_targets + next_one), rel=1e-5)
+
+
+def test_no_text_is_told() -> None:
+    empty = LabelStore(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64), {})
+    with pytest.raises(DataError, match="no text"):
+        LabelFeeder(empty, settings().training, device=CPU).plan(0)
