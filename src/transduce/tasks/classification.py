@@ -70,7 +70,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, and labels that are one."""
-        super().check(settings, model)
+        super().check(settings, _of_kind(settings).model)
         data = settings.data
         if data.demo:
             raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
@@ -113,7 +113,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
         """The number of texts decides."""
         known = asked.with_values("data", labels=list(texts.labels))
-        known = with_start(known.with_values("model", n_labels=len(texts.labels)), self.kinds[0])
+        known = with_start(_of_kind(known).with_values("model", n_labels=len(texts.labels)), self.kinds[0])
         return Facts(known, known, machine, len(texts.train))
 
     def learn_vocabulary(self, texts: LabelledTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
@@ -213,6 +213,12 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         ]
         save_continuations(folder, "valid", shown, update=update)
         conclude(folder, log)
+
+
+def _of_kind(settings: Settings) -> Settings:
+    """A preset's kind is that of a masked model: the same sizes make a classifier."""
+    given = "kind" in settings.model.model_fields_set
+    return settings if given else settings.with_values("model", kind=ClassificationTask.kinds[0])
 
 
 def _path(corpus: Corpus) -> Path:
