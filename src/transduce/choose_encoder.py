@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts
+from transduce.models.presets import resolve_preset
 
 FINE_TUNING_LR = 0.04  # times 1 / d_model: 3e-4 at 128, 5e-5 at 768
 
@@ -81,7 +82,7 @@ def _dropout(facts: Facts) -> Answer:
 
 
 def _context(facts: Facts) -> Answer:
-    model = facts.settings.model
+    model = resolve_preset(facts.settings.model)
     longest = model.max_positions if model.positions == "learned" else 128
     return min(128, longest), "tokens seen at once; most sentences are shorter"
 

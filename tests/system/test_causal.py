@@ -153,6 +153,8 @@ def test_other_tasks_commands_are_refused(run: Path, text: Path) -> None:
         (["tokenizer.normalization=nfkc"], ["nfkc"]),
         (["task=causall"], ["did you mean 'causal'"]),
         (["data.demo=100"], ["data.demo"]),
+        (["training.start=runs/other"], ["--from", "task 'causal' cannot begin"]),
+        (["tokenizer.sampling=0.1"], ["tokenizer.sampling has no effect in task 'causal'"]),
         (["task=translation"], ["unknown format"]),
         (["data.documents=page"], ["documents"]),
     ],

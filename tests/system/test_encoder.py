@@ -231,6 +231,7 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
         ("labels", ["data.labels=['pos', 'pos']"], "at least two, and none twice"),
         ("labels", ["data.labels=['pos', 'meh']"], "label 'neg' is not known; known: pos, meh"),
         ("labels", ["data.demo=5"], "built-in corpus"),
+        ("labels", ["data.max_length=1"], "data.max_length = 1: must hold 8 tokens"),
         ("labels", ["training.start=nowhere"], "nowhere"),
     ],
 )

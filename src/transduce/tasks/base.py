@@ -46,6 +46,10 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     """Names in MODELS that do this task; the first where none is asked for."""
     before_text: ClassVar[Sequence[Chooser]]
     before_training: ClassVar[Sequence[Chooser]]
+    begins: ClassVar[bool] = False
+    """Whether a training can begin with the weights of another run (`begin`)."""
+    samples_pieces: ClassVar[bool] = False
+    """Whether `tokenizer.sampling` has an effect."""
     use: ClassVar[str]
     """What one does with a finished run, as in: it is finished already; ... with it."""
 
@@ -58,6 +62,10 @@ class Task(ABC, Generic[TextsT, PreparedT]):
             raise SettingsError(
                 f"model.kind = '{model.kind}' does not do task '{self.name}', which takes {' or '.join(self.kinds)}"
             )
+        if settings.training.start is not None and not self.begins:
+            raise SettingsError(f"--from (training.start): task '{self.name}' cannot begin with a run's weights yet")
+        if settings.tokenizer.sampling and not self.samples_pieces:
+            raise SettingsError(f"tokenizer.sampling has no effect in task '{self.name}'; leave it out")
 
     @abstractmethod
     def read(self, settings: Settings, log: Log) -> TextsT:

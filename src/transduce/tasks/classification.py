@@ -65,6 +65,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     kinds = ("bert-classifier",)
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_LABELLED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_LABELLED
+    begins = True
     use = "classify"
     criterion = staticmethod(tell_labels)
 
@@ -77,6 +78,8 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         for corpus in (*data.train, *data.valid, *data.test):
             if corpus.path is None or corpus.weight != 1:
                 raise SettingsError("task 'classification' takes path = \"...\" of label<TAB>text, without weights")
+        if data.max_length < 8:
+            raise SettingsError(f"data.max_length = {data.max_length}: must hold 8 tokens, the special ones among them")
         with_start(settings, self.kinds[0])
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):
             raise SettingsError(f"data.labels = {list(data.labels)}: at least two, and none twice")

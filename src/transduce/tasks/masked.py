@@ -55,6 +55,7 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
     kinds = ("bert",)
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_MASKED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_MASKED
+    begins = True
     use = "fill gaps"
     criterion = staticmethod(tell_masked)
 

@@ -36,6 +36,7 @@ class Translation(Task[Texts, Prepared]):
     kinds = ("transformer",)
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING
+    samples_pieces = True
     use = "translate"
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
