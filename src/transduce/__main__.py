@@ -14,18 +14,19 @@ from collections.abc import Sequence
 import typer
 
 from transduce.cli import app
-from transduce.errors import TransduceError
+from transduce.errors import Lost, TransduceError
+from transduce.place import LOST, this_place
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8, and a line ends in \n
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
-    given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name
+    asked = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in asked or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
+    given = [argument for argument in asked if argument != "--debug"]  # welcome before and after the command's name
     try:
-        code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)
+        code = app(given or ["--help"], prog_name="transduce", standalone_mode=False, obj=asked)
         sys.stdout.flush()
         if code == 130:  # how typer answers a Ctrl-C that nothing else has caught
             raise KeyboardInterrupt
@@ -33,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("transduce: interrupted", file=sys.stderr)
         sys.exit(130)
+    except Lost as error:
+        place = this_place()
+        if place.meeting is None:  # nobody else will tell
+            print(f"transduce: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code if place.meeting is None else LOST)
     except (TransduceError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()

@@ -5,6 +5,7 @@ A command has as many parameters as it has options, which is more than the eight
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -83,6 +84,7 @@ def demo(
 
 @app.command()
 def train(
+    context: typer.Context,
     recipe: Annotated[
         Path | None, Argument(metavar="RECIPE", help="Settings, a TOML file.", show_default=False)
     ] = None,
@@ -122,6 +124,9 @@ def train(
     ] = None,
     overrides: Set = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
+    processes: Annotated[
+        int, Option(help="Processes on this machine that share every batch: one a GPU, or a core.", min=1)
+    ] = 1,
     quiet: Quiet = False,
 ) -> None:
     """Train a translator, or a language model on plain text.
@@ -136,8 +141,20 @@ def train(
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
     transduce train --text book.txt --run runs/book
     transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
+    transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
+    from transduce.errors import SettingsError
+    from transduce.launch import heed_launcher, launch
+    from transduce.place import this_place
     from transduce.request import Request
+
+    place = this_place()
+    if place.meeting is not None:
+        heed_launcher()
+    if place.follows:
+        from transduce.follow import follow
+
+        sys.exit(follow())
 
     request = Request(
         recipe=recipe,
@@ -153,6 +170,10 @@ def train(
         run=run,
     )
     settings, folder = request.settings(), request.run_folder()
+    if processes not in (1, place.size) and place.size > 1:
+        raise SettingsError(f"--processes {processes}: torchrun has begun {place.size} already; leave one of them out")
+    if processes > place.size and not dry_run:
+        sys.exit(launch(context.obj, processes))
 
     from transduce.log import Log
     from transduce.run import train as run_train
