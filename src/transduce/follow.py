@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from transduce.checkpoint import RunFolder
 from transduce.errors import Interrupted, Lost, TrainingError, TransduceError
 from transduce.log import Log
 from transduce.place import LOST, this_place
 from transduce.run import learn
 from transduce.tasks.table import find_task
-from transduce.training.distributed import ALONE, joined
-
-
-class FollowedFolder(RunFolder):
-    """The folder of a run that another process writes."""
-
-    def save_model(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Not here."""
-
-    def save_checkpoint(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
-        """Not here."""
-        return self.path
-
-    def prune(self, keep: int) -> list[Path]:
-        """Not here."""
-        return []
+from transduce.training.distributed import ALONE, FollowedFolder, joined
 
 
 def follow() -> int:

@@ -16,12 +16,14 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, distributed
 
+from transduce.checkpoint import RunFolder
 from transduce.errors import Lost, SettingsError, TransduceError
 from transduce.place import Place, this_place
 from transduce.training.schedule import Clock
@@ -298,6 +300,21 @@ def _noticing() -> Iterator[None]:
             "another process of this training has ended; the same command goes on from the last checkpoint "
             f"({str(error).splitlines()[0][:120]})"
         ) from error
+
+
+class FollowedFolder(RunFolder):
+    """The folder of a run that another process writes."""
+
+    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Not here."""
+
+    def save_checkpoint(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+        """Not here."""
+        return self.path
+
+    def prune(self, keep: int) -> list[Path]:
+        """Not here."""
+        return []
 
 
 @contextlib.contextmanager
