@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from transduce.__main__ import main
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.data.store import TokenStore
@@ -126,6 +127,15 @@ def note_samples(path: Path) -> None:
         return feed
 
     PairFeeder._feed = noted  # type: ignore[method-assign]
+
+
+def command(arguments: list[str], errors: Path, place: Mapping[str, str]) -> None:
+    """A process that runs a command as one of several. What it says on stderr goes to `errors`."""
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ |= place
+    torch.set_num_threads(1)
+    main(arguments)
 
 
 def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None = None) -> None:

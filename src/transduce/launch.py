@@ -18,6 +18,7 @@ from transduce.place import LOST
 
 GRACE = 10.0  # seconds that the others have to end by themselves once one has failed
 _POLL = 0.05
+_COMMAND = ("-m", "transduce")
 
 
 def launch(arguments: Sequence[str], n: int) -> int:
@@ -60,7 +61,7 @@ def _environment(given: Mapping[str, str], rank: int, n: int, meeting: Path) -> 
 
 def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process of its own session: a Ctrl-C in the terminal comes to us alone, and from us to it once."""
-    command = [sys.executable, "-m", "transduce", *arguments]
+    command = [sys.executable, *_COMMAND, *arguments]
     return subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True)
 
 

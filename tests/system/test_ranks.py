@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import toys
+from system.commands import small, write_corpus
 from transduce.checkpoint import RunFolder
 
 EXACT = ("max_updates=40", "average=ema", "optimizer=adam", "schedule=cosine")
@@ -50,17 +51,28 @@ class Team:
         self.n_teams += 1
         members = []
         for rank in range(n):
-            place = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(n),
-                "GLOO_SOCKET_IFNAME": "lo",
-                "TRANSDUCE_MEETING": str(self.path / f"meeting{self.n_teams}"),
-            }
+            place = self.place(rank, n)
             rest = ["--kill", kill[1], *arguments] if kill is not None and kill[0] == rank else list(arguments)
             files = ([str(self.path / name), *rest], self.path / f"{name}.{rank}.err", place)
             members.append(self.context.Process(target=toys.process, args=files))
         for member in members:
             member.start()
+        return members
+
+    def place(self, rank: int, n: int) -> dict[str, str]:
+        """The environment of one of the processes that are begun now."""
+        meeting = {"TRANSDUCE_MEETING": str(self.path / f"meeting{self.n_teams}")}
+        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **meeting}
+
+    def command(self, name: str, n: int, *arguments: object) -> list[ForkServerProcess]:
+        """Processes that run a command."""
+        self.n_teams += 1
+        given = [str(argument) for argument in arguments]
+        members = []
+        for rank in range(n):
+            files = (given, self.path / f"{name}.{rank}.err", self.place(rank, n))
+            members.append(self.context.Process(target=toys.command, args=files))
+            members[-1].start()
         return members
 
     def finish(self, members: Sequence[ForkServerProcess], *codes: int) -> None:
@@ -165,3 +177,21 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
     assert not torch.equal(a["updater/generator.cpu.1"], a["updater/generator.cpu"])
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def test_a_mistake_is_told_once_and_ends_all(team: Team) -> None:
+    """Found when the first process reads, while the second waits for it. So is a run that needs nothing more."""
+    src, tgt = write_corpus(team.path, "train", 60)
+    asked = ["train", "--src", src, "--tgt", tgt, *small("training.max_updates=2"), "--run", team.path / "run"]
+    right = tgt.read_text()
+    tgt.write_text("Eins.\n", encoding="utf-8")
+    team.finish(team.command("mistake", 2, *asked), 2, 2)
+    assert team.said("mistake", 0).count("transduce: error:") == 1 and "train.de" in team.said("mistake", 0)
+    assert team.said("mistake", 1) == ""
+    assert not (team.path / "run").exists()
+    tgt.write_text(right, encoding="utf-8")
+    team.finish(team.command("right", 2, *asked), 0, 0)
+    assert team.said("right", 1) == ""
+    assert events(team.path / "run", "end")[0]["update"] == 2
+    team.finish(team.command("again", 2, *asked), 0, 0)
+    assert "is finished already" in team.said("again", 0)
