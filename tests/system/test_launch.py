@@ -39,12 +39,12 @@ def test_stopped_and_finished(tmp_path: Path) -> None:
     process = start(*asked, "--processes", 2)
     wait_for('"update": 30', metrics, process)
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 130
     assert len(told(error)) == 1 and "SIGTERM: stopped after update" in error and "Traceback" not in error
 
     process = start(*TORCHRUN, *asked)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [event["update"] for event in events if event["event"] == "update"] == list(range(10, 151, 10))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import subprocess
 import threading
-import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,44 +17,41 @@ from transduce.place import LOST, Place
 FOREVER = "import time; time.sleep(60)"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *codes: str, grace: float = 5.0) -> int:
+def run(*codes: str, grace: float = 5.0) -> int:
     """Launch processes of these lines of Python, in order of their rank."""
     original = launch._start
 
-    def start(arguments: object, environment: dict[str, str]) -> object:
-        monkeypatch.setattr(sys, "executable", environment["PYTHON"])
-        return original(["-S", "-c", arguments[int(environment["RANK"])]], environment)  # type: ignore[index]
+    def start(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return original(["-S", "-c", arguments[int(environment["RANK"])]], environment)
 
-    monkeypatch.setenv("PYTHON", sys.executable)
-    monkeypatch.setattr(launch, "_COMMAND", ())
-    monkeypatch.setattr(launch, "_start", start)
-    monkeypatch.setattr(launch, "GRACE", grace)
-    return launch.launch(list(codes), len(codes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_COMMAND", ())
+        patch.setattr(launch, "_start", start)
+        patch.setattr(launch, "GRACE", grace)
+        return launch.launch(codes, len(codes))
 
 
-def test_it_ends_as_the_first_process_does(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "import time; time.sleep(0.2)", "") == 0
-    assert run(monkeypatch, "raise SystemExit(130)", "raise SystemExit(130)") == 130
-    assert run(monkeypatch, "raise SystemExit(2)", FOREVER, FOREVER) == 2  # a mistake that the others wait to hear of
-    assert run(monkeypatch, f"raise SystemExit({LOST})", "raise SystemExit(1)") == 1
-    assert run(monkeypatch, "raise SystemExit(1)", f"raise SystemExit({LOST})") == 1
+def test_it_ends_as_the_first_process_does(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("import time; time.sleep(0.2)", "") == 0
+    assert run("raise SystemExit(130)", "raise SystemExit(130)") == 130
+    assert run("raise SystemExit(2)", FOREVER, FOREVER) == 2  # a mistake that the others wait to hear of
+    assert run(f"raise SystemExit({LOST})", "raise SystemExit(1)") == 1
+    assert run("raise SystemExit(1)", f"raise SystemExit({LOST})") == 1
     assert capfd.readouterr().err == ""
 
 
-def test_a_killed_process_is_named_and_the_others_end(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_process_is_named_and_the_others_end(capfd: pytest.CaptureFixture[str]) -> None:
     killed = "import os; os.kill(os.getpid(), 9)"
     line = "transduce: error: process {} of 2 was ended by SIGKILL, and with it the others; the same command goes on "
-    assert run(monkeypatch, f"raise SystemExit({LOST})", killed) == 1
+    assert run(f"raise SystemExit({LOST})", killed) == 1
     assert capfd.readouterr().err == line.format(2) + "from the last checkpoint\n"
-    assert run(monkeypatch, FOREVER, killed, grace=0.1) == 1  # one that hears nothing
+    assert run(FOREVER, killed, grace=0.1) == 1  # one that hears nothing
     assert capfd.readouterr().err == line.format(2) + "from the last checkpoint\n"
-    assert run(monkeypatch, killed, FOREVER) == 137
+    assert run(killed, FOREVER) == 137
     assert capfd.readouterr().err == line.format(1) + "from the last checkpoint\n"
 
 
-def test_signals_are_passed_on_and_our_own_handlers_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_signals_are_passed_on_and_our_own_handlers_come_back(tmp_path: Path) -> None:
     waiting = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
@@ -64,13 +61,13 @@ def test_signals_are_passed_on_and_our_own_handlers_come_back(monkeypatch: pytes
 
     def ask() -> None:
         while len(list(tmp_path.iterdir())) < 2:
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=ask)
     thread.start()
-    assert run(monkeypatch, waiting, waiting) == 130
+    assert run(waiting, waiting) == 130
     thread.join()
     assert signal.getsignal(signal.SIGTERM) is before
 
