@@ -18,6 +18,7 @@ from transduce.place import LOST
 
 GRACE = 10.0  # seconds that the others have to end by themselves once one has failed
 _POLL = 0.05
+_SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _COMMAND = ("-m", "transduce")
 
 
@@ -70,16 +71,16 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     first, deadline = processes[0], None
     while any(process.poll() is None for process in processes):
         codes = [process.poll() for process in processes]
-        if deadline is None and (codes[0] is not None or any(code not in (None, 0, 130) for code in codes)):
-            deadline = time.monotonic() + (GRACE if codes[0] in (None, 0, 130) else 0.0)
+        if deadline is None and (codes[0] is not None or any(code not in (None, 0, *_SAVED) for code in codes)):
+            deadline = time.monotonic() + (GRACE if codes[0] in (None, 0, LOST, *_SAVED) else 0.0)
         if deadline is not None and time.monotonic() > deadline:
             break
         time.sleep(_POLL)
     codes = [process.poll() for process in processes]
     _end(processes)
-    failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0, 130, LOST)]
+    failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0, LOST, *_SAVED)]
     if not failed:
-        return first.returncode if first.returncode in (0, 130) else 1
+        return first.returncode if first.returncode in (0, *_SAVED) else 1
     rank, code = failed[0]
     if code is not None and code < 0:
         name = signal.Signals(-code).name
