@@ -22,11 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8, and a line ends in \n
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    asked = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in asked or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
-    given = [argument for argument in asked if argument != "--debug"]  # welcome before and after the command's name
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
+    given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name
     try:
-        code = app(given or ["--help"], prog_name="transduce", standalone_mode=False, obj=asked)
+        code = app(given or ["--help"], prog_name="transduce", standalone_mode=False)
         sys.stdout.flush()
         if code == 130:  # how typer answers a Ctrl-C that nothing else has caught
             raise KeyboardInterrupt

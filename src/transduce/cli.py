@@ -5,7 +5,6 @@ A command has as many parameters as it has options, which is more than the eight
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +83,6 @@ def demo(
 
 @app.command()
 def train(
-    context: typer.Context,
     recipe: Annotated[
         Path | None, Argument(metavar="RECIPE", help="Settings, a TOML file.", show_default=False)
     ] = None,
@@ -143,19 +141,10 @@ def train(
     transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
     transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
-    from transduce.errors import SettingsError
-    from transduce.launch import heed_launcher, launch
-    from transduce.place import this_place
+    from transduce import launch
     from transduce.request import Request
 
-    place = this_place()
-    if place.meeting is not None:
-        heed_launcher()
-    if place.follows:
-        from transduce.follow import follow
-
-        sys.exit(follow())
-
+    launch.follow_if_asked()
     request = Request(
         recipe=recipe,
         train=(tuple(src or ()), tuple(tgt or ())),
@@ -170,10 +159,7 @@ def train(
         run=run,
     )
     settings, folder = request.settings(), request.run_folder()
-    if processes not in (1, place.size) and place.size > 1:
-        raise SettingsError(f"--processes {processes}: torchrun has begun {place.size} already; leave one of them out")
-    if processes > place.size and not dry_run:
-        sys.exit(launch(context.obj, processes))
+    launch.launch_if_asked(1 if dry_run else processes)
 
     from transduce.log import Log
     from transduce.run import train as run_train

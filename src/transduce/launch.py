@@ -14,12 +14,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from transduce.place import LOST
+from transduce.errors import SettingsError
+from transduce.place import LOST, this_place
 
 GRACE = 10.0  # seconds that the others have to end by themselves once one has failed
 _POLL = 0.05
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _COMMAND = ("-m", "transduce")
+
+
+def follow_if_asked() -> None:
+    """Do a process's part, and leave, where it is one of several and not the first."""
+    place = this_place()
+    if place.meeting is not None:
+        heed_launcher()
+    if place.follows:
+        from transduce.follow import follow
+
+        sys.exit(follow())
+
+
+def launch_if_asked(n: int) -> None:
+    """Begin `n` processes with the command that this one was given, and leave as they end; unless it is one of them."""
+    size = this_place().size
+    if size > 1 and n not in (1, size):
+        raise SettingsError(f"--processes {n}: torchrun has begun {size} already; leave one of them out")
+    if n > size:
+        sys.exit(launch(sys.argv[1:], n))
 
 
 def launch(arguments: Sequence[str], n: int) -> int:
