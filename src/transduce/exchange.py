@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from transduce.checkpoint import RunFolder
-from transduce.errors import SettingsError, UserError, nearest
+from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.files import write_aside, write_text
 from transduce.interchange.ctranslate2 import export_ctranslate2
@@ -49,6 +49,8 @@ def import_run(kind: str, source: Path, run: Path) -> Iterator[str]:
     """
     _known(kind, IMPORTERS, "import")
     _make_room(run)
+    if not source.is_dir():
+        raise RunFolderError(f"there is no folder {source}")
     found = IMPORTERS[kind](source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)

@@ -167,16 +167,24 @@ def _read_head(file: BinaryIO, path: Path) -> bytes:
         raise _damaged(path, f"it ends after {size:,} bytes")
     head = length.to_bytes(8, "little") + file.read(length)
     try:
-        header = json.loads(head[8:])
+        header = json.loads(head[8:], object_pairs_hook=_once)
         end = max(
             (int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"), default=0
         )
         assert isinstance(_metadata(head), dict)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError, RecursionError):
         raise _damaged(path, "its header cannot be read") from None
     if size != 8 + length + end:
         raise _damaged(path, f"it has {size:,} bytes and should have {8 + length + end:,}")
     return head
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of the header; `ValueError` where a name stands in it twice: readers take the one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def _metadata(head: bytes) -> dict[str, str]:

@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_listed_whole(tmp_path: Path) -> None:
     assert all(part in told for part in ("hidden_size is missing", "'mish'; supported", "'relative_key'; supported"))
     assert "model_type t5" in refused(model_type="t5")
     assert "supported here: model_type bert" in refused(architectures=["BertForTokenClassification"])
-    assert "and config.json says vocab_size 9" in refused(vocab_size=9)
+    assert "word_embeddings.weight is [32, 16], should be [9, 16]" in refused(vocab_size=9)
     path.write_text(json.dumps(whole))
     (folder / "tokenizer.json").write_text("{")
     assert "damaged" in _told(folder)

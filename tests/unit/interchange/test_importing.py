@@ -107,7 +107,7 @@ def test_their_search_becomes_the_runs(copy: Path) -> None:
         ({"decoder_start_token_id": 0}, "decoder_start_token_id = 0"),
         ({"dropout": "a"}, "dropout"),
         ({"encoder_attention_heads": 3, "decoder_attention_heads": 3}, "not divisible"),
-        ({"vocab_size": 20, "decoder_vocab_size": 20}, "ids outside 0 .. 19"),
+        ({"vocab_size": 20, "decoder_vocab_size": 20}, r"model\.shared\.weight is \[.*should be \[20, 16\]"),
         ({"eos_token_id": 5}, "</s> be 5"),
         ({"encoder_layers": 3}, r"16 missing: model\.encoder\.layers\.2\..*"),
         ({"encoder_layers": 1}, r"16 left over: model\.encoder\.layers\.1\."),
