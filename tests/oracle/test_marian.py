@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from hard_strings import HARD
 from marians import LINES, make_run, state_of, tokenizers
 from oracle.adapter import randomize
 from transduce.data.batch import pad_sources
@@ -36,13 +37,6 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 REAL = os.environ.get("TRANSDUCE_MARIAN")
-
-HARD = [
-    "", " ", "A man reads the ball .", "  two  spaces, a\ttab ", "ﬁne “quotes” – ½ café cafe\u0301", "漢字 😀 ⅷ",
-    "猫猫猫", ">>deu<< ein Hund", ">> not << a code", ">>deu<<", "x>>deu<< y", "\u2581a\u2581", "\u200b\u00a0\u3000", 
-    "1,000.50 €", "a" * 300, "ÀÉÎ ß ẞ İ", "\x00\x07", "\u202eabc", "(a) [b] {c} <d> &amp;",
-    "Straße , läuft .", "\ufffd",
-]  # fmt: skip
 
 
 def config(seed: int) -> dict[str, Any]:
@@ -270,5 +264,9 @@ def test_ctranslate2_quantized_and_refused(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.skipif(REAL is None, reason="TRANSDUCE_MARIAN names no folder")
 def test_a_real_model(tmp_path: Path) -> None:
     list(import_run("marian", Path(str(REAL)), tmp_path / "run"))
+    ours = Translator.load(tmp_path / "run").tokenizers
+    other = transformers.MarianTokenizer.from_pretrained(str(REAL))
+    for text in HARD:
+        compare((other, ours, other.encoder), text)
     assert "checked" in list(export_run(tmp_path / "run", "huggingface", tmp_path / "theirs"))[1]
     assert "checked" in list(export_run(tmp_path / "run", "ctranslate2", tmp_path / "ct2"))[1]

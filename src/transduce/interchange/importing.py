@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,8 @@ def import_marian(folder: Path) -> Imported:
     settings = Settings(
         name=folder.absolute().name,
         data=DataSettings(
-            src_lang=str(told.get("source_lang") or "src"),
-            tgt_lang=str(told.get("target_lang") or "tgt"),
+            src_lang=_language(told.get("source_lang")) or "src",
+            tgt_lang=_language(told.get("target_lang")) or "tgt",
             max_length=model.max_positions,
         ),
         tokenizer=TokenizerSettings(kind="marian", vocab_size=max(tokenizers.n_src, 8), joint=model.tie == "three_way"),
@@ -110,6 +111,11 @@ def _vocabularies(
             raise RunFolderError(f"{folder / spm} is damaged: {error}") from None
     (src, src_tokenizer), (tgt, tgt_tokenizer) = sides
     return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
+
+
+def _language(told: object) -> str | None:
+    """A language code, where what is told is one."""
+    return told if isinstance(told, str) and re.fullmatch(r"[\w.-]{1,32}", told) else None
 
 
 def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:

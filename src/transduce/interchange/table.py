@@ -28,6 +28,10 @@ ACTIVATIONS = {  # theirs to ours; the first of each is written
 }
 
 
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Types of weights; numbers of eight bits come with scales of their own, which are not read here."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
     """One tensor of ours, and what it is of theirs.
@@ -86,9 +90,9 @@ def read(
     `order`: our column of each column of their residual stream, where they differ.
     """
     check(tensors, lines, origin=origin, known=known)
-    bad = [name for name, t in tensors.items() if not t.is_floating_point() or not bool(t.isfinite().all())]
+    bad = [name for name, t in tensors.items() if t.dtype not in _TYPES or not bool(t.isfinite().all())]
     if bad:
-        raise UserError(f"{origin}: weights that are not finite numbers: {listed(bad)}")
+        raise UserError(f"{origin}: weights that are not finite numbers of 16, 32 or 64 bits: {listed(bad)}")
     back = None if order is None else order.argsort()
     ours, differing = {}, []
     for line in lines:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 transformers = pytest.importorskip("transformers")
 
 from berts import WORDS, config, make_folder, randomize  # noqa: E402
+from hard_strings import HARD  # noqa: E402
 from transduce.config import ModelSettings  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.interchange import bert  # noqa: E402
@@ -26,10 +27,6 @@ from transduce.text.tokenizer import Tokenizers  # noqa: E402
 
 BOUND = 2e-5
 SAME = Rows(torch.arange(len(WORDS)), len(WORDS))
-HARD = (
-    "", " ", "Hello world!", "unable impossible cats", "  two   spaces ", "tab\tand\nline", "ÉÉ é e\u0301", "猫 cat猫",
-    "[MASK] the [SEP] cat", "xyzzy", "a" * 120, "😀 the", "the\u200bcat", "don't", "\ufeffthe", "the…cat", "[mask]",
-)  # fmt: skip
 
 
 def twins(architecture: str, seed: int, **options: Any) -> tuple[Any, torch.nn.Module, ModelSettings]:

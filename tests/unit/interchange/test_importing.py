@@ -163,7 +163,7 @@ def _untied(path: Path) -> None:
         ("model.safetensors", Path.unlink, "neither model.safetensors nor pytorch_model.bin"),
         ("model.safetensors", _cut, "model.safetensors is damaged"),
         ("model.safetensors", _flip, "does not match its checksum"),
-        ("model.safetensors", _not_a_number, "not finite numbers: model.shared.weight"),
+        ("model.safetensors", _not_a_number, "not finite numbers of 16, 32 or 64 bits: model.shared.weight"),
         ("model.safetensors", _untied, "are one, and they differ: model.shared.weight and lm_head.weight"),
         ("config.json", Path.unlink, "config.json is missing"),
         ("config.json", _cut, "config.json is damaged"),
