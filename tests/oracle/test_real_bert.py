@@ -56,7 +56,7 @@ def test_the_same_pieces(run: Path, theirs: tuple[Any, Any], old: bool, tmp_path
 def test_the_same_hidden_states(run: Path, theirs: tuple[Any, Any]) -> None:
     model, tokenizer = theirs
     _, ours, vocabularies = open_model(run, task="encoding", device="cpu", precision="float32")
-    texts = sorted(HARD, key=len)
+    texts = sorted((text for text in HARD if "[PAD]" not in text), key=len)  # padding is padding here, in a text too
     worst = worst_pooled = largest = 0.0
     for start in range(0, len(texts), 16):
         chosen = texts[start::16] if start < 16 else texts[start : start + 16]

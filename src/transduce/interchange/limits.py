@@ -23,7 +23,7 @@ def no_sizes(config: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     told = [f"{key} is missing" for key in keys if key not in config]
     for key in keys:
         value, most = config.get(key, 1), _most(key)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or value < (2 if "position" in key else 1):
             told.append(f"{key} = {repr(value)[:40]} is no size")
         elif value > most:
             told.append(f"{key} = {repr(value)[:40]} is too large; at most {most:,}")

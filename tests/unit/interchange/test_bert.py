@@ -135,6 +135,8 @@ def test_a_folder_with_its_vocabulary(tmp_path: Path, architecture: str, old: bo
         ids = tokenizer.encode(text)
         their_ids = their_tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.pieces(ids) == their_tokenizer.convert_ids_to_tokens(their_ids), text
+        if "[PAD]" in text:
+            continue  # padding is padding here, in a text too; there it is a token that is looked at
         framed = torch.tensor([[BOS, *ids[:18], EOS]])
         their_framed = torch.tensor([[5, *their_ids[:18], 6]])
         with torch.no_grad():

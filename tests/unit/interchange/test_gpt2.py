@@ -41,7 +41,7 @@ def make_folder(path: Path, seed: int = 0, **options: Any) -> Path:
     n_heads = draw.choice([1, 2, 4])
     config = transformers.GPT2Config(
         **{
-            "vocab_size": tokenizer.get_vocab_size() + 3,
+            "vocab_size": tokenizer.get_vocab_size() + 8,
             "n_embd": n_heads * draw.choice([4, 8]),
             "n_layer": draw.choice([1, 2]),
             "n_head": n_heads,
