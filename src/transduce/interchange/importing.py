@@ -113,6 +113,10 @@ def _vocabularies(
     return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
 
 
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
 def _language(told: object) -> str | None:
     """A language code, where what is told is one."""
     return told if isinstance(told, str) and re.fullmatch(r"[\w.-]{1,32}", told) else None
@@ -121,6 +125,9 @@ def _language(told: object) -> str | None:
 def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
     """Their search as far as they say it, ours for the rest. Their length counts the token that starts the decoder."""
     asked = {key: generation.get(key, config.get(key)) for key in ("num_beams", "length_penalty", "max_length")}
+    told = [f"{key} = {repr(value)[:40]} is no number" for key, value in asked.items() if not _is_number(value)]
+    if told:
+        raise UserError(f"generation_config.json or config.json: {'; '.join(told)}")
     usual = DecodingSettings()
     values = {
         "beam": asked["num_beams"] or usual.beam,

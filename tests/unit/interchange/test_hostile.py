@@ -572,3 +572,30 @@ def test_flipped_bits_of_sentencepiece(place: Path, seed: int) -> None:
     if done.code == 0:
         done = transduce("translate", "run", "bert/vocab.txt", "--max-length", "2", "--beam", "1")
         assert done.code in (0, 2), done.err
+
+
+ODD = [None, -1, 0, 2, 2**70, 1e308, 0.5, "x", "", [], [1], {}, {"0": None}, True, float("nan")]
+
+
+@pytest.mark.parametrize("kind", ["marian", "bert", "gpt2"])
+def test_odd_values_anywhere(place: Path, kind: str) -> None:
+    """Any value of any key: it comes in, or is refused in one line; more of them with more rounds."""
+    draw = random.Random(kind)
+    names = ("config.json", "generation_config.json", "tokenizer_config.json")
+    files = {name: path.read_text() for name in names if (path := Path(kind) / name).exists()}
+    pairs = [(name, key) for name, text in files.items() for key in json.loads(text)]
+    for name, key in [("config.json", "max_length"), *draw.sample(pairs, 20)]:
+        value = draw.choice(ODD)
+        change(Path(kind) / name, **{key: value})
+        done = transduce("import", kind, kind, "run")
+        assert done.code in (0, 2), (name, key, value, done.err)
+        if done.code == 2:
+            _refused(place, done)
+        shutil.rmtree("run", ignore_errors=True)
+        (Path(kind) / name).write_text(files[name])
+
+
+@pytest.mark.parametrize("key", ["max_length", "num_beams", "length_penalty"])
+def test_a_search_that_is_none(place: Path, key: str) -> None:
+    change(Path("marian/generation_config.json"), **{key: [1]})
+    refused(place, "marian", f"{key} = [1] is no number")
