@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print(f"transduce: error: {' '.join(message.split())}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))  # names may hold anything
+        print(f"transduce: error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:
