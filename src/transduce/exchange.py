@@ -12,6 +12,7 @@ from transduce.evaluation.card import plain
 from transduce.files import write_aside, write_text
 from transduce.interchange.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from transduce.interchange.exporting import Outgoing, export_marian
+from transduce.interchange.exporting_hub import export_bert, export_gpt2
 from transduce.interchange.importing import Imported, import_marian
 from transduce.interchange.importing_hub import import_bert, import_gpt2
 from transduce.interchange.onnx_export import export_onnx
@@ -51,7 +52,15 @@ class Target:
 
 
 EXPORTS = {
-    "huggingface": Target({"translation": export_marian}),
+    "huggingface": Target(
+        {
+            "translation": export_marian,
+            "causal": export_gpt2,
+            "masked": export_bert,
+            "classification": export_bert,
+            "encoding": export_bert,
+        }
+    ),
     "ctranslate2": Target({"translation": export_ctranslate2}, QUANTIZATIONS),
     "onnx": Target(dict.fromkeys(USES, export_onnx), ("int8",)),
 }

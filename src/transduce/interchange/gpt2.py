@@ -19,7 +19,6 @@ _ONLY = {
     "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
 }
 _DEFAULTS: dict[str, Any] = {  # of GPT2Config, for what a file may leave out
     "n_positions": 1024,
@@ -28,6 +27,7 @@ _DEFAULTS: dict[str, Any] = {  # of GPT2Config, for what a file may leave out
     "resid_pdrop": 0.1,
     "embd_pdrop": 0.1,
     "attn_pdrop": 0.1,
+    "tie_word_embeddings": True,
 }
 
 
@@ -70,6 +70,7 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
         max_positions=config["n_positions"],
         scale_embeddings=False,
         output_bias=True,
+        tie="three_way" if config["tie_word_embeddings"] else "none",
     )
     return Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
 
@@ -77,9 +78,11 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
 def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
     """The table of a model with these settings, but for the bias on the logits, which theirs has not."""
     d, ff = s.d_model, s.d_ff
-    table = Line("embedding.table.weight", (f"{prefix}wte.weight",), (rows.n_theirs, d), also=("lm_head.weight",),
-                 rows=rows.index)  # fmt: skip
-    found = [table, Line("embedding.positions.embedding.weight", (f"{prefix}wpe.weight",), (s.max_positions, d))]
+    shape, head, tied = (rows.n_theirs, d), "lm_head.weight", s.tie != "none"
+    also = (head,) if tied else ()
+    found = [Line("embedding.table.weight", (f"{prefix}wte.weight",), shape, also=also, rows=rows.index)]
+    found += [] if tied else [Line("output_embedding.weight", (head,), shape, rows=rows.index)]
+    found += [Line("embedding.positions.embedding.weight", (f"{prefix}wpe.weight",), (s.max_positions, d))]
     for layer in range(s.n_decoder_layers):
         ours, theirs = f"decoder.blocks.{layer}", f"{prefix}h.{layer}"
         parts = (
@@ -94,6 +97,42 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
         found += _norm(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1", d)
         found += _norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2", d)
     return found + _norm("decoder.norm", f"{prefix}ln_f", d)
+
+
+def config_of(s: ModelSettings, *, n: int, begin: int, end: int) -> dict[str, Any]:
+    """The config.json of a model of ours that GPT-2's architecture can express; n: rows of its embedding."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": n,
+        "n_positions": s.max_positions,
+        "n_embd": s.d_model,
+        "n_layer": s.n_decoder_layers,
+        "n_head": s.n_heads,
+        "n_inner": s.d_ff,
+        "activation_function": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == s.activation),
+        "layer_norm_epsilon": s.norm_eps or 1e-5,
+        "resid_pdrop": s.dropout,
+        "embd_pdrop": s.dropout,
+        "attn_pdrop": s.attention_dropout,
+        "bos_token_id": begin,
+        "eos_token_id": end,
+        "tie_word_embeddings": s.tie != "none",
+        "dtype": "float32",
+    }
+
+
+NEEDED: dict[str, tuple[Any, ...]] = {
+    "kind": ("gpt",),
+    "residual": ("pre",),
+    "norm": ("layer",),
+    "embedding_norm": (False,),
+    "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can be a table of vectors
+    "feed_forward": ("plain",),
+    "activation": tuple(ACTIVATIONS.values()),
+    "projection": ("full",),
+}
+"""What its architecture can express of our settings, some by way of `plain_form`."""
 
 
 def never(rows: Rows) -> list[float]:

@@ -75,7 +75,8 @@ def import_gpt2(folder: Path) -> Imported:
         tokenizer_file(folder, [end]), [None, None, end, end], n=config["vocab_size"], origin=folder
     )
     state = read(tensors, gpt2.lines(model, rows=rows, prefix=prefix), origin=folder)
-    state |= {"output_bias": torch.tensor(gpt2.never(rows)), "output_embedding.weight": state["embedding.table.weight"]}
+    state.setdefault("output_embedding.weight", state["embedding.table.weight"])
+    state["output_bias"] = torch.tensor(gpt2.never(rows))
     settings = Settings(
         name=folder.absolute().name,
         task="causal",

@@ -1,6 +1,6 @@
 """A SentencePiece vocabulary of ours as a tokenizer.json, which transformers loads without code of ours.
 
-The `tokenizers` library does the same in other ways; what it makes is held against ours on hard texts before it is kept.
+The `tokenizers` library does the same in other ways; what it makes is held against ours on hard texts before it goes.
 Two differences are left. The names of special pieces in a text are these pieces there, as in all folders of
 transformers. And where the same pieces of a unigram vocabulary can stand in two orders, `ll l` or `l ll`, both are as
 likely; SentencePiece, which adds up in float32, and the library, in float64, may choose the other.
@@ -32,7 +32,7 @@ def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
         from sentencepiece import sentencepiece_model_pb2 as format_of
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'transduce[interchange]'") from None
-    proto = format_of.ModelProto.FromString(vocabulary.model)
+    proto = format_of.ModelProto.FromString(vocabulary.model)  # type: ignore[attr-defined]
     made = tokenizers.Tokenizer(_model(vocabulary, proto))
     _normalization(made, proto, exact=vocabulary.exact)
     named = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED]
@@ -92,7 +92,7 @@ def _normalization(made: Any, proto: Any, *, exact: bool) -> None:
         made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
         return
     spec = proto.normalizer_spec
-    parts = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    parts: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
         parts += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r" +\z"), "")]
     made.normalizer = normalizers.Sequence(parts)
@@ -106,7 +106,7 @@ def hard_texts(vocabulary: Tokenizer, *, n: int = 300, seed: int = 1) -> list[st
     draw = random.Random(seed)
     pieces = [piece.replace(_SPACE, " ") for piece in vocabulary.pieces(range(EOS + 1, vocabulary.vocab_size))]
     pieces = [piece for piece in pieces if piece != MASK_PIECE and not piece.startswith("<0x")]
-    signs = sorted(set("".join(pieces))) + ["  ", "😀", "é", "e\u0301", "\u3000", "漢"]
+    signs = [*sorted(set("".join(pieces))), "  ", "😀", "é", "e\u0301", "\u3000", "漢"]
     found = [*TEXTS, "a" * 90, " ", "\n\n a\n", "x" * 7 + " ", "\u00a0a\u200b", "\ufffd", "\x00\x7f", "ÀÉÎ ß ẞ İ"]
     for number in range(n):
         source = pieces if number % 2 else signs
