@@ -40,8 +40,8 @@ def export_model(
 ) -> None:
     """Make a folder that transformers, onnxruntime or CTranslate2 loads, and check it against the run.
 
-    In transformers a translator is a MarianMTModel, a language model a GPT2LMHeadModel, an encoder a Bert...; what these
-    cannot express is refused by the name of the setting. ONNX takes every run, CTranslate2 translators.
+    In transformers a translator is a MarianMTModel, a language model a GPT2LMHeadModel, an encoder a Bert model; what
+    these cannot express is refused by the name of the setting. ONNX takes every run, CTranslate2 translators.
 
     \b
     transduce export runs/x --to huggingface x-marian
