@@ -1,8 +1,12 @@
-"""Language models and encoders on their way to transformers: they load there without code of ours, and come back."""
+"""Language models and encoders on their way to transformers: they load there without code of ours, and come back.
+
+More random configurations: TRANSDUCE_HUB_MODELS=100.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 BOUND = 2e-5
+N_MODELS = int(os.environ.get("TRANSDUCE_HUB_MODELS", "12"))
 LEARNED = {"positions": "learned", "scale_embeddings": False}
 
 
@@ -153,7 +158,7 @@ def test_our_classifiers_and_encoders(tmp_path: Path) -> None:
     assert "checked" in list(export_run(other, "huggingface", tmp_path / "encoder"))[1]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(N_MODELS))
 def test_every_configuration_goes_or_is_refused_by_name(tmp_path: Path, seed: int) -> None:
     base = GPT if seed % 2 else BERT
     drawn = {key: value for key, value in combination(seed).items() if key not in ("residual", "n_encoder_layers")}
