@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from transduce.data.encoder_batch import pad_rows
 from transduce.data.objectives import Example
 from transduce.data.sentence_pairs import pack
 from transduce.errors import TransduceError
+from transduce.interchange.vocabulary import NEVER
 from transduce.models.masked_lm import MaskedLM, PooledEncoder
 from transduce.text.special import EOS
 
@@ -93,6 +95,14 @@ def outputs_of(model: Any, ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
         if isinstance(model, PooledEncoder):
             return dict(zip(("hidden", "pooled"), model(ids, segments), strict=True))
         return {"logits": model(ids, segments)}
+
+
+def compare(found: Tensor, ours: Tensor) -> tuple[float, float]:
+    """The largest difference, and the largest number compared. What ours rules out need only be ruled out there."""
+    real = ours > NEVER / 2
+    if not bool((found[~real] <= NEVER / 2).all()):
+        return math.inf, 0.0
+    return float((found - ours)[real].abs().max()), float(ours[real].abs().max())
 
 
 def settle(what: str, difference: float, *, size: float = 0.0) -> Check:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transduce.errors import TransduceError, UserError
 from transduce.files import write_json, write_text
 from transduce.interchange import bert, gpt2
-from transduce.interchange.check import LONGEST, TEXTS, Check, examples, outputs_of, settle, text_examples
+from transduce.interchange.check import LONGEST, TEXTS, Check, compare, examples, outputs_of, settle, text_examples
 from transduce.interchange.exporting import Outgoing
 from transduce.interchange.plain_form import for_table, inexpressible, plain_form
 from transduce.interchange.table import write
@@ -188,8 +188,8 @@ _UNCHECKED = Check("transformers is not installed; pip install transformers, and
 def _settled(compared: Sequence[tuple[Tensor, Tensor]]) -> Check:
     import transformers
 
-    difference = max(float((found - ours).abs().max()) for found, ours in compared)
-    size = max(float(ours.abs().max()) for _, ours in compared)
+    differences, sizes = zip(*(compare(found, ours) for found, ours in compared), strict=True)
+    difference, size = max(differences), max(sizes)
     return settle(f"outputs of transformers {transformers.__version__}", difference, size=size)
 
 

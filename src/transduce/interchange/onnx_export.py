@@ -14,7 +14,7 @@ from transduce.config import ModelSettings, Settings
 from transduce.data.batch import Batch
 from transduce.errors import UserError
 from transduce.files import write_json
-from transduce.interchange.check import LONGEST, examples, logits_of, outputs_of, settle, text_examples
+from transduce.interchange.check import LONGEST, compare, examples, logits_of, outputs_of, settle, text_examples
 from transduce.interchange.exporting import Outgoing
 from transduce.text.hub import HubTokenizer
 from transduce.text.pieces import PieceTokenizer
@@ -183,9 +183,8 @@ def _steps_difference(
     for src, ids, reference in compared:
         at = 0
         for end, found in _stepped(decoder, how["decoder"]["state"], ids, given(src)):
-            there = reference[:, at:end]
-            difference = max(difference, float((found - there).abs().max()))
-            size, at = max(size, float(there.abs().max())), end
+            new_difference, new_size = compare(found, reference[:, at:end])
+            difference, size, at = max(difference, new_difference), max(size, new_size), end
     return difference, size
 
 
@@ -211,9 +210,8 @@ def _encoder_difference(out: Path, how: dict[str, Any], run: Outgoing) -> Differ
     difference = size = 0.0
     for name, value in zip(how["encoder"]["outputs"], found, strict=True):
         real = ids != PAD if expected[name].dim() == 3 else slice(None)
-        there = expected[name][real]
-        difference = max(difference, float((torch.from_numpy(value)[real] - there).abs().max()))
-        size = max(size, float(there.abs().max()))
+        new_difference, new_size = compare(torch.from_numpy(value)[real], expected[name][real])
+        difference, size = max(difference, new_difference), max(size, new_size)
     return difference, size
 
 
