@@ -84,17 +84,23 @@ def check(settings: Settings) -> AnyTask:
     return task
 
 
-def resolve(task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: Log) -> tuple[Settings, Tokenizers]:
-    """Choose what was left open, and tell; the vocabulary is learned on the way, as later choices need its tokens."""
+def resolve(
+    task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: Log, *, scale: float = 1.0
+) -> tuple[Settings, Tokenizers]:
+    """Choose what was left open, and tell; the vocabulary is learned on the way, as later choices need its tokens.
+
+    `scale`: how many times more text there is than `texts`, where they are a sample.
+    """
     log.say(f"machine: {machine.describe()}")
     facts = task.facts(asked, texts, machine)
+    facts = replace(facts, n_pairs=round(facts.n_pairs * scale), n_bytes=round(facts.n_bytes * scale))
     settings, choices = choose(facts, task.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check_model(settings.model)
     task.check(settings, settings.model)
     tokenizers = task.learn_vocabulary(texts, settings, log, may_grow=asked.tokenizer.vocab_size is None)
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
-    tokens = task.count_tokens(texts, tokenizers, settings)
+    tokens = round(task.count_tokens(texts, tokenizers, settings) * scale)
     settings, more = choose(replace(facts, settings=settings, tokens=tokens), task.before_training)
     if choices or more:
         log.say("chosen, as nothing else was said (--set section.key=value says it):")
