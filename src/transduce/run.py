@@ -14,6 +14,7 @@ import torch
 from transduce.checkpoint import RunFolder
 from transduce.choose import choose, table
 from transduce.config import Settings
+from transduce.diagnosis.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.files import read_json, write_json
 from transduce.finish import renew
@@ -46,6 +47,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     task = check(settings)
     machine = this_machine(settings.training.device)
     if dry_run:
+        warn_of_data(settings, log)
         resolve(task, settings, task.read(settings, log), machine, log)
         return path
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
@@ -113,6 +115,7 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, machine: Machine
     """Bring the text into the folder. A user's mistake leaves no new folder behind."""
     with _removed_on_mistake(folder):
         texts = task.read(asked, log)
+        warn_of_data(asked, log)
         settings, tokenizers = resolve(task, asked, texts, machine, log)
         folder.write_settings(settings)
         return task.encode(folder, texts, tokenizers, settings, log)
@@ -127,6 +130,7 @@ def _train(task: AnyTask, folder: RunFolder, prepared: Any, machine: Machine, lo
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(device)
     log.say(f"model: {count_parameters(model):,} weights")
     if folder.latest_checkpoint() is None:
+        warn_of_resources(settings, model, folder.path, machine, log)
         task.begin(model, settings, log)
     feeder = task.feeder(prepared, settings, device)
     _tell_padding(folder, feeder, log)

@@ -22,19 +22,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("training", "decoding"),
     ("evaluation", "interchange", "inspection", "serving"),
     (
-        *(
-            "machine",
-            "choose",
-            "choose_text",
-            "choose_encoder",
-            "request",
-            "prepare",
-            "finish",
-            "tasks",
-            "diagnosis",
-            "run",
-        ),
-        *("use", "use_encoder", "showcase", "exchange", "examine"),
+        *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks"),
+        *("diagnosis", "run", "use", "use_encoder", "showcase", "exchange", "examine"),
         *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_doctor", "cli", "__main__"),
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import time
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Scan:
 
     def read(self, first: int, n: int) -> list[bytes]:
         """`n` lines of a plain file from line `first` (from 0) on, by seeking."""
-        place = bisect_right(self.lines, first) - 1
+        place = max(0, bisect_left(self.lines, first) - 1)  # a chunk that begins before the line does
         with self.path.open("rb") as file:
             file.seek(self.offsets[place])
             skip, data = first - self.lines[place], b""

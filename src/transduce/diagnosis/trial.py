@@ -1,7 +1,8 @@
 """A few real updates in a process of its own, so that its memory is its own and running out of it kills nothing else.
 
-`python -m transduce.diagnosis.trial FOLDER UNTIL` trains on what lies prepared in FOLDER and prints one JSON
-object a line as soon as something is known. It ends at UNTIL by the clock, or little later. Nothing is written. Batches grow: the last that was printed fitted.
+`python -m transduce.diagnosis.trial FOLDER UNTIL` trains on what lies prepared in FOLDER and prints one JSON object a
+line as soon as something is known. It ends at UNTIL by the clock, or little later. Nothing is written. Batches grow:
+the last that was printed fitted.
 """
 
 from __future__ import annotations
