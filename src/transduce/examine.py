@@ -46,14 +46,14 @@ class _Work:
 
 
 def doctor(
-    settings: Settings, *, run: Path | str | None = None, log: Log | None = None, seconds: float = SECONDS
+    settings: Settings, *, run: Path | str | None = None, log: Log | None = None, seconds: float | None = None
 ) -> Diagnosis:
-    """Look at the data, the machine and the run folder that a training of `settings` would meet, in about `seconds`.
+    """Look at the data, the machine and the run folder that a training of `settings` would meet.
 
-    `run`: where the run folder goes, or is. What is wrong comes back as findings, not as errors; nothing is kept.
+    Takes about `seconds`, of which SECONDS is enough. `run`: where the run folder goes, or is. What is wrong comes back as findings, not as errors; nothing is kept.
     """
     began = time.monotonic()
-    work = _Work(settings, Path(run or "runs"), log or Log(quiet=True), began + seconds)
+    work = _Work(settings, Path(run or "runs"), log or Log(quiet=True), began + (seconds or SECONDS))
     task = machine = None
     try:
         task, machine = check(settings), this_machine(settings.training.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import transduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,11 @@ def extrapolated(points: Sequence[Point]) -> Memory | None:
 def measure(folder: Path, *, seconds: float) -> Trial:
     """Run a trial on what lies prepared in the run folder `folder`, for about `seconds`."""
     command = [sys.executable, "-m", "transduce.diagnosis.trial", str(folder), str(time.time() + seconds)]
+    here = str(Path(transduce.__file__).parents[1])  # the child is of the same package, however this one was found
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    patience = 6 * max(0.0, seconds) + 60
     try:
-        done = subprocess.run(command, capture_output=True, timeout=6 * seconds + 60, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=patience, env=environment, check=False)
         out, err, code = done.stdout, done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
         out, err, code = error.stdout or b"", b"", -1

@@ -29,6 +29,7 @@ from transduce.training.feed import Feed, Feeder, Position
 from transduce.training.step import Updater, keep_freed_memory
 
 LEAST = 4.0  # seconds that a trial takes, however late it is
+ENOUGH = 40  # updates that tell the speed
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the micro-batch that the settings allow, one after another."""
 
@@ -140,7 +141,7 @@ def speed(trial: Trial, until: float, pace: float) -> Iterator[dict[str, Any]]:
         share, settings = share / 2, settings.with_values("training", batch_tokens=tokens // 2)
     trial.update(first)
     took, rows = 0.0, list[tuple[int, int, float]]()
-    while not rows or time.monotonic() + took < until:
+    while not rows or (len(rows) < ENOUGH and time.monotonic() + took < until):
         began = time.monotonic()
         feed = next(feeds)
         trial.update(feed)

@@ -45,7 +45,7 @@ def test_the_turning_point(at: int) -> None:
     pairs = good(260)[:221]
     src, tgt = [s for s, _ in pairs], [t for _, t in pairs]
     rows = list(zip(src[:220], tgt[:at] + tgt[at + 1 :], strict=True))
-    assert abs(turning_point(rows, 0, -1) - at) <= 3
+    assert abs(turning_point(rows, 0, -1) - at) <= 8
 
 
 def test_scripts_and_languages() -> None:
@@ -77,8 +77,8 @@ def test_a_whole_batch_counts_as_measured_however_its_rows_were_rounded() -> Non
     assert memory.base == 450
 
 
-def _trial(worst: int, *, died: str = "", micro: int = 1) -> Trial:
-    points = (Point(0.5, 500, worst - GIB // 2, 1.0), Point(1.0, 1000, worst, 1.0))
+def _trial(worst: int, *, died: str = "") -> Trial:
+    points = (Point(0.5, 500, worst * 5 // 8, 1.0), Point(1.0, 1000, worst, 1.0))  # a quarter without a batch
     return Trial(parameters=10, points=points, speed=Speed(3, 1.0, 500.0, 2.0, 100), died=died)
 
 
@@ -99,7 +99,8 @@ def test_memory_that_is_too_little_is_an_obstacle_with_a_way_out() -> None:
     (one,) = memory_findings(settings, _trial(8 * GIB), 15 * GIB // 2)
     assert one.level == "obstacle" and "--set training.micro_batch_tokens=" in one.advice
     tokens = int(one.advice.split("micro_batch_tokens=")[1].split(" ")[0])
-    assert tokens == fitting_tokens(settings, _trial(8 * GIB), 15 * GIB // 2) == 0 or 0 < tokens < 4096
+    assert tokens == fitting_tokens(settings, _trial(8 * GIB), 15 * GIB // 2)
+    assert 2 * GIB + tokens / 4096 * 6 * GIB == pytest.approx(6 * GIB, rel=0.05)  # 0.8 of what is free
 
 
 def test_a_model_that_does_not_fit_at_all_is_told_so() -> None:
