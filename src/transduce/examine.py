@@ -50,7 +50,8 @@ def doctor(
 ) -> Diagnosis:
     """Look at the data, the machine and the run folder that a training of `settings` would meet.
 
-    Takes about `seconds`, of which SECONDS is enough. `run`: where the run folder goes, or is. What is wrong comes back as findings, not as errors; nothing is kept.
+    Takes about `seconds`, of which SECONDS is enough. `run`: where the run folder goes, or is. What is wrong comes back
+    as findings, not as errors; nothing is kept.
     """
     began = time.monotonic()
     work = _Work(settings, Path(run or "runs"), log or Log(quiet=True), began + (seconds or SECONDS))
