@@ -96,7 +96,7 @@ def measure(folder: Path, *, seconds: float) -> Trial:
     command = [sys.executable, "-m", "transduce.diagnosis.trial", str(folder), str(time.time() + seconds)]
     here = str(Path(transduce.__file__).parents[1])  # the child is of the same package, however this one was found
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
-    patience = 6 * max(0.0, seconds) + 60
+    patience = max(60.0, 4 * seconds)  # of a machine that is busy with something else
     try:
         done = subprocess.run(command, capture_output=True, timeout=patience, env=environment, check=False)
         out, err, code = done.stdout, done.stderr, done.returncode

@@ -119,8 +119,9 @@ def memory(trial: Trial, until: float, shares: tuple[float, ...] = SHARES) -> It
             continue
         if number >= 2 and time.monotonic() + 2.2 * took * feed.n_slots / slots > until:
             return
-        trial.update(feed)  # memory that the first of a size takes for good, and its slowness
         took, slots, number = trial.update(feed), feed.n_slots, number + 1
+        if took < (until - time.monotonic()) / 4:  # the first of a size is slower
+            took = trial.update(feed)
         yield {"memory": {"share": share, "slots": slots, "peak": trial.peak(), "seconds": took}}
 
 
