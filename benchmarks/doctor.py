@@ -29,7 +29,7 @@ from transduce.machine import this_machine
 from transduce.run import check, resolve
 
 SIZES = {
-    "tiny": (2048, {}),
+    "tiny": (8192, {}),
     "small": (4096, {}),
     "base": (4096, {}),
     "gpt-small": (4096, {"task": "causal"}),

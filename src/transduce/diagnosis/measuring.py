@@ -44,13 +44,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of real updates: targets a second, and seconds that a whole update takes. `batches`: of the sample's epoch."""
+    """Of real updates: targets a second, and seconds that a whole update takes. `batches`: of the sample's epoch.
+
+    `peak`: bytes after batches of many sizes, which is more than any of them takes: freed memory is kept in pieces.
+    """
 
     updates: int
     share: float
     targets_a_second: float
     seconds_an_update: float
     batches: int
+    peak: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +76,30 @@ class Trial:
         """What the points say of the whole micro-batch."""
         return extrapolated(self.points)
 
+    @property
+    def peak(self) -> int:
+        """The most that is known to be needed: the worst batch's, or what real updates of many sizes have held."""
+        return max(self.memory.worst if self.memory else 0, self.speed.peak if self.speed else 0)
+
 
 def extrapolated(points: Sequence[Point]) -> Memory | None:
-    """The straight line through the last two points, to a share of 1. The peak grows with the positions of a batch.
+    """From the last point on, along the straight line that is nearest to all, to a share of 1.
+
+    The peak grows with the positions of a batch, in steps: the memory of a process is taken in large pieces.
 
     >>> extrapolated([Point(0.25, 100, 300, 1.0), Point(0.5, 200, 400, 1.0)]).worst
     600
     """
     if not points:
         return None
-    last = points[-1]
-    before = next((point for point in reversed(points[:-1]) if point.slots < last.slots), None)
-    if before is None:
+    last, n = points[-1], len(points)
+    slots, peaks = (sum(getattr(point, name) for point in points) / n for name in ("slots", "peak"))
+    spread = sum((point.slots - slots) ** 2 for point in points)
+    if not spread:
         return Memory(last.peak, last.share == 1.0, last.peak, 0.0)
-    a_slot = (last.peak - before.peak) / (last.slots - before.slots)
+    a_slot = max(0.0, sum((point.slots - slots) * (point.peak - peaks) for point in points) / spread)
     whole = last.slots / last.share
-    worst = last.peak if last.share == 1.0 else round(last.peak + a_slot * (whole - last.slots))
+    worst = last.peak if last.share == 1.0 else round(last.peak + a_slot * max(0.0, whole - last.slots))
     return Memory(worst, last.share == 1.0, round(last.peak - a_slot * last.slots), a_slot * whole)
 
 
@@ -140,4 +152,4 @@ def _speed(found: dict[str, Any], points: Sequence[Point]) -> Speed:
     else:
         seconds /= share
     targets = found["targets"] / share
-    return Speed(found["updates"], share, targets / seconds, seconds, found["batches"])
+    return Speed(found["updates"], share, targets / seconds, seconds, found["batches"], found.get("peak", 0))

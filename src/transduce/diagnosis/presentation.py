@@ -125,6 +125,11 @@ def _memory(diagnosis: Diagnosis, trial: Trial) -> Iterator[str]:
         "memory",
         f"{size(memory.worst)} at the worst batch of {micro:,} tokens ({how}), {size(diagnosis.available)} free{room}",
     )
+    if trial.speed is not None and trial.peak > 1.1 * memory.worst:
+        many = (
+            f"after {trial.speed.updates} updates of many sizes {size(trial.peak)} were held, and it grows for a while"
+        )
+        yield _row("", many)
 
 
 def _notes(diagnosis: Diagnosis) -> Iterator[str]:

@@ -41,8 +41,8 @@ def memory_findings(settings: Settings, trial: Trial, available: int) -> list[Fi
         text = f"the trial updates ended too early: {trial.died or 'nothing was measured'}"
         advice = "choose a smaller model: --set model.preset=tiny" if level == "obstacle" else ""
         return [Finding("memory", level, text, advice)]  # type: ignore[arg-type]
-    figures = {"worst": memory.worst, "measured": memory.measured, "available": available}
-    if memory.worst <= ROOM * available and not trial.died:
+    figures = {"worst": memory.worst, "measured": memory.measured, "available": available, "peak": trial.peak}
+    if trial.peak <= ROOM * available and not trial.died:
         return []
     told = "takes" if memory.measured else "will take about"
     text = f"the worst batch of {micro:,} tokens {told} {size(memory.worst)} of the {size(available)} free"
@@ -53,7 +53,7 @@ def memory_findings(settings: Settings, trial: Trial, available: int) -> list[Fi
     advice = f"--set training.micro_batch_tokens={fits} takes an update in parts that fit, with the same gradient"
     if fits < least:
         advice = "not even a small batch fits: choose a smaller model (--set model.preset=tiny) or shorter texts"
-    if memory.worst > available or trial.died == "out of memory":
+    if trial.peak > available or trial.died == "out of memory":
         return [Finding("memory", "obstacle", text, advice, figures)]
     if trial.died:
         return [Finding("memory", "warning", f"the trial updates ended too early: {trial.died}", "", figures)]

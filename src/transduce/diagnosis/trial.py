@@ -157,6 +157,7 @@ def speed(trial: Trial, until: float, pace: float) -> Iterator[dict[str, Any]]:
             "slots": n_slots / len(rows),
             "seconds": total / len(rows),
             "batches": len(plan),
+            "peak": trial.peak(),
         }
     }
 
