@@ -46,10 +46,12 @@ def memory_findings(settings: Settings, trial: Trial, available: int) -> list[Fi
         return []
     told = "takes" if memory.measured else "will take about"
     text = f"the worst batch of {micro:,} tokens {told} {size(memory.worst)} of the {size(available)} free"
+    if trial.peak > memory.worst and trial.speed is not None:
+        text = f"{trial.speed.updates} updates of many sizes held {size(trial.peak)} of the {size(available)} free"
     fits = fitting_tokens(settings, trial, available) or 0
     least = max(_LEAST, settings.data.context or 0)
     if fits >= micro:
-        fits = int(trial.points[-1].share * micro * 0.8)  # it died where more seemed to fit
+        fits = int(trial.points[-1].share * micro * 0.8)  # it took more than seemed to be needed
     advice = f"--set training.micro_batch_tokens={fits} takes an update in parts that fit, with the same gradient"
     if fits < least:
         advice = "not even a small batch fits: choose a smaller model (--set model.preset=tiny) or shorter texts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,13 @@ def test_a_trial_that_ran_out_of_memory_advises_less_than_what_fitted() -> None:
     (one,) = memory_findings(_settings(), _trial(2 * GIB, died="out of memory"), 8 * GIB)
     assert one.level == "obstacle"
     assert int(one.advice.split("micro_batch_tokens=")[1].split(" ")[0]) <= 4096
+
+
+def test_what_updates_of_many_sizes_held_counts() -> None:
+    trial = replace(_trial(2 * GIB), speed=Speed(30, 1.0, 500.0, 2.0, 100, peak=9 * GIB))
+    (one,) = memory_findings(_settings(), trial, 8 * GIB)
+    assert one.level == "obstacle" and "30 updates of many sizes held 9.0 GiB of the 8.0 GiB free" in one.text
+    assert int(one.advice.split("micro_batch_tokens=")[1].split(" ")[0]) < 4096
 
 
 def test_disk(tmp_path: Path) -> None:
