@@ -15,7 +15,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # The design's levels. What a folder holds is on one level, and within a level a file imports only what stands before it
 # here, or (folders of one level) files of its own folder.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "files", "log", "lock", "output"),
+    ("errors", "config", "files", "log", "lock", "place", "output"),
     ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
     ("manifest", "checkpoint"),
@@ -23,7 +23,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("evaluation", "interchange", "inspection", "serving"),
     (
         *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks"),
-        *("diagnosis", "run", "use", "use_encoder", "showcase", "exchange", "examine"),
+        *("diagnosis", "run", "follow", "launch", "use", "use_encoder", "showcase", "exchange", "examine"),
         *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_doctor", "cli", "__main__"),
     ),
 )

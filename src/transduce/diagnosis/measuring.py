@@ -46,7 +46,7 @@ class Memory:
 class Speed:
     """Of real updates: targets a second, and seconds that a whole update takes. `batches`: of the sample's epoch.
 
-    `peak`: bytes after batches of many sizes, which is more than any of them takes: freed memory is kept in pieces.
+    `peak`: bytes after batches of many sizes, which is more than any of them takes: some is kept for each shape.
     """
 
     updates: int
