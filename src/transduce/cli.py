@@ -115,7 +115,13 @@ def train(
     ] = None,
     start: Annotated[
         Path | None,
-        Option("--from", metavar="RUN", help="Begin with the weights of another run.", show_default=False),
+        Option("--from", metavar="RUN", help="Fine-tune: begin with another run's model.", show_default=False),
+    ] = None,
+    extend: Annotated[
+        int | None,
+        Option(
+            "--extend-vocabulary", metavar="N", help="With --from: learn N pieces more at most.", show_default=False
+        ),
     ] = None,
     data: Annotated[
         Path | None, Option(metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)
@@ -135,7 +141,7 @@ def train(
     transduce train --path memory.tmx --src-lang en --tgt-lang de --run runs/tm
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
     transduce train --text book.txt --run runs/book
-    transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
+    transduce train --from runs/x --src new.en --tgt new.de --run runs/y --extend-vocabulary 500
     """
     from transduce.request import Request
 
@@ -149,6 +155,7 @@ def train(
         root=data,
         languages=(src_lang, tgt_lang),
         start=start,
+        extend=extend,
         overrides=tuple(overrides or ()),
         run=run,
     )

@@ -21,9 +21,13 @@ from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
 from transduce.models.build import build_model, check_model, count_parameters, resolve_preset
 from transduce.prepare import has_prepared
+from transduce.purposes import PURPOSES
 from transduce.request import has_read_text, to_toml
 from transduce.tasks.base import Task
+from transduce.tasks.start import Start, begin, find_start, keep, learn_more
 from transduce.tasks.table import find_task
+from transduce.tasks.vocabulary import learn_vocabulary
+from transduce.text.extension import Extended
 from transduce.text.tokenizer import Tokenizers
 from transduce.training import loop
 from transduce.training.feed import Feeder
@@ -43,16 +47,17 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     `Interrupted` after Ctrl-C, when all is saved; `TrainingError` when a loss is not finite.
     """
     log, path = log or Log(), Path(path)
-    task = check(settings)
+    start = None if has_read_text(path) else find_start(settings, kind=find_task(settings.task).kinds[0])
+    task = check(settings if start is None else start.settings)
     machine = this_machine(settings.training.device)
     if dry_run:
-        resolve(task, settings, task.read(settings, log), machine, log)
+        _resolved(task, settings, start, machine, log)
         return path
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
             renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again
-            log.say(f"{path} is finished already; {task.use} with it, or name another folder with --run")
+            log.say(f"{path} is finished already: it {PURPOSES[task.name].told()}; or name another folder with --run")
             return path
         if end is None and has_read_text(path) and not has_prepared(folder):
             raise RunFolderError(
@@ -62,7 +67,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
         if end is None:
             prepared = task.find_prepared(folder, log) if folder.resumed else None
             if prepared is None:
-                prepared = _prepare(task, folder, settings, machine, log)
+                prepared = _prepare(task, folder, settings, start, machine, log)
             best_update = _train(task, folder, prepared, machine, log).best_update
         else:
             best_update = end["best_update"]
@@ -84,15 +89,22 @@ def check(settings: Settings) -> AnyTask:
     return task
 
 
-def resolve(task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: Log) -> tuple[Settings, Tokenizers]:
-    """Choose what was left open, and tell; the vocabulary is learned on the way, as later choices need its tokens."""
+def resolve(
+    task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: Log, *, known: Tokenizers | None = None
+) -> tuple[Settings, Tokenizers]:
+    """Choose what was left open, and tell; the vocabulary, if not `known`, is learned on the way.
+
+    Later choices need its tokens.
+    """
     log.say(f"machine: {machine.describe()}")
     facts = task.facts(asked, texts, machine)
     settings, choices = choose(facts, task.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check_model(settings.model)
     task.check(settings, settings.model)
-    tokenizers = task.learn_vocabulary(texts, settings, log, may_grow=asked.tokenizer.vocab_size is None)
+    tokenizers = known or learn_vocabulary(
+        lambda: task.lines(texts, settings), settings, log, may_grow=asked.tokenizer.vocab_size is None
+    )
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
     tokens = task.count_tokens(texts, tokenizers, settings)
     settings, more = choose(replace(facts, settings=settings, tokens=tokens), task.before_training)
@@ -103,13 +115,29 @@ def resolve(task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: L
     return Settings.from_mapping(settings.model_dump(mode="json")), tokenizers
 
 
-def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, machine: Machine, log: Log) -> Any:
-    """Bring the text into the folder. A user's mistake leaves no new folder behind."""
-    with _removed_on_mistake(folder):
+def _resolved(
+    task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log
+) -> tuple[Any, Settings, Extended]:
+    """The text, the settings with nothing left open, and the vocabulary."""
+    if start is None:
         texts = task.read(asked, log)
         settings, tokenizers = resolve(task, asked, texts, machine, log)
+        return texts, settings, Extended(tokenizers, (), ())
+    log.say(start.took)
+    texts = task.read(start.settings, log)
+    extended = learn_more(start, *task.lines(texts, start.settings), log)
+    settings, _ = resolve(task, start.settings, texts, machine, log, known=extended.tokenizers)
+    return texts, settings, extended
+
+
+def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
+    """Bring the text, and what to begin with, into the folder. A user's mistake leaves no new folder behind."""
+    with _removed_on_mistake(folder):
+        texts, settings, extended = _resolved(task, asked, start, machine, log)
         folder.write_settings(settings)
-        return task.encode(folder, texts, tokenizers, settings, log)
+        if start is not None:
+            keep(start, extended, settings, folder.path / "tokens")
+        return task.encode(folder, texts, extended.tokenizers, settings, log)
 
 
 def _train(task: AnyTask, folder: RunFolder, prepared: Any, machine: Machine, log: Log) -> TrainingResult:
@@ -120,8 +148,8 @@ def _train(task: AnyTask, folder: RunFolder, prepared: Any, machine: Machine, lo
     torch.manual_seed(training.seed)
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(device)
     log.say(f"model: {count_parameters(model):,} weights")
-    if folder.latest_checkpoint() is None:
-        task.begin(model, settings, log)
+    if training.start is not None and folder.latest_checkpoint() is None:
+        begin(model, folder.path / "tokens", log)
     feeder = task.feeder(prepared, settings, device)
     _tell_padding(folder, feeder, log)
     validator = task.validator(model, prepared, settings, device)
