@@ -71,6 +71,8 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
             best_update = _train(task, folder, prepared, machine, log).best_update
         else:
             best_update = end["best_update"]
+        if not best_update and settings.training.start and folder.settings.training.average in ("ema", "none"):
+            log.warn("no validation was better than the one before the first update: the run keeps its start's weights")
         task.finish(folder, update=best_update, log=log)
     return path
 

@@ -23,6 +23,7 @@ from transduce.models.kinds import KINDS, kinds_of
 from transduce.models.presets import PRESETS
 from transduce.tensors import load_tensors, save_tensors
 from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces
+from transduce.text.hub import HubTokenizer
 from transduce.text.special import MASK, MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import sample_of
@@ -83,6 +84,11 @@ def find_start(asked: Settings, *, kind: str) -> Start | None:
         raise SettingsError(
             f"training.start = '{run.path}': its model is of kind '{other.model.kind}'; task '{asked.task}' begins "
             f"with {' or '.join(kinds_of(family))}"
+        )
+    if asked.tokenizer.extend and other.tokenizer.kind == HubTokenizer.kind:
+        raise SettingsError(
+            f"tokenizer.extend = {asked.tokenizer.extend}: the vocabulary of {run.path} is one of the tokenizers "
+            "library, which stays as it came; leave --extend-vocabulary out"
         )
     values = asked.model_dump(exclude_unset=True)
     model = values["model"] = _agreed("model", asked, other)

@@ -152,8 +152,7 @@ def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[Piece
     """At most `n` new pieces: characters, then what frequent neighbours make."""
     if not isinstance(vocabulary, Tokenizer | PieceTokenizer):
         raise SettingsError(
-            "tokenizer.extend: a vocabulary of the tokenizers library (as BERT's and GPT-2's) stays as it came; leave "
-            "--extend-vocabulary out"
+            "tokenizer.extend: a vocabulary of the tokenizers library (as BERT's and GPT-2's) stays as it came"
         )
     sample = [characters(line) for line in sample_of(lines, SAMPLE_LINES, seed=0)]
     sp = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model)
