@@ -99,8 +99,6 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             raise DataError(
                 f"the training text has one label only, {labels[0] if labels else 'none'!r}: nothing to tell"
             )
-        for label in set(labels) - {example.label for example in train}:
-            log.warn(f"label {label!r} stands in no training text: it will not be learned")
         for name, found in {"training": train, "validation": valid, **tests}.items():
             if not found:
                 raise DataError(f"{name} text: there is no text")
@@ -110,6 +108,8 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
                 raise DataError(
                     f"{name} text has {len(found[0].texts)} texts a line, training text {len(train[0].texts)}"
                 )
+        for label in sorted(set(labels) - {example.label for example in train}):
+            log.warn(f"label {label!r} stands in no training text: it will not be learned")
         log.say(
             f"{len(train):,} labelled texts to train on, {len(valid):,} to validate on; labels: {', '.join(labels)}"
         )

@@ -24,7 +24,7 @@ from transduce.models.presets import PRESETS
 from transduce.tensors import load_tensors, save_tensors
 from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces
 from transduce.text.hub import HubTokenizer
-from transduce.text.special import MASK, MASK_PIECE, Vocabulary
+from transduce.text.special import MASK, MASK_PIECE, UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import sample_of
 
@@ -225,7 +225,7 @@ def _told(old: Tokenizers, new: Tokenizers, src: Sequence[str], tgt: Sequence[st
         then, now = before.encode_batch(sample), after.encode_batch(sample)
         n = max(1, len(sample))
         same = sum(ids == was for ids, was in zip(now, then, strict=True))
-        unknown = [sum(ids.count(1) for ids in found) for found in (then, now)]
+        unknown = [sum(ids.count(UNK) for ids in found) for found in (then, now)]
         shown = ", ".join(pieces if len(pieces) <= 2 * _SHOWN else pieces[:_SHOWN] + pieces[-_SHOWN:])
         lines += [
             f"{name}: kept {before.vocab_size:,} pieces, {len(pieces):,} new" + (f", as {shown}" if pieces else ""),

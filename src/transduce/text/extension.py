@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain, pairwise, zip_longest
 
 import sentencepiece
 
@@ -77,13 +77,25 @@ def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n:
             for vocabulary, lines in ((tokenizers.src, src), (tokenizers.tgt, tgt))
         )
         return Extended(Tokenizers(new_src, new_tgt), src_parts, tgt_parts)
-    of_src = _learned(tokenizers.src, src, n - n // 2)
-    of_tgt = _learned(tokenizers.tgt, tgt, n // 2)
+    shared = _shared_out(_learned(tokenizers.src, src, n), _learned(tokenizers.tgt, tgt, n), n)
     (new_src, parts), (new_tgt, _) = (
-        _extended(vocabulary, [of_src, of_tgt], own=own)
-        for vocabulary, own in ((tokenizers.src, 0), (tokenizers.tgt, 1))
+        _extended(vocabulary, shared, own=own) for own, vocabulary in enumerate((tokenizers.src, tokenizers.tgt))
     )
     return Extended(Tokenizers(new_src, new_tgt), parts, parts)
+
+
+def _shared_out(of_src: Sequence[Piece], of_tgt: Sequence[Piece], n: int) -> tuple[list[Piece], list[Piece]]:
+    """What each side keeps of its pieces so that together they are `n`: characters first, then by turns."""
+    taken: tuple[list[Piece], list[Piece]] = ([], [])
+    texts = set[str]()
+    for made in (False, True):
+        turns = zip_longest(*([p for p in pieces if bool(p.made_of) == made] for pieces in (of_src, of_tgt)))
+        for side, piece in ((side, piece) for turn in turns for side, piece in enumerate(turn) if piece is not None):
+            if len(texts) == n and piece.text not in texts:
+                return taken
+            texts.add(piece.text)
+            taken[side].append(piece)
+    return taken
 
 
 def new_pieces(old: Vocabulary, new: Vocabulary) -> list[str]:
