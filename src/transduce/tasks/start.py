@@ -20,7 +20,7 @@ from transduce.config import DecodingSettings, Section, Settings
 from transduce.errors import SettingsError
 from transduce.log import Log
 from transduce.models.kinds import KINDS, kinds_of
-from transduce.models.presets import PRESETS
+from transduce.models.presets import PRESETS, resolve_preset
 from transduce.tensors import load_tensors, save_tensors
 from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces
 from transduce.text.hub import HubTokenizer
@@ -77,6 +77,7 @@ def find_start(asked: Settings, *, kind: str) -> Start | None:
                 f"tokenizer.extend = {asked.tokenizer.extend}: there is no vocabulary to extend; name a run with --from"
             )
         return None
+    resolve_preset(asked.model)  # refuses one that there is not
     run = RunFolder.open(asked.training.start)
     other = run.settings
     family = KINDS[kind].family

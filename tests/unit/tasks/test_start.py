@@ -59,6 +59,7 @@ def test_the_shape_comes_along_and_wishes_that_fit_are_kept(tmp_path: Path) -> N
     [
         ({"model": {"d_ff": 9}}, "model.d_ff = 9: the run to begin with has 24; leave it out"),
         ({"model": {"preset": "base"}}, "model.preset = 'base' has n_encoder_layers = 6"),
+        ({"model": {"preset": "bas"}}, "did you mean 'base'?"),
         ({"tokenizer": {"kind": "bpe"}}, "tokenizer.kind = 'bpe': the run to begin with has 'unigram'"),
         ({"tokenizer": {"vocab_size": 99}}, "--extend-vocabulary adds pieces"),
     ],
