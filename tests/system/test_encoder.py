@@ -201,6 +201,20 @@ def test_a_classifier_begins_with_a_masked_models_weights(masked: Path, folder: 
     assert not (run / "x").exists()
 
 
+def test_a_masked_model_is_tuned_on_plain_text(masked: Path, folder: Path) -> None:
+    """The task is the start's, its vocabulary grows behind <mask>, and the gap keeps its id."""
+    (folder / "fish.txt").write_text("the fish wants algae\nthe octopus eats 蟹 now\n" * 30, encoding="utf-8")
+    given = with_settings("training.max_updates=4", "training.valid_updates=2", "training.precision=float32")
+    text = ["--text", folder / "fish.txt", "--valid-text", folder / "valid.txt"]
+    run = folder / "fish"
+    done = transduce("train", *text, "--from", masked, "--run", run, "--extend-vocabulary", 20, *given)
+    assert done.code == 0, done.err
+    settings, tokenizer = RunFolder.open(run).settings, RunFolder.open(run).tokenizers().tgt
+    assert (settings.task, settings.model.kind) == ("masked", "bert")
+    assert tokenizer.pieces([4]) == ["<mask>"] and "蟹" in tokenizer.pieces(range(100, tokenizer.vocab_size))
+    assert Filler.load(run).fill(["the <mask> eats 蟹"])[0].gaps
+
+
 def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its last checkpoint, which holds the masks and the order of what is to come by their numbers alone."""
     given = with_settings(*MODEL, *TRAINING, "training.valid_updates=10", "training.schedule=constant")

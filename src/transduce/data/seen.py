@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from transduce.data.clean import N_SAMPLES, comparable
 
@@ -15,26 +15,23 @@ _SHOWN = 200
 T = TypeVar("T")
 
 
-class SeenCheck(Generic[T]):
-    """Looks for the texts of one held-out set among those that flow through `watch`, case and white space aside."""
+class SeenCheck:
+    """The texts of one held-out set, and which of them `watch` has found, case and white space aside."""
 
-    def __init__(self, name: str, held_out: Iterable[T], text_of: Callable[[T], str], *, unit: str) -> None:
+    def __init__(self, name: str, held_out: Iterable[str], *, unit: str) -> None:
         """`unit`: what one of them is called, in the plural."""
-        self.name, self.unit, self.text_of = name, unit, text_of
-        self.n, self._held = 0, dict[bytes, list[str]]()
-        for item in held_out:
-            text = text_of(item)
+        self.name, self.unit, self.n = name, unit, 0
+        self._held: dict[bytes, list[str]] = {}
+        for text in held_out:
             if key := _key(text):
                 self.n += 1
-                self._held.setdefault(key, []).append(text)
+                self._held.setdefault(key, []).append(text.strip())
         self._seen: dict[bytes, None] = {}
 
-    def watch(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the training text unchanged, noting which held-out texts are among it."""
-        for item in items:
-            if (key := _key(self.text_of(item))) in self._held:
-                self._seen[key] = None
-            yield item
+    def note(self, key: bytes) -> None:
+        """Take note of a training text."""
+        if key in self._held:
+            self._seen[key] = None
 
     @property
     def leaked(self) -> int:
@@ -43,18 +40,27 @@ class SeenCheck(Generic[T]):
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values, in the form of `LeakReport.to_json`."""
-        found = [{"text": self._held[key][0].strip()[:_SHOWN]} for key in list(self._seen)[:N_SAMPLES]]
+        found = [{"text": self._held[key][0][:_SHOWN]} for key in list(self._seen)[:N_SAMPLES]]
         return {"name": self.name, "unit": self.unit, "pairs": self.n, "leaked": self.leaked, "samples": found}
 
     def warning(self) -> str:
         """One line for people, or nothing where nothing leaked."""
         if not self.leaked:
             return ""
-        first = self._held[next(iter(self._seen))][0].strip()
+        first = self._held[next(iter(self._seen))][0]
         return (
             f"{self.name}: {self.leaked:,} of {self.n:,} {self.unit} stand in the training text too (those of "
             f"{LEAST_CHARACTERS} characters or more are looked for); scores on it flatter. First: {first[:60]!r}"
         )
+
+
+def watch(items: Iterable[T], text_of: Callable[[T], str], checks: Sequence[SeenCheck]) -> Iterator[T]:
+    """Yield the training text unchanged; all checks look through it on its way."""
+    for item in items:
+        if key := _key(text_of(item)):
+            for check in checks:
+                check.note(key)
+        yield item
 
 
 def _key(text: str) -> bytes:

@@ -19,7 +19,7 @@ from transduce.config import Corpus, ModelSettings, Settings
 from transduce.data.corpus import distinct
 from transduce.data.label_store import LabelStore, build_label_store, count_labels
 from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
-from transduce.data.seen import SeenCheck
+from transduce.data.seen import SeenCheck, watch
 from transduce.data.text_store import fingerprint_of_text
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import DataError, SettingsError
@@ -30,7 +30,7 @@ from transduce.finish import conclude
 from transduce.log import Log
 from transduce.machine import Machine
 from transduce.tasks.base import Task
-from transduce.tasks.plain_text import told_leaks, watched
+from transduce.tasks.plain_text import told_leaks
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import tell_labels
 from transduce.training.encoder_feed import LabelFeeder
@@ -159,12 +159,9 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         write_json(tokens / "samples.json", [[e.label, list(e.texts)] for e in texts.valid[:N_SAMPLES]])
         folder.save_tokenizers(tokenizers)
         train = LabelStore.open(tokens / "train")
-        checks = [
-            SeenCheck(name, examples, lambda example: " ".join(example.texts), unit="texts")
-            for name, examples in sets.items()
-            if name != "train"
-        ]
-        for _ in watched(iter(texts.train), checks):
+        held_out = {name: examples for name, examples in sets.items() if name != "train"}
+        checks = [SeenCheck(name, map(_whole, examples), unit="texts") for name, examples in held_out.items()]
+        for _ in watch(texts.train, _whole, checks):
             pass
         report = {"fingerprint": train.facts["fingerprint"], "sets": described, "leaks": told_leaks(checks, log)}
         write_json(folder.path / "data.json", report)
@@ -229,6 +226,11 @@ def _of_kind(settings: Settings) -> Settings:
     """A preset's kind is that of a masked model: the same sizes make a classifier."""
     given = "kind" in settings.model.model_fields_set
     return settings if given else settings.with_values("model", kind=ClassificationTask.kinds[0])
+
+
+def _whole(example: Labelled) -> str:
+    """What stands for an example when texts are compared."""
+    return " ".join(example.texts)
 
 
 def _path(corpus: Corpus) -> Path:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, Settings
 from transduce.data.corpus import distinct
-from transduce.data.seen import SeenCheck
+from transduce.data.seen import SeenCheck, watch
 from transduce.data.text import Piece, choose_held_out, measure, part_of, read_pieces
 from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
 from transduce.errors import DataError, SettingsError
@@ -23,7 +23,6 @@ from transduce.text.tokenizer import Tokenizers
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 1 << 20  # of the text, and bytes
 TRIED = 2000  # pieces that are encoded to estimate the tokens
 
-T = TypeVar("T")
 Stream = Callable[[], Iterator[Piece]]
 
 
@@ -39,10 +38,10 @@ class PlainTexts:
     files: tuple[str, ...]
     valid_files: tuple[str, ...]
 
-    def checks(self) -> list[SeenCheck[Piece]]:
+    def checks(self) -> list[SeenCheck]:
         """What looks for the lines of the held-out sets in the training text."""
         sets = {"valid": self.valid, **dict(self.tests)}
-        return [SeenCheck(name, stream(), lambda piece: piece.text, unit="lines") for name, stream in sets.items()]
+        return [SeenCheck(name, (piece.text for piece in stream()), unit="lines") for name, stream in sets.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +149,12 @@ def encode_text(
     return PreparedText(tokenizers, train, valid)
 
 
-def watched(items: Iterator[T], checks: Sequence[SeenCheck[T]]) -> Iterator[T]:
+def watched(pieces: Iterator[Piece], checks: Sequence[SeenCheck]) -> Iterator[Piece]:
     """Training text that all checks look through on its way."""
-    for check in checks:
-        items = check.watch(items)
-    return items
+    return watch(pieces, lambda piece: piece.text, checks)
 
 
-def told_leaks(checks: Sequence[SeenCheck[T]], log: Log) -> list[dict[str, Any]]:
+def told_leaks(checks: Sequence[SeenCheck], log: Log) -> list[dict[str, Any]]:
     """Warn of held-out text in the training text; what data.json keeps of it."""
     for check in checks:
         if warning := check.warning():
