@@ -7,8 +7,8 @@ Another task is one more class here beside, one line of the table, and a test. W
 
 - `read` opens and counts the text, so that every fault of the files is found before anything is made;
 - `lines` gives the text that a vocabulary is learned from, or grows by (`vocabulary.py`, `start.py`);
-- `encode` writes what training eats into `tokens/` of the run folder, `data.json` with its `fingerprint` at the very end,
-  and `open_prepared` reads it back, so that a killed run goes on;
+- `encode` writes what training eats into `tokens/` of the run folder, and `data.json` with its `fingerprint` at the
+  very end; `open_prepared` reads it back, so that a killed run goes on;
 - `uses` names the settings that have an effect here and not everywhere: others are refused;
 - `feeder` gives batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact; their
   `inputs` go to the model's `forward`, which gives hidden states for their `targets`;
