@@ -180,3 +180,8 @@ def test_plain_text_is_for_what_the_start_is_for(tmp_path: Path) -> None:
     (run / "manifest.json").write_text(json.dumps({"asked": {"task": "masked"}}))
     (start / "config.json").unlink()
     assert request.settings().task == "masked"
+
+
+@pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_no_recipe_says_what_has_no_effect(recipe: Path) -> None:
+    check(Settings.from_toml(recipe))
