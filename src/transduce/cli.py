@@ -17,6 +17,8 @@ from transduce.options import (
     BatchTokens,
     Beam,
     Device,
+    Extend,
+    From,
     Json,
     Longest,
     Lowercase,
@@ -113,21 +115,16 @@ def train(
     run: Annotated[
         Path | None, Option("--run", metavar="FOLDER", help="Run folder; default: runs/RECIPE.", show_default=False)
     ] = None,
-    start: Annotated[
-        Path | None,
-        Option("--from", metavar="RUN", help="Fine-tune: begin with another run's model.", show_default=False),
-    ] = None,
-    extend: Annotated[
-        int | None,
-        Option(
-            "--extend-vocabulary", metavar="N", help="With --from: learn N pieces more at most.", show_default=False
-        ),
-    ] = None,
+    start: From = None,
+    extend: Extend = None,
     data: Annotated[
         Path | None, Option(metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)
     ] = None,
     overrides: Set = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
+    processes: Annotated[
+        int, Option(help="Processes on this machine that share every batch: one a GPU, or a core.", min=1)
+    ] = 1,
     quiet: Quiet = False,
 ) -> None:
     """Train a translator, or a language model on plain text.
@@ -142,9 +139,12 @@ def train(
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
     transduce train --text book.txt --run runs/book
     transduce train --from runs/x --src new.en --tgt new.de --run runs/y --extend-vocabulary 500
+    transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
+    from transduce import launch
     from transduce.request import Request
 
+    launch.follow_if_asked()
     request = Request(
         recipe=recipe,
         train=(tuple(src or ()), tuple(tgt or ())),
@@ -160,6 +160,7 @@ def train(
         run=run,
     )
     settings, folder = request.settings(), request.run_folder()
+    launch.launch_if_asked(1 if dry_run else processes)
 
     from transduce.log import Log
     from transduce.run import train as run_train

@@ -35,3 +35,11 @@ Tokenize = Annotated[
 Lowercase = Annotated[
     bool | None, Option("--lowercase/--cased", help="Fold case; default: the run's.", show_default=False)
 ]
+From = Annotated[
+    Path | None,
+    Option("--from", metavar="RUN", help="Fine-tune: begin with another run's model.", show_default=False),
+]
+Extend = Annotated[
+    int | None,
+    Option("--extend-vocabulary", metavar="N", help="With --from: learn N pieces more at most.", show_default=False),
+]
