@@ -17,9 +17,10 @@ from transduce.cli_text import generate
 from transduce.options import (
     BatchTokens,
     Beam,
-    Begin,
     Both,
     Device,
+    Extend,
+    From,
     Json,
     Longest,
     Lowercase,
@@ -108,7 +109,8 @@ def train(
     src_lang: SrcLang = None,
     tgt_lang: TgtLang = None,
     run: NewRun = None,
-    start: Begin = None,
+    start: From = None,
+    extend: Extend = None,
     data: Root = None,
     overrides: Set = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
@@ -128,7 +130,7 @@ def train(
     transduce train --path memory.tmx --src-lang en --tgt-lang de --run runs/tm
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
     transduce train --text book.txt --run runs/book
-    transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
+    transduce train --from runs/x --src new.en --tgt new.de --run runs/y --extend-vocabulary 500
     transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
     from transduce import launch
@@ -145,6 +147,7 @@ def train(
         root=data,
         languages=(src_lang, tgt_lang),
         start=start,
+        extend=extend,
         overrides=tuple(overrides or ()),
         run=run,
     )

@@ -10,8 +10,8 @@ import typer
 from typer import Argument, Option
 
 from transduce.options import (
-    Begin,
     Both,
+    From,
     NewRun,
     Paths,
     Quiet,
@@ -46,7 +46,7 @@ def doctor(
     src_lang: SrcLang = None,
     tgt_lang: TgtLang = None,
     run: NewRun = None,
-    start: Begin = None,
+    start: From = None,
     data: Root = None,
     overrides: Set = None,
     as_json: Annotated[bool, Option("--json", help="All that was found and measured, as one JSON object.")] = False,

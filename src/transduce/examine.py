@@ -22,7 +22,8 @@ from transduce.diagnosis.tokens import look
 from transduce.errors import DataError, UserError
 from transduce.log import Log
 from transduce.machine import Machine, this_machine
-from transduce.run import AnyTask, check, resolve
+from transduce.run import AnyTask, check, resolve, start_of
+from transduce.tasks.start import Start, learn_more
 from transduce.text.tokenizer import Tokenizers
 
 SAMPLED = 12_000  # rows that a vocabulary is learned from and updates are tried with
@@ -40,6 +41,7 @@ class _Work:
     until: float
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    start: Start | None = None
 
     def obstacle(self, check: str, error: Exception, advice: str = "") -> None:
         self.findings.append(Finding(check, "obstacle", " ".join(str(error).split()), advice))
@@ -57,12 +59,18 @@ def doctor(
     work = _Work(settings, Path(run or "runs"), log or Log(quiet=True), began + (seconds or SECONDS))
     task = machine = None
     try:
-        task, machine = check(settings), this_machine(settings.training.device)
+        work.start = None if text_is_read(work.run) else start_of(settings)
+        task, machine = (
+            check(settings if work.start is None else work.start.settings),
+            this_machine(settings.training.device),
+        )
         work.facts["machine"] = machine.describe()
         work.facts["available"] = machine.memory
     except UserError as error:
         work.obstacle("settings", error)
     known = _at(work, run is not None)
+    if work.start is not None:
+        work.asked = work.start.settings
     sample = _sampled(work)
     if task is not None and machine is not None and not _is_finished(work):
         _try(work, task, machine, sample, known)
@@ -135,9 +143,12 @@ def _try_sample(
     if known is not None and known.has_tokenizers:
         settings, tokenizers = known.settings, known.tokenizers()
     else:
-        work.log.say("learning a vocabulary from the sample ...")
-        small = _on_sample(work.asked, sample, rows, temporary)
-        settings, tokenizers = resolve(task, small, texts, machine, Log(quiet=True), scale=scale)
+        small, quiet, taken = _on_sample(work.asked, sample, rows, temporary), Log(quiet=True), None
+        if work.start is None:
+            work.log.say("learning a vocabulary from the sample ...")
+        else:
+            taken = learn_more(work.start, *task.lines(texts, small), quiet).tokenizers
+        settings, tokenizers = resolve(task, small, texts, machine, quiet, known=taken, scale=scale)
     learned = time.monotonic()
     work.facts["lengths"], found = look(sample, tokenizers, settings)
     work.findings += found

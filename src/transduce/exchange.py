@@ -21,6 +21,7 @@ from transduce.interchange.onnx_export import export_onnx
 from transduce.log import Log
 from transduce.manifest import fingerprint
 from transduce.models.build import build_model, count_parameters
+from transduce.purposes import PURPOSES
 from transduce.request import to_toml
 
 IMPORTERS: dict[str, Callable[[Path], Imported]] = {
@@ -41,14 +42,7 @@ WHAT = {
     "classification": "A classifier of texts",
     "encoding": "An encoder: vectors of texts",
 }
-_COMMANDS = {
-    "translation": "transduce translate THIS_FOLDER < in.txt > out.txt",
-    "causal": 'transduce generate THIS_FOLDER --prompt "..."',
-    "masked": 'transduce fill THIS_FOLDER "The capital of France is <mask>."',
-    "classification": "transduce classify THIS_FOLDER < in.txt > labels.txt",
-    "encoding": "transduce train --from THIS_FOLDER ...",
-}
-USES = {task: ("```sh", command, "```") for task, command in _COMMANDS.items()}
+USES = {task: ("```sh", purpose.command, "```") for task, purpose in PURPOSES.items()}
 """What the card says of a model of each task."""
 
 

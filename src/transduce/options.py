@@ -62,9 +62,13 @@ TgtLang = Annotated[str | None, Option("--tgt-lang", help="Language code of the 
 NewRun = Annotated[
     Path | None, Option("--run", metavar="FOLDER", help="Run folder; default: runs/RECIPE.", show_default=False)
 ]
-Begin = Annotated[
+From = Annotated[
     Path | None,
-    Option("--from", metavar="RUN", help="Begin with the weights of another run.", show_default=False),
+    Option("--from", metavar="RUN", help="Fine-tune: begin with another run's model.", show_default=False),
+]
+Extend = Annotated[
+    int | None,
+    Option("--extend-vocabulary", metavar="N", help="With --from: learn N pieces more at most.", show_default=False),
 ]
 Root = Annotated[
     Path | None, Option("--data", metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)

@@ -15,7 +15,7 @@ from system.commands import SMALL, write_corpus
 from transduce.config import Settings
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-FEW = "--set training.max_updates=3 " + " ".join(f"--set {value}" for value in SMALL if "d_" in value or "n_" in value)
+FEW = "--set training.max_updates=3 " + " ".join(f"--set {value}" for value in SMALL if value.startswith("model."))
 
 
 def blocks(language: str) -> list[str]:

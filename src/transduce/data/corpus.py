@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transduce.data.lines import COMPRESSIONS, bare_suffix, read_lines
 from transduce.data.tmx import choose_language, read_units
 from transduce.errors import DataError, SettingsError
 
-__all__ = ["FORMATS", "Pair", "corpus_files", "corpus_name", "read_lines", "read_pairs"]
+__all__ = ["FORMATS", "Pair", "corpus_files", "corpus_name", "distinct", "read_lines", "read_pairs"]
 
 _BREAKS = re.compile(r"\s*[\r\n]\s*")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
@@ -54,6 +54,24 @@ def corpus_files(corpus: Corpus) -> list[Path]:
 def corpus_name(corpus: Corpus) -> str:
     """What reports call a corpus: its file names."""
     return " + ".join(path.name for path in corpus_files(corpus))
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names of test sets, each its own, and none that of another set of a run; numbered where they are not.
+
+    >>> distinct(["a", "b", "a", "valid"])
+    ['a.1', 'b', 'a.3', 'valid.4']
+    """
+    taken = {"train", "valid", *names}
+    found = []
+    for number, name in enumerate(names, 1):
+        if names.count(name) > 1 or name in ("train", "valid"):
+            name = f"{name}.{number}"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+        found.append(name)
+    return found
 
 
 def _read_text(src: Path, tgt: Path) -> Iterator[Pair]:
