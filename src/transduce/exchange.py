@@ -10,11 +10,12 @@ from transduce.errors import SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.files import write_aside, write_text
 from transduce.interchange.ctranslate2 import export_ctranslate2
+from transduce.interchange.folder import check_source
 from transduce.interchange.huggingface import export_huggingface
 from transduce.interchange.importing import Imported, import_marian
 from transduce.interchange.importing_hub import import_bert, import_gpt2
 from transduce.manifest import fingerprint
-from transduce.models.build import build_model, count_parameters
+from transduce.models.build import build_from, build_model, count_parameters
 from transduce.request import to_toml
 
 IMPORTERS: dict[str, Callable[[Path], Imported]] = {
@@ -49,6 +50,7 @@ def import_run(kind: str, source: Path, run: Path) -> Iterator[str]:
     """
     _known(kind, IMPORTERS, "import")
     _make_room(run)
+    check_source(source)
     found = IMPORTERS[kind](source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
@@ -76,9 +78,8 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     settings, tokenizers, tensors = folder.settings, folder.tokenizers(), folder.load_model()
     if settings.task != "translation":
         raise SettingsError(f"{run} is of task '{settings.task}'; exported are translators only")
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-    model.load_state_dict(tensors)
-    model.eval()
+    origin = run / "model.safetensors"
+    model = build_from(settings.model, tensors, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt, origin=origin).eval()
     with write_aside(out) as aside:
         if to == "ctranslate2":
             told = export_ctranslate2(aside, settings, tokenizers, tensors, model=model, quantization=quantization)

@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from transduce.data.demo import demo_pairs
 from transduce.data.lines import bare_suffix
 from transduce.data.store import TokenStore, build_store, fingerprint_of
 from transduce.errors import DataError, VocabularyTooSmall
-from transduce.files import read_json, write_json
+from transduce.files import expecting, read_json, write_json
 from transduce.log import Log
 from transduce.request import has_read_text
 from transduce.text.tokenizer import Tokenizers
@@ -185,6 +187,8 @@ def find_prepared(folder: RunFolder, log: Log) -> Prepared | None:
     train, valid = TokenStore.open(tokens / "train"), TokenStore.open(tokens / "valid")
     judged = read_judged(folder)
     tokenizers = folder.tokenizers()
+    for store, name in ((train, "train"), (valid, "valid")):
+        store.check(tokens / name, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     files = [path for corpus in folder.settings.data.train for path in corpus_files(corpus)]
     if all(path.exists() for path in files) and train.fingerprint != _fingerprint(folder.settings, tokenizers):
         log.warn("the training text has changed since this run began; the run goes on with the text of then")
@@ -193,13 +197,24 @@ def find_prepared(folder: RunFolder, log: Log) -> Prepared | None:
 
 def read_judged(folder: RunFolder) -> list[tuple[str, str]]:
     """The validation pairs that are translated."""
-    return [(src, tgt) for src, tgt in read_json(folder.path / "tokens" / "judged.json")]
+    path = folder.path / "tokens" / "judged.json"
+    return _pairs(read_json(path), path)
 
 
 def read_tests(folder: RunFolder) -> dict[str, list[tuple[str, str]]]:
     """The pairs of the test sets, by their names, as they were when the training text was looked through for them."""
-    found = read_json(folder.path / "tokens" / "tests.json")
-    return {name: [(src, tgt) for src, tgt in pairs] for name, pairs in found}
+    path = folder.path / "tokens" / "tests.json"
+    with expecting(path):
+        return {str(name): _pairs(pairs, path) for name, pairs in read_json(path)}
+
+
+def _pairs(found: Any, path: Path) -> list[tuple[str, str]]:
+    """Pairs of texts as JSON keeps them."""
+    with expecting(path):
+        pairs = [(src, tgt) for src, tgt in found]
+        if not all(isinstance(side, str) for pair in pairs for side in pair):
+            raise ValueError("these are no texts")
+        return pairs
 
 
 def has_prepared(folder: RunFolder) -> bool:

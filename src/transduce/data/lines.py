@@ -22,6 +22,9 @@ from transduce.errors import DataError
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is still taken for text: 16 MiB."""
 
+MOST_RATIO, FREE = 100, 1 << 26
+"""A packed file may become so many times larger, once it is beyond 64 MiB: text becomes 3 to 30 times larger."""
+
 _BOM = b"\xef\xbb\xbf"
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
@@ -61,20 +64,45 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
+class _Bounded(io.RawIOBase):
+    """What a packed file holds, up to a bound: no text is packed as well as a decompression bomb."""
+
+    def __init__(self, file: io.RawIOBase | io.BufferedIOBase, path: Path) -> None:
+        self._file, self._path, self._n = file, path, 0
+        self._most = max(FREE, MOST_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        n = self._file.readinto(buffer) or 0
+        self._n += n
+        if self._n > self._most:
+            raise DataError(
+                f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which no text does; refused for "
+                "safety: unpack it by other means if it is what you want"
+            )
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _open_plain(path: Path) -> io.BufferedIOBase:
     return path.open("rb")
 
 
 def _open_zst(path: Path) -> io.BufferedIOBase:
-    return io.BufferedReader(_ZstdFile(path), 1 << 16)
+    return io.BufferedReader(_Bounded(_ZstdFile(path), path), 1 << 16)
 
 
 def _open_gz(path: Path) -> io.BufferedIOBase:
-    return gzip.GzipFile(path)
+    return io.BufferedReader(_Bounded(gzip.GzipFile(path), path), 1 << 16)
 
 
 def _open_xz(path: Path) -> io.BufferedIOBase:
-    return lzma.LZMAFile(path)
+    return io.BufferedReader(_Bounded(lzma.LZMAFile(path), path), 1 << 16)
 
 
 COMPRESSIONS: dict[str, Callable[[Path], io.BufferedIOBase]] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}

@@ -10,7 +10,7 @@ from torch import nn
 
 from transduce.checkpoint import RunFolder
 from transduce.errors import SettingsError
-from transduce.models.build import build_model
+from transduce.models.build import build_from
 from transduce.text.tokenizer import Tokenizers
 
 Precision = Literal["float32", "bfloat16"]
@@ -35,8 +35,8 @@ def open_model(
     if settings.task != task:
         does = COMMANDS.get(settings.task, f"was trained for task '{settings.task}'")
         raise SettingsError(f"{path} cannot do that: it {does}")
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-    model.load_state_dict(folder.load_model())
+    sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
+    model = build_from(settings.model, folder.load_model(), **sizes, origin=folder.path / "model.safetensors")
     model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
     return folder, model, tokenizers
 

@@ -15,6 +15,9 @@ from transduce.errors import RunFolderError, UserError
 from transduce.files import read_json
 from transduce.tensors import load_tensors
 
+MOST_VOCABULARY = 1 << 30
+"""Bytes of the largest vocabulary file that is read."""
+
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
@@ -26,6 +29,15 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} is damaged: it does not hold a JSON object")
     return value
+
+
+def check_source(folder: Path) -> None:
+    """Refuse a folder that is not there, or with pipes and devices in it: reading those may never end."""
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no folder {folder}")
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunFolderError(f"{path} is no file")
 
 
 def check_architecture(folder: Path, config: Mapping[str, Any], supported: Mapping[str, str]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from transduce.errors import RunFolderError, UserError
-from transduce.interchange.folder import read_object
+from transduce.files import read_bytes
+from transduce.interchange.folder import MOST_VOCABULARY, read_object
 from transduce.interchange.vocabulary import Rows
 from transduce.text.hub import HubTokenizer
 
@@ -22,12 +23,8 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
 
     `special`: pieces that text may name.
     """
-    try:
-        return (folder / FILE).read_bytes()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise RunFolderError(f"cannot read {folder / FILE}: {error.strerror or error}") from None
+    if (folder / FILE).exists():
+        return read_bytes(folder / FILE, most=MOST_VOCABULARY)
     try:
         from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
     except ImportError:
@@ -48,7 +45,9 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
             raise RunFolderError(f"{folder} has no vocabulary: neither {FILE}, nor {WORDS}, nor {PIECES} and {MERGES}")
     except UserError:
         raise
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and panics are no Exception
         raise RunFolderError(f"the vocabulary in {folder} is damaged: {' '.join(str(error).split()[:14])}") from None
     made.add_special_tokens([piece for piece in special if made.token_to_id(piece) is not None])
     return bytes(made.to_str(), "utf-8")
@@ -61,8 +60,10 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
         pieces = content["model"]["vocab"]
         ids = {piece: i for piece, i in pieces.items()} if isinstance(pieces, Mapping) else {}
         ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary") from None
+    if not all(isinstance(piece, str) and type(i) is int and i >= 0 for piece, i in ids.items()):
+        raise RunFolderError(f"{origin / FILE} is damaged: its vocabulary has ids that are no numbers")
     return ids
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from transduce.config import DataSettings, DecodingSettings, Settings, TokenizerSettings
 from transduce.errors import RunFolderError, UserError
+from transduce.files import read_bytes
 from transduce.interchange import marian
-from transduce.interchange.folder import check_architecture, read_object, read_weights
+from transduce.interchange.folder import MOST_VOCABULARY, check_architecture, read_object, read_weights
 from transduce.interchange.table import read
 from transduce.interchange.vocabulary import Rows, from_theirs
 from transduce.text.pieces import PieceTokenizer
@@ -100,9 +101,7 @@ def _vocabularies(
         special = {UNK: ids[unk], BOS: config["pad_token_id"], EOS: ids[eos]}
         pieces, rows = from_theirs(ids, n=n, special=special, origin=path)
         try:
-            sides.append((rows, PieceTokenizer((folder / spm).read_bytes(), pieces)))
-        except FileNotFoundError:
-            raise RunFolderError(f"{folder / spm} is missing") from None
+            sides.append((rows, PieceTokenizer(read_bytes(folder / spm, most=MOST_VOCABULARY), pieces)))
         except ValueError as error:
             raise RunFolderError(f"{folder / spm} is damaged: {error}") from None
     (src, src_tokenizer), (tgt, tgt_tokenizer) = sides

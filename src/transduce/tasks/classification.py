@@ -17,13 +17,15 @@ from transduce.checkpoint import RunFolder
 from transduce.choose import Chooser, Facts
 from transduce.choose_encoder import BEFORE_LABELLED, BEFORE_TRAINING_LABELLED
 from transduce.config import Corpus, ModelSettings, Settings
+from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.label_store import LabelStore, build_label_store, count_labels
 from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
+from transduce.data.stored import read_names
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall
 from transduce.evaluation.classification import score_labels
 from transduce.evaluation.records import save_continuations, save_label_scores
-from transduce.files import read_json, write_json
+from transduce.files import expecting, read_json, write_json
 from transduce.finish import conclude
 from transduce.log import Log
 from transduce.machine import Machine
@@ -168,7 +170,14 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         tokens = folder.path / "tokens"
         if not (folder.path / "data.json").exists() or not folder.has_tokenizers:
             return None
-        return PreparedLabels(folder.tokenizers(), LabelStore.open(tokens / "train"), LabelStore.open(tokens / "valid"))
+        tokenizers, labels = folder.tokenizers(), folder.settings.data.labels or ()
+        stores = {name: LabelStore.open(tokens / name) for name in ("train", "valid")}
+        for name, store in stores.items():
+            check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
+            check_ids(tokens / name / "labels.npy", store.labels, len(labels))
+            longest = longest_of(folder.settings.model, folder.settings.data.max_length)
+            check_lengths(tokens / name / "offsets.npy", store.offsets, longest)
+        return PreparedLabels(tokenizers, **stores)
 
     def begin(self, model: nn.Module, settings: Settings, log: Log) -> None:
         """With another run's weights, where asked for."""
@@ -199,13 +208,16 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         """Score the held-out texts, show some, report."""
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
         tokens = folder.path / "tokens"
-        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_json(tokens / "tests.json"))}
+        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
         for name, at in names.items():
             store = LabelStore.open(tokens / at)
             scores = score_labels(store.labels.tolist(), classifier.tell(store), classifier.labels)
             save_label_scores(folder, name, scores.to_json())
             log.say(f"{name}: {scores.lines()[0]}")
-        samples = [(label, tuple(texts)) for label, texts in read_json(tokens / "samples.json")]
+        with expecting(tokens / "samples.json"):
+            samples = [(str(label), tuple(map(str, texts))) for label, texts in read_json(tokens / "samples.json")]
+            if not all(1 <= len(texts) <= 2 for _, texts in samples):
+                raise ValueError("one text or two")
         told = classifier.classify([texts for _, texts in samples])
         shown = [
             (

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, Settings
+from transduce.data.arrays import check_ids
+from transduce.data.stored import read_names
 from transduce.data.text import Piece, choose_held_out, measure, part_of, read_pieces
 from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall
-from transduce.files import read_json, write_json
+from transduce.files import write_json
 from transduce.log import Log
 from transduce.request import has_read_text
 from transduce.text.special import Vocabulary
@@ -159,6 +161,8 @@ def find_prepared_text(folder: RunFolder, log: Log) -> PreparedText | None:
         return None
     tokenizers = folder.tokenizers()
     train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")
+    for store, name in ((train, "train"), (valid, "valid")):
+        check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
     there = all(_path(corpus).exists() for corpus in data.train)
     if there and train.fingerprint != _fingerprint(folder.settings, tokenizers.tgt):
         log.warn("the training text has changed since this run began; the run goes on with the text of then")
@@ -168,7 +172,7 @@ def find_prepared_text(folder: RunFolder, log: Log) -> PreparedText | None:
 def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
     """The test sets, by name."""
     tokens = folder.path / "tokens"
-    return {name: TextStore.open(tokens / f"test.{i}") for i, name in enumerate(read_json(tokens / "tests.json"))}
+    return {name: TextStore.open(tokens / f"test.{i}") for i, name in enumerate(read_names(tokens / "tests.json"))}
 
 
 def _tests(settings: Settings) -> tuple[tuple[str, Stream], ...]:

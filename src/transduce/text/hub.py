@@ -128,7 +128,9 @@ def _open(model: bytes) -> Any:
         raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
     try:
         tokenizer = Tokenizer.from_str(model.decode("utf-8"))
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and panics are no Exception
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
