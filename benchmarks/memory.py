@@ -99,10 +99,8 @@ def judge(name: str, samples: list[Sample]) -> tuple[str, bool]:
     )
     cells = " | ".join(f"{number / mib:,.0f}" for number in numbers)
     told = "flat" if flat else "GROWS"
-    return (
-        f"| {name} | {total:,} | {samples[-1].seconds:,.0f} | {cells} | {rise / mib:+.1f} | {growth / mib:+.1f} | {told} |",
-        flat,
-    )
+    head = f"| {name} | {total:,} | {samples[-1].seconds:,.0f}"
+    return f"{head} | {cells} | {rise / mib:+.1f} | {growth / mib:+.1f} | {told} |", flat
 
 
 def command(*arguments: object) -> list[str]:

@@ -6,6 +6,7 @@ TOML in (a recipe), JSON out (`config.json` of the run folder). An unknown key i
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -234,13 +235,13 @@ class Settings(Section):
 
         def absolute(corpus: Corpus) -> Corpus:
             given = {key: getattr(corpus, key) for key in ("src", "tgt", "path")}
-            paths = {key: (start / path).resolve() for key, path in given.items() if path is not None}
+            paths = {key: Path(os.path.realpath(start / path)) for key, path in given.items() if path is not None}
             return corpus.model_copy(update=paths)
 
         sides = {key: tuple(map(absolute, getattr(self.data, key))) for key in ("train", "valid", "test")}
         update: dict[str, Any] = {"data": self.data.model_copy(update=sides)}
         if (begin := self.training.start) is not None:
-            update["training"] = self.training.model_copy(update={"start": (folder / begin).resolve()})
+            update["training"] = self.training.model_copy(update={"start": Path(os.path.realpath(folder / begin))})
         return self.model_copy(update=update)
 
     def with_values(self, section: str, **values: Any) -> Settings:

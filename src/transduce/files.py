@@ -35,7 +35,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     `keep`: what a failing body has written so far is not removed but becomes `partial_of(path)`.
     A link is followed. What is no file and no folder, such as /dev/null or a pipe, is written to as it stands.
     """
-    given, path = path, Path(path).resolve()
+    given, path = path, Path(os.path.realpath(path))  # `resolve` fails at a link to itself
     if path.exists() and not path.is_file() and not path.is_dir():
         yield path
         return
@@ -57,7 +57,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 def partial_of(path: Path) -> Path:
     """Where `write_aside` keeps what an error has cut short: `out.de.partial` beside out.de."""
-    path = Path(path).resolve()
+    path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
 
 
@@ -113,7 +113,7 @@ def check_folder(folder: Path) -> None:
 
     A folder is to be whole wherever it is moved; and nobody who is given one shall write, through it, elsewhere.
     """
-    root = Path(folder).resolve()
+    root = Path(os.path.realpath(folder))
     for place, folders, files in os.walk(root):
         for path in (Path(place, name) for name in (*folders, *files)):
             if path.is_symlink():

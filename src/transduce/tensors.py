@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +25,7 @@ from transduce.files import write_aside
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _CHUNK = 1 << 20
+_MOST_HEADER = 100_000_000  # as the format has it
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -67,9 +68,11 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
-    for name, kept in json.loads(metadata.get("aliases", "{}")).items():
-        tensors[name] = tensors[kept]
-    return tensors
+    try:
+        aliases = json.loads(metadata.get("aliases", "{}"))
+        return tensors | {name: tensors[kept] for name, kept in aliases.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _damaged(path, "its tied tensors are not there") from None
 
 
 def load_metadata(path: Path) -> dict[str, str]:
@@ -165,18 +168,29 @@ def _read_head(file: BinaryIO, path: Path) -> bytes:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
         raise _damaged(path, f"it ends after {size:,} bytes")
+    if length > _MOST_HEADER:
+        raise _damaged(path, "its header has no end")
     head = length.to_bytes(8, "little") + file.read(length)
     try:
-        header = json.loads(head[8:])
-        end = max(
-            (int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"), default=0
-        )
-        assert isinstance(_metadata(head), dict)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError):
+        end = _end_of(json.loads(head[8:]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(path, "its header cannot be read") from None
     if size != 8 + length + end:
         raise _damaged(path, f"it has {size:,} bytes and should have {8 + length + end:,}")
     return head
+
+
+def _end_of(header: dict[str, Any]) -> int:
+    """Where the numbers end that a header describes; an error of some kind where it has not the format's form."""
+    metadata = header.get("__metadata__", {})
+    entries = [entry for name, entry in header.items() if name != "__metadata__"]
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("metadata are texts")
+    for entry in entries:
+        begin, stop = entry["data_offsets"]
+        if not all(type(n) is int and n >= 0 for n in (begin, stop - begin, *entry["shape"])):
+            raise ValueError("sizes and places are whole numbers")
+    return max((entry["data_offsets"][1] for entry in entries), default=0)
 
 
 def _metadata(head: bytes) -> dict[str, str]:

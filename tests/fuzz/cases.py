@@ -1,5 +1,6 @@
-"""Damage number N: which file of which original, how it is damaged, whether its checksum is put right, what reads it."""
+"""Damage number N: a file of an original, what is done to it, whether its checksum is put right, what reads it."""
 
+# ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
 
 import gzip
@@ -251,7 +252,10 @@ def put_right(file: Path) -> bool:
     store = file.with_name("store.json")
     if file.suffix == ".npy" and store.is_file():
         values = json.loads(store.read_bytes())
-        values["checksums"][file.stem] = zlib.crc32(content)
+        if "checksums" in values:
+            values["checksums"][file.stem] = zlib.crc32(content)
+        else:
+            values["checksum"] = zlib.crc32(content)
         store.write_text(json.dumps(values))
         done = True
     return done
@@ -276,7 +280,7 @@ def _replace(file: Path, folder: Path, draw: random.Random) -> str:
     fate = draw.choice(fates)
     content = file.read_bytes()
     canary = folder.parent / "canary"
-    if fate == "folder is a link" and file.parent != folder:
+    if fate == "folder is a link" and file.parent.parent != folder and file.parent != folder:
         shutil.move(file.parent, canary / "moved")
         file.parent.symlink_to(canary / "moved")
         return fate

@@ -3,6 +3,7 @@
 What comes back is the damaged content and a word for the table. Damage may, by chance, leave the content whole.
 """
 
+# ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
 
 import io
@@ -195,7 +196,7 @@ def toml_value(content: bytes, draw: random.Random) -> bytes:
               "[[1]]", "0xffffffffffffffffffff", "1_000_000_000_000", '"\\ud800"', '"""a\nb"""')  # fmt: skip
     key = lines[i].split("=")[0]
     lines[i] = draw.choice([f"{key}= {draw.choice(values)}", f"{key}= {draw.choice(values)}", f"{key.strip()}x = 1", lines[i] + "\n" + lines[i],
-                            f"a{'.a' * draw.choice([3, 2000])} = 1", f"[{key.strip()}]", f'"{key.strip()}\\u0000" = 1', f"'' = 1"])  # fmt: skip
+                            f"a{'.a' * draw.choice([3, 2000])} = 1", f"[{key.strip()}]", f'"{key.strip()}\\u0000" = 1', "'' = 1"])  # fmt: skip
     return "\n".join(lines).encode("utf-8", "surrogatepass")
 
 

@@ -1,5 +1,6 @@
 """What is damaged: small run folders of every task, finished and half-way, imported folders, recipes, texts."""
 
+# ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
 
 import contextlib
@@ -115,7 +116,28 @@ def bert(folder: Path) -> None:
     from transduce.interchange.vocabulary import Rows
     from transduce.models.build import build_model
 
-    words = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat on mat un ##able ##s run , . capital of".split()
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "a",
+        "cat",
+        "dog",
+        "sat",
+        "on",
+        "mat",
+        "un",
+        "##able",
+        "##s",
+        "run",
+        ",",
+        ".",
+        "capital",
+        "of",
+    ]
     settings = ModelSettings(
         kind="bert", d_model=16, d_ff=16, n_heads=2, n_encoder_layers=1, n_segments=2, positions="learned", max_positions=20,
         embedding_norm=True, scale_embeddings=False, output_bias=True, activation="gelu", norm_eps=1e-12,
@@ -180,11 +202,13 @@ def _theirs(folder: Path, model: Any, lines: Any) -> Path:
 
 
 def recipes(folder: Path) -> None:
+    write_corpus(folder, "train", 20)
     (folder / "recipe.toml").write_text(
         """name = "small"
 task = "translation"
 [data]
-demo = 40
+train = [{ src = "train.en", tgt = "train.de", weight = 1.0 }]
+valid = [{ src = "train.en", tgt = "train.de" }]
 max_length = 64
 src_lang = "en"
 [tokenizer]

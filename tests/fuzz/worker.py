@@ -3,6 +3,7 @@
 python -m fuzz.worker ORIGINALS SCRATCH SEED QUICK < numbers
 """
 
+# ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
 
 import contextlib
@@ -47,7 +48,7 @@ class Guard:
         elif event == "open":
             path, mode, flags = arguments
             if isinstance(path, str | bytes) and (
-                mode and set(str(mode)) & set("wax+") or isinstance(flags, int) and flags & WRITING
+                (mode and set(str(mode)) & set("wax+")) or (isinstance(flags, int) and flags & WRITING)
             ):
                 self._check(event, path)
         elif event in CHANGES:
@@ -123,7 +124,8 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
     if len(last) > 3000:
         return "UNCLEAR", f"{len(last)} characters: {last[:200]}"
     if (
-        case.file.name not in last
+        done.code == 2
+        and case.file.name not in last
         and "/case" not in last
         and "/canary/" not in last
         and not _names_settings(case, last)

@@ -3,6 +3,7 @@
 `TRANSDUCE_FUZZ=20 pytest tests/system/test_text_fuzz.py` tries twenty times as many texts, and a million lines.
 """
 
+# ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
 
 import io

@@ -11,7 +11,6 @@ import numpy as np
 
 from transduce.errors import DataError, RunFolderError
 
-
 _KINDS = (np.uint16, np.int32, np.int64)
 
 
@@ -77,7 +76,7 @@ def check_lengths(path: Path, offsets: np.ndarray, most: int) -> None:
 
 def check_ids(path: Path, ids: np.ndarray, vocab_size: int) -> None:
     """Refuse ids that the vocabulary has not."""
-    if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < vocab_size):
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
         raise RunFolderError(f"{path} is damaged: it has ids that the vocabulary of {vocab_size:,} pieces has not")
 
 

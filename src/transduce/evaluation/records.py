@@ -30,8 +30,8 @@ import transduce
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.drawing.heatmap import HeatMap
-from transduce.evaluation.metrics import Scores
 from transduce.errors import RunFolderError
+from transduce.evaluation.metrics import Scores
 from transduce.files import expecting, read_json, write_json
 from transduce.log import MetricsFile
 from transduce.tensors import shapes

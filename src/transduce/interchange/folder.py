@@ -70,6 +70,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / PICKLED
     if not path.exists():
         raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} is there")
+    _check_pickle(path)
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
@@ -77,8 +78,31 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path} is refused: it is a pickle that holds more than tensors, or is damaged ({why})"
         ) from None
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # damage makes the reader stumble in every way that there is
         raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split()[:14])}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise UserError(f"{path} is refused: it does not hold named tensors")
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) and _is_plain(t) for name, t in tensors.items()):
+        raise UserError(f"{path} is refused: it does not hold named tensors, each with its own numbers")
     return tensors
+
+
+def _check_pickle(path: Path) -> None:
+    """Refuse an archive that is packed, which PyTorch's never are: a small one could become a huge one."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split()[:14])}") from None
+    size = path.stat().st_size
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size > size for entry in entries):
+        raise UserError(f"{path} is refused: it is a packed archive; PyTorch writes them unpacked")
+
+
+def _is_plain(value: object) -> bool:
+    """Whether this is a tensor whose numbers are all in memory, and not a small one shown as a huge one."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
+        return False
+    return value.is_contiguous() or value.numel() * value.element_size() <= value.untyped_storage().nbytes()

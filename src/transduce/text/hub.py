@@ -15,6 +15,8 @@ from transduce.errors import RunFolderError, UserError
 from transduce.files import read_json, write_aside, write_json
 from transduce.text.special import EOS, UNK, characters
 
+MOST_IDS = 1 << 31
+
 
 class HubTokenizer:
     """A tokenizer.json with our ids. Immutable, safe for threads; texts are neither framed nor cut."""
@@ -29,9 +31,9 @@ class HubTokenizer:
         self.model, self.notes = model, tuple[str, ...]()
         self._tokenizer = _open(model)
         self._theirs = list(theirs)
-        self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
-        if len(self._theirs) <= EOS or any(type(i) is not int for i in self._theirs):
+        if len(self._theirs) <= EOS or any(type(i) is not int or not -1 <= i < MOST_IDS for i in self._theirs):
             raise ValueError("it does not list the ids of a vocabulary")
+        self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
 
     @property
     def vocab_size(self) -> int:
