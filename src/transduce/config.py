@@ -132,7 +132,9 @@ class ModelSettings(Section):
     n_labels: int | None = Field(
         None, ge=2, le=1 << 20, description="Labels that a classifier tells apart; default: those of the data."
     )
-    max_positions: int = Field(1024, ge=1, le=1 << 24, description="Longest sequence that the learned positions hold.")
+    max_positions: int = Field(
+        1024, ge=1, le=MOST_TOKENS, description="Longest sequence that the learned positions hold."
+    )
 
 
 class TrainingSettings(Section):

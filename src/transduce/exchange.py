@@ -8,7 +8,7 @@ from pathlib import Path
 from transduce.checkpoint import RunFolder
 from transduce.errors import SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
-from transduce.files import write_aside, write_text
+from transduce.files import expecting, write_aside, write_text
 from transduce.interchange.ctranslate2 import export_ctranslate2
 from transduce.interchange.folder import check_source
 from transduce.interchange.huggingface import export_huggingface
@@ -51,7 +51,8 @@ def import_run(kind: str, source: Path, run: Path) -> Iterator[str]:
     _known(kind, IMPORTERS, "import")
     _make_room(run)
     check_source(source)
-    found = IMPORTERS[kind](source)
+    with expecting(source):  # what the readers have not looked for themselves
+        found = IMPORTERS[kind](source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)  # strict: every name and shape

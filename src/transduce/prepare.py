@@ -80,8 +80,8 @@ def read_texts(settings: Settings, log: Log) -> Texts:
         valid = HeldOut("valid", _demo("valid", DEMO_HELD_OUT, seed))
         return Texts(streams, ("built-in corpus",), len(train), valid, test_sets(settings))
     streams = tuple(_stream(corpus, data) for corpus in data.train)
-    n_pairs = _count(streams, data)
     files = tuple(path.name for corpus in data.train for path in corpus_files(corpus))
+    n_pairs = _count(streams, data, files)
     tests = test_sets(settings)
     if data.valid:
         return Texts(streams, files, n_pairs, _held_out("valid", data.valid, data), tests)
@@ -92,7 +92,7 @@ def read_texts(settings: Settings, log: Log) -> Texts:
     log.say(f"no validation text given: {len(chosen):,} of {n_pairs:,} source sentences are held out for it (by seed)")
     valid = HeldOut("valid", _first_of_each(chosen, streams, data), files)
     streams = tuple(_without(stream, chosen) for stream in streams)
-    return Texts(streams, files, _count(streams, data), valid, tests)
+    return Texts(streams, files, _count(streams, data, files), valid, tests)
 
 
 def test_sets(settings: Settings) -> tuple[HeldOut, ...]:
@@ -254,11 +254,12 @@ def _without(stream: Stream, sources: frozenset[str]) -> Stream:
     return lambda: (pair for pair in stream() if comparable(pair.src) not in sources)
 
 
-def _count(streams: Sequence[Stream], data: DataSettings) -> int:
+def _count(streams: Sequence[Stream], data: DataSettings, files: Sequence[str]) -> int:
     """Pairs that cleaning keeps; reads everything once, so that faults are found before anything is made."""
     kept, report = clean(chain.from_iterable(stream() for stream in streams), data)
     n = sum(1 for _ in kept)
-    report.require_pairs(data, "training text")
+    some = ", ".join(files[:4]) + ", ..." * (len(files) > 4)
+    report.require_pairs(data, f"training text ({some})")
     return n
 
 

@@ -325,7 +325,7 @@ def bomb(suffix: str, filling: bytes) -> bytes:
 def _packed(file: Path, before: bytes, draw: random.Random) -> tuple[str, bytes]:
     """Damage inside the packing, or a bomb."""
     if draw.random() < 0.07:
-        filling = draw.choice([b"\x00", b"\n", b"a\n", b"a\tb\n", b"<tu>", b'{"src": "a", "tgt": "b"}\n'])
+        filling = draw.choice([b"\x00", b"\n", b"word " * 200 + b"\n", b"word " * 99 + b"\tb\n", b"<tu>"])
         return f"bomb of {filling!r}", bomb(file.suffix, filling)
     inner = Path(file.stem)
     text = _UNPACK[file.suffix](before)

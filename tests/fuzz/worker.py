@@ -127,7 +127,8 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
         done.code == 2
         and case.file.name not in last
         and "/case" not in last
-        and "/canary/" not in last
+        and "/canary" not in last
+        and "/dev/zero" not in last
         and not _names_settings(case, last)
     ):
         return "UNNAMED", f"{done.code}: {last[:300]}"

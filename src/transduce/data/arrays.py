@@ -50,10 +50,12 @@ def map_array(path: Path, expected: object) -> np.ndarray:
     try:
         if checksum(path) != expected:
             raise RunFolderError(f"{path} is damaged: its checksum differs")
-        array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
-    except (OSError, ValueError, TypeError, EOFError, OverflowError, SyntaxError, MemoryError, RecursionError) as error:
+    except RunFolderError:
+        raise
+    except Exception as error:  # NumPy's reader of headers stumbles in many ways
         told = " ".join(str(error).split())[:100]
         raise RunFolderError(f"{path} is damaged: {told}") from None
     if array.ndim != 1 or array.dtype not in _KINDS:
@@ -62,8 +64,8 @@ def map_array(path: Path, expected: object) -> np.ndarray:
 
 
 def check_offsets(path: Path, offsets: np.ndarray, *, end: int, n: int | None = None) -> None:
-    """Refuse offsets [N + 1] that do not go from 0 up to `end`; `n`: how many more than one there must be."""
-    whole = len(offsets) and offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())
+    """Refuse offsets [N + 1], N at least 1, that do not go from 0 up to `end`; `n`: what N must be."""
+    whole = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())
     if not whole or (n is not None and len(offsets) != n + 1):
         raise RunFolderError(f"{path} is damaged: it does not tell where each begins")
 

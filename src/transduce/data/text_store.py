@@ -68,7 +68,10 @@ class TextStore:
             raise RunFolderError(f"{folder} is no text store of format {FORMAT}")
         with expecting(Path(folder) / "store.json"):
             facts |= {key: int(facts[key]) for key in ("documents", "bytes")}
-        return cls(map_array(Path(folder) / "ids.npy", facts["checksum"]), facts)
+        ids = map_array(Path(folder) / "ids.npy", facts["checksum"])
+        if not 0 < facts["documents"] < len(ids) or facts["bytes"] < 1:
+            raise RunFolderError(f"{Path(folder) / 'ids.npy'} is damaged: there is no text in it")
+        return cls(ids, facts)
 
 
 def build_text_store(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from transduce.checkpoint import RunFolder
-from transduce.errors import SettingsError
+from transduce.errors import RunFolderError, SettingsError
 from transduce.models.build import build_from
 from transduce.text.tokenizer import Tokenizers
 
@@ -36,7 +36,11 @@ def open_model(
         does = COMMANDS.get(settings.task, f"was trained for task '{settings.task}'")
         raise SettingsError(f"{path} cannot do that: it {does}")
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
-    model = build_from(settings.model, folder.load_model(), **sizes, origin=folder.path / "model.safetensors")
+    tensors = folder.load_model()
+    try:
+        model = build_from(settings.model, tensors, **sizes, origin=folder.path / "model.safetensors")
+    except SettingsError as error:
+        raise RunFolderError(f"{folder.path / 'config.json'} is of no model: {error}") from error
     model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
     return folder, model, tokenizers
 

@@ -37,7 +37,8 @@ from transduce.log import MetricsFile
 from transduce.tensors import shapes
 
 T = TypeVar("T")
-_WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError)
+_WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,
+               AssertionError)  # fmt: skip
 _PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
 
 

@@ -43,17 +43,22 @@ def check_source(folder: Path) -> None:
 def check_architecture(folder: Path, config: Mapping[str, Any], supported: Mapping[str, str]) -> None:
     """Refuse a model of another kind; `supported`: architecture by model_type."""
     found = str(config.get("model_type"))
-    architecture = (config.get("architectures") or [None])[0]
+    architecture = _architecture(config)
     if found in supported and architecture in (supported[found], None):
         return
     known = ", ".join(f"{name} (model_type {kind})" for kind, name in supported.items())
     raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")
 
 
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    named = config.get("architectures") or [None]
+    return str(named[0]) if isinstance(named, list) and named[0] is not None else None
+
+
 def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> None:
     """Refuse a model of another kind; `supported`: architectures by model_type; a file may leave its own out."""
     found = str(config.get("model_type"))
-    architecture = (config.get("architectures") or [None])[0]
+    architecture = _architecture(config)
     if architecture not in (*supported.get(found, ()), None) or found not in supported:
         known = "; ".join(f"model_type {kind}: {', '.join(names)}" for kind, names in supported.items())
         raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")

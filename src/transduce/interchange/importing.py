@@ -110,6 +110,9 @@ def _vocabularies(
 
 def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
     """Their search as far as they say it, ours for the rest. Their length counts the token that starts the decoder."""
+    for key in ("num_beams", "length_penalty", "max_length"):
+        if not isinstance(generation.get(key, config.get(key)), int | float | None):
+            raise UserError(f"generation_config.json: {key} = {generation.get(key, config.get(key))!r} is no number")
     asked = {key: generation.get(key, config.get(key)) for key in ("num_beams", "length_penalty", "max_length")}
     usual = DecodingSettings()
     values = {

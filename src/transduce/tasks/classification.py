@@ -94,6 +94,9 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         if data.valid:
             valid = list(chain.from_iterable(read_labelled(_path(c)) for c in data.valid))
         else:
+            if not _n_held_out(train):
+                names = ", ".join(_path(c).name for c in data.train)
+                raise DataError(f"{names}: {len(train)} labelled texts are too few to hold some out; give data.valid")
             train, valid = _hold_out(train, settings.training.seed)
             log.say(f"no validation text given: {len(valid):,} texts are held out for it, drawn by seed")
         labels = data.labels or labels_in(train)
@@ -241,12 +244,13 @@ def _path(corpus: Corpus) -> Path:
     return corpus.path
 
 
+def _n_held_out(examples: Sequence[Labelled]) -> int:
+    return min(HELD_OUT_MOST, round(len(examples) * HELD_OUT_SHARE))
+
+
 def _hold_out(examples: list[Labelled], seed: int) -> tuple[list[Labelled], list[Labelled]]:
     """The rest, and what is held out."""
-    n = min(HELD_OUT_MOST, round(len(examples) * HELD_OUT_SHARE))
-    if not n:
-        raise DataError(f"{len(examples)} labelled texts are too few to hold some out; give data.valid")
-    held = set(random.Random(seed).sample(range(len(examples)), n))
+    held = set(random.Random(seed).sample(range(len(examples)), _n_held_out(examples)))
     return [e for i, e in enumerate(examples) if i not in held], [examples[i] for i in sorted(held)]
 
 

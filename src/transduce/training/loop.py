@@ -27,7 +27,7 @@ from transduce.training.feed import Feed, Feeder, ahead
 from transduce.training.meter import Meter, NotFinite, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
 from transduce.training.state import TrainingResult, TrainingState, checked, full_weights, joined, part_of
-from transduce.training.step import Updater
+from transduce.training.step import Updater, give_back_memory
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
 from transduce.training.validate import Validator
 
@@ -184,6 +184,7 @@ class Trainer:
         state.reserve = seconds + self._save_seconds
         self.pace.pause(seconds)
         self._save()
+        give_back_memory()
 
     def _say(self, scores: dict[str, float], *, better: bool) -> None:
         state = self.state
