@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SMALL = (
@@ -155,7 +155,9 @@ def main() -> None:
             out.mkdir()
             # Lines are written in the order of the text: bytes tell how far it is.
             translate = watch(command("translate", run, text, "-o", out / "text"), lambda: size_of(out))
-            found.append(("translate, bytes written", translate))
+            n_bytes = max(sample.done for sample in translate)
+            scaled = [replace(sample, done=round(sample.done * args.lines / n_bytes)) for sample in translate]
+            found.append(("translate, lines", scaled))
         for what, samples in found:
             row, flat = judge(what, samples)
             rows.append(row)

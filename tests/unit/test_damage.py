@@ -24,12 +24,14 @@ from safetensors.torch import save_file
 
 import marians
 import toys
+from system.commands import transduce
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings, apply_override, read_recipe
 from transduce.data.arrays import check_ids, check_lengths, check_offsets, map_array
 from transduce.data.lines import FREE, read_lines
 from transduce.data.store import TokenStore
 from transduce.data.stored import read_names
+from transduce.data.text_store import TextStore
 from transduce.data.tmx import read_units
 from transduce.decoding.pipeline import Translator
 from transduce.errors import DataError, RunFolderError, SettingsError, UserError
@@ -38,6 +40,7 @@ from transduce.evaluation.report import report_html
 from transduce.exchange import import_run
 from transduce.files import MOST_JSON, check_folder, expecting, read_bytes, read_json
 from transduce.interchange.folder import check_source, read_weights
+from transduce.interchange.hub import tokenizer_file
 from transduce.log import MetricsFile
 from transduce.manifest import fingerprint
 from transduce.tensors import load_tensors, save_tensors, shapes
@@ -401,6 +404,20 @@ def test_ids_of_another_vocabulary(tmp_path: Path) -> None:
             HubTokenizer(b"{}", theirs)
 
 
+@pytest.mark.parametrize("value", [1 << 31, (1 << 32) - 1, 1 << 70, -1, 1.5, "1", True, None])
+def test_ids_that_would_end_the_process(tmp_path: Path, value: object) -> None:
+    """The tokenizers library takes memory for every id up to the largest, and where there is none, it aborts."""
+    made = {"model": {"type": "BPE", "vocab": {"a": 0, "b": value}, "merges": []}, "added_tokens": []}
+    added = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": value, "content": "b"}]}
+    for content in (made, added):
+        with pytest.raises(ValueError, match="ids that are none"):
+            HubTokenizer(json.dumps(content).encode(), [0, 0, 0, 0])
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": value}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(RunFolderError, match="the vocabulary in .* is damaged"):
+        tokenizer_file(tmp_path, [])
+
+
 def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path)
@@ -421,6 +438,49 @@ def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"pytorch_model.bin"):
             read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("config.json", {"architectures": 3}, None),  # an oddity that changes nothing
+        ("config.json", {"architectures": [["x"]]}, "holds"),
+        ("generation_config.json", {"max_length": [1]}, "max_length"),
+        ("generation_config.json", {"num_beams": "x"}, "num_beams"),
+        ("config.json", {"d_model": 1 << 40}, "d_model"),
+        ("config.json", {"dropout": {}}, "dropout"),
+        ("tokenizer_config.json", {"unk_token": []}, None),
+    ],
+)
+def test_an_imported_folder_whose_files_are_of_another_form(
+    tmp_path: Path, name: str, values: dict[str, Any], told: str | None
+) -> None:
+    theirs = marians.make_folder(tmp_path / "theirs", marians.make_run(tmp_path / "run"))
+    path = theirs / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    if told is None:
+        assert list(import_run("marian", theirs, tmp_path / "made"))
+        return
+    with pytest.raises(UserError, match=told):
+        list(import_run("marian", theirs, tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_empty_text_store_is_damaged(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.zeros(0, np.uint16))
+    facts = {"format": 1, "documents": 1, "bytes": 3, "checksum": zlib.crc32((tmp_path / "ids.npy").read_bytes())}
+    (tmp_path / "store.json").write_text(json.dumps(facts))
+    with pytest.raises(RunFolderError, match="there is no text in it"):
+        TextStore.open(tmp_path)
+
+
+def test_an_error_of_any_length_is_shown_short(tmp_path: Path) -> None:
+    done = transduce("translate", tmp_path / ("x" * 200) / ("y" * 200), *["z" * 250] * 30)
+    assert done.code == 2 and len(done.err) < 2100
+    done = transduce(
+        "train", "--set", f"data.separate_documents={[0] * 5000}", "--src", tmp_path / "a", "--tgt", tmp_path / "b"
+    )
+    assert done.code == 2 and len(done.err) < 2100 and "[...]" in done.err
 
 
 def test_a_folder_to_import_with_a_pipe_is_refused(tmp_path: Path) -> None:

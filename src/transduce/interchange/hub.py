@@ -13,7 +13,7 @@ from transduce.errors import RunFolderError, UserError
 from transduce.files import read_bytes
 from transduce.interchange.folder import MOST_VOCABULARY, read_object
 from transduce.interchange.vocabulary import Rows
-from transduce.text.hub import HubTokenizer
+from transduce.text.hub import HubTokenizer, check_ids
 
 FILE, WORDS, PIECES, MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
 
@@ -40,6 +40,7 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
                 handle_chinese_chars=bool(told.get("tokenize_chinese_chars", True)),
             )
         elif (folder / PIECES).exists() and (folder / MERGES).exists():
+            check_ids(read_object(folder / PIECES).values())
             made = ByteLevelBPETokenizer(str(folder / PIECES), str(folder / MERGES))
         else:
             raise RunFolderError(f"{folder} has no vocabulary: neither {FILE}, nor {WORDS}, nor {PIECES} and {MERGES}")

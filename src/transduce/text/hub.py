@@ -6,6 +6,7 @@ front. The library is an extra: `pip install transduce[interchange]`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,8 @@ from transduce.errors import RunFolderError, UserError
 from transduce.files import read_json, write_aside, write_json
 from transduce.text.special import EOS, UNK, characters
 
-MOST_IDS = 1 << 31
+MOST_IDS = 1 << 24
+"""Ids beyond are of no vocabulary; the library would take memory for all up to the largest, and end the process."""
 
 
 class HubTokenizer:
@@ -122,8 +124,26 @@ def _byte_of() -> dict[str, int]:
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
+def check_ids(ids: Iterable[object]) -> None:
+    """`ValueError` where an id of a file is none that the library can be handed."""
+    if not all(type(i) is int and 0 <= i < MOST_IDS for i in ids):
+        raise ValueError("its vocabulary has ids that are none")
+
+
+def _check(model: bytes) -> None:
+    """Look through a tokenizer.json for what would end the process; the library itself refuses the rest."""
+    try:
+        content = json.loads(model)
+        vocabulary = content["model"]["vocab"]
+        added = [one["id"] for one in content.get("added_tokens") or ()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
+    check_ids([*(vocabulary.values() if isinstance(vocabulary, dict) else ()), *added])
+
+
 def _open(model: bytes) -> Any:
     """The library's tokenizer, without the cutting and padding that a file may ask for."""
+    _check(model)
     try:
         from tokenizers import Tokenizer
     except ImportError:
