@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=int, nargs="+", help="these cases, and what each told")
     parser.add_argument("--quick", action="store_true", help="the kinds of the short form")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a case")
     parser.add_argument("--folder", type=Path, help="keep originals here")
@@ -119,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="fuzz-"))
     worker = Worker(folder.resolve(), args.seed, quick=args.quick, limit=args.limit)
-    numbers = [args.only] if args.only is not None else range(args.first, args.first + args.count)
+    numbers = args.only if args.only is not None else range(args.first, args.first + args.count)
     table: dict[str, Counter[str]] = {}
     bad, slowest = 0, 0.0
     began = time.monotonic()

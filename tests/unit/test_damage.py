@@ -268,7 +268,7 @@ def test_a_state_of_another_form_is_damaged(
         toys.toy_run(tmp_path / "run", toys.settings(max_updates=2, valid_updates=1))
 
 
-@pytest.mark.parametrize("fate", ["shape", "type", "missing", "optimizer", "generator"])
+@pytest.mark.parametrize("fate", ["shape", "type", "missing", "optimizer", "moment", "generator"])
 def test_tensors_of_another_model_are_told(trained: Path, tmp_path: Path, fate: str) -> None:
     import shutil
 
@@ -285,6 +285,8 @@ def test_tensors_of_another_model_are_told(trained: Path, tmp_path: Path, fate: 
     elif fate == "optimizer":
         name = next(n for n in tensors if n.endswith("exp_avg") and tensors[n].dim() == 2)
         tensors[name] = tensors[name][:1].clone()
+    elif fate == "moment":
+        tensors.pop(next(n for n in tensors if n.endswith("exp_avg")))
     else:
         tensors["updater/generator.cpu"] = torch.zeros(3)
     from transduce.tensors import write_tensors
