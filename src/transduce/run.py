@@ -135,8 +135,7 @@ def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
     log.say(f"batches: {len(feeder.plan(0)):,} an epoch, {share:.1%} padding")
     data = read_json(folder.path / "data.json")
     with expecting(folder.path / "data.json"):
-        data = {**data, "padding": share}
-    write_json(folder.path / "data.json", data)
+        write_json(folder.path / "data.json", {**data, "padding": share})
 
 
 def _end_of(folder: RunFolder) -> dict[str, Any] | None:

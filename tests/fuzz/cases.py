@@ -187,7 +187,10 @@ def make_case(original: Path, folder: Path, target: Target, draw: random.Random)
         own = mutations_of(file)
         damages = own if own and draw.random() < 0.65 else BYTES
         damage = draw.choice(sorted(damages))
-        content = damages[damage](before, draw)
+        try:
+            content = damages[damage](before, draw)
+        except RecursionError:  # what is there is nested too deep for us
+            damage, content = "truncate", BYTES["truncate"](before, draw)
     file.write_bytes(content)
     fixed = draw.random() < 0.75 and put_right(file)
     command = target.command(folder, file)

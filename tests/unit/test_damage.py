@@ -35,7 +35,7 @@ from transduce.data.text_store import TextStore
 from transduce.data.tmx import read_units
 from transduce.decoding.pipeline import Translator
 from transduce.errors import DataError, RunFolderError, SettingsError, UserError
-from transduce.evaluation.records import RECORDS, read_record, shown
+from transduce.evaluation.records import RECORDS, read_record, save_text_scores, shown
 from transduce.evaluation.report import report_html
 from transduce.exchange import import_run
 from transduce.files import MOST_JSON, check_folder, expecting, read_bytes, read_json
@@ -384,6 +384,15 @@ def test_a_record_that_tells_nothing_is_named(run: Path, name: str, value: objec
         assert shown(folder, report_html) and read_record(folder) and before
     except RunFolderError as error:  # where it is not simply left out
         assert f"{name} is damaged" in str(error)
+
+
+def test_a_record_with_a_number_that_is_none_is_named_when_it_is_written_again(run: Path) -> None:
+    folder = RunFolder.open(run)
+    for content in ('{"sets": [], "x": NaN}', '{"sets": [], "x": 1e999}', '{"sets": 3}', "[]"):
+        (run / "text_scores.json").write_text(content)
+        with pytest.raises(RunFolderError, match=r"text_scores.json is damaged"):
+            save_text_scores(folder, "a", {"nll": 1.0})
+        assert (run / "text_scores.json").read_text() == content
 
 
 def test_which_of_several_records_is_damaged(run: Path) -> None:

@@ -219,5 +219,4 @@ def _merge(path: Path, value: Mapping[str, Any]) -> None:
     content = read_json(path) if path.exists() else {}
     with expecting(path):
         others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
-        content = {**content, "sets": [*others, value]}
-    write_json(path, content)
+        write_json(path, {**content, "sets": [*others, value]})
