@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import typer
 
 from transduce.cli import app
-from transduce.errors import TransduceError
+from transduce.errors import Lost, TransduceError
+from transduce.place import LOST, this_place
 
 LONGEST = 2000
 """Characters of an error."""
@@ -36,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("transduce: interrupted", file=sys.stderr)
         sys.exit(130)
+    except Lost as error:
+        place = this_place()
+        if place.meeting is None:  # nobody else will tell
+            print(f"transduce: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code if place.meeting is None else LOST)
     except (TransduceError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()
@@ -61,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _one_line(message: str) -> str:
     """A message for people: on one line, the middle of a very long one left out."""
-    text = " ".join(message.split())
+    text = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))  # names may hold anything
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
 
 

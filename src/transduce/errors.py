@@ -51,6 +51,10 @@ class Interrupted(TransduceError):
     exit_code = 130
 
 
+class Lost(TransduceError):
+    """Another process of the same training has ended."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """A hint to the allowed name nearest to a misspelt one: `; did you mean 'x'?`, or nothing.
 

@@ -25,7 +25,7 @@ from transduce.files import write_aside
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _CHUNK = 1 << 20
-_MOST_HEADER = 100_000_000  # as the format has it
+_MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -72,7 +72,7 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
         aliases = json.loads(metadata.get("aliases", "{}"))
         return tensors | {name: tensors[kept] for name, kept in aliases.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _damaged(path, "its tied tensors are not there") from None
+        raise _damaged(path, "what it says of tied tensors cannot be") from None
 
 
 def load_metadata(path: Path) -> dict[str, str]:
@@ -169,10 +169,10 @@ def _read_head(file: BinaryIO, path: Path) -> bytes:
     if size < 8 or length > size - 8:
         raise _damaged(path, f"it ends after {size:,} bytes")
     if length > _MOST_HEADER:
-        raise _damaged(path, "its header has no end")
+        raise _damaged(path, f"its header has {length:,} bytes, and at most {_MOST_HEADER:,} are allowed")
     head = length.to_bytes(8, "little") + file.read(length)
     try:
-        end = _end_of(json.loads(head[8:]))
+        end = _end_of(json.loads(head[8:], object_pairs_hook=_once))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(path, "its header cannot be read") from None
     if size != 8 + length + end:
@@ -191,6 +191,14 @@ def _end_of(header: dict[str, Any]) -> int:
         if not all(type(n) is int and n >= 0 for n in (begin, stop - begin, *entry["shape"])):
             raise ValueError("sizes and places are whole numbers")
     return max((entry["data_offsets"][1] for entry in entries), default=0)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of the header; `ValueError` where a name stands in it twice: readers take the one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def _metadata(head: bytes) -> dict[str, str]:

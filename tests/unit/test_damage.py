@@ -39,7 +39,7 @@ from transduce.evaluation.records import RECORDS, read_record, save_text_scores,
 from transduce.evaluation.report import report_html
 from transduce.exchange import import_run
 from transduce.files import MOST_JSON, check_folder, expecting, read_bytes, read_json
-from transduce.interchange.folder import check_source, read_weights
+from transduce.interchange.folder import read_weights
 from transduce.interchange.hub import tokenizer_file
 from transduce.log import MetricsFile
 from transduce.manifest import fingerprint
@@ -432,7 +432,7 @@ def test_ids_that_would_end_the_process(tmp_path: Path, value: object) -> None:
 def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path)
-    with pytest.raises(UserError, match="each with its own numbers"):
+    with pytest.raises(UserError, match="would take"):
         read_weights(tmp_path)
     torch.save({"a": torch.zeros(4).to_sparse()}, path)
     with pytest.raises(UserError, match=r"pytorch_model.bin is refused"):
@@ -443,7 +443,7 @@ def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
         for entry in old.infolist():
             new.writestr(entry.filename, old.read(entry))
     (tmp_path / "packed").rename(path)
-    with pytest.raises(UserError, match="packed archive"):
+    with pytest.raises(UserError, match="compressed archive"):
         read_weights(tmp_path)
     for content in (b"PK\x03\x04", b"\x80\x02.", b"\x80\x02}q\x00(X", b"."):
         path.write_bytes(content)
@@ -500,8 +500,6 @@ def test_a_folder_to_import_with_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(theirs / "source.spm")
     with pytest.raises(RunFolderError, match=r"source.spm is no file"):
         list(import_run("marian", theirs, tmp_path / "made"))
-    with pytest.raises(RunFolderError, match="there is no folder"):
-        check_source(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

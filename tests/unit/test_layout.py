@@ -15,14 +15,26 @@ FILES = sorted(SRC.rglob("*.py"))
 # The design's levels. What a folder holds is on one level, and within a level a file imports only what stands before it
 # here, or (folders of one level) files of its own folder.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "files", "log", "lock", "output"),
+    ("errors", "config", "files", "log", "lock", "place", "output"),
     ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
     ("manifest", "checkpoint"),
     ("training", "decoding"),
     ("evaluation", "interchange", "inspection", "serving"),
     (
-        *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks", "run"),
+        *(
+            "machine",
+            "choose",
+            "choose_text",
+            "choose_encoder",
+            "request",
+            "prepare",
+            "finish",
+            "tasks",
+            "run",
+            "follow",
+            "launch",
+        ),
         *("use", "use_encoder", "showcase", "exchange"),
         *("options", "cli_exchange", "cli_text", "cli_encoder", "cli", "__main__"),
     ),

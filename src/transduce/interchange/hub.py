@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from transduce.errors import RunFolderError, UserError
-from transduce.files import read_bytes
-from transduce.interchange.folder import MOST_VOCABULARY, read_object
+from transduce.interchange.folder import read_object
+from transduce.interchange.limits import check_padding, read_bytes
 from transduce.interchange.vocabulary import Rows
 from transduce.text.hub import HubTokenizer, check_ids
 
 FILE, WORDS, PIECES, MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
+ADDED = "added_tokens.json"
 
 
 def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
@@ -24,7 +25,7 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
     `special`: pieces that text may name.
     """
     if (folder / FILE).exists():
-        return read_bytes(folder / FILE, most=MOST_VOCABULARY)
+        return read_bytes(folder / FILE)
     try:
         from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
     except ImportError:
@@ -33,6 +34,7 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
     lower = bool(told.get("do_lower_case", True))
     try:
         if (folder / WORDS).exists():
+            read_bytes(folder / WORDS)  # for what it refuses
             made: Any = BertWordPieceTokenizer(
                 str(folder / WORDS),
                 lowercase=lower,
@@ -40,6 +42,7 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
                 handle_chinese_chars=bool(told.get("tokenize_chinese_chars", True)),
             )
         elif (folder / PIECES).exists() and (folder / MERGES).exists():
+            read_bytes(folder / PIECES), read_bytes(folder / MERGES)
             check_ids(read_object(folder / PIECES).values())
             made = ByteLevelBPETokenizer(str(folder / PIECES), str(folder / MERGES))
         else:
@@ -50,6 +53,8 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
         raise
     except BaseException as error:  # the library raises nothing narrower, and panics are no Exception
         raise RunFolderError(f"the vocabulary in {folder} is damaged: {' '.join(str(error).split()[:14])}") from None
+    added = read_object(folder / ADDED, optional=True)
+    made.add_tokens([piece for piece, _ in sorted(added.items(), key=lambda item: str(item[1]).zfill(20))])
     made.add_special_tokens([piece for piece in special if made.token_to_id(piece) is not None])
     return bytes(made.to_str(), "utf-8")
 
@@ -61,10 +66,10 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
         pieces = content["model"]["vocab"]
         ids = {piece: i for piece, i in pieces.items()} if isinstance(pieces, Mapping) else {}
         ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
+        if not all(type(i) is int and i >= 0 for i in ids.values()) or len(set(ids.values())) < len(ids):
+            raise ValueError("ids")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary") from None
-    if not all(isinstance(piece, str) and type(i) is int and i >= 0 for piece, i in ids.items()):
-        raise RunFolderError(f"{origin / FILE} is damaged: its vocabulary has ids that are no numbers")
+        raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary, or no id for each piece") from None
     return ids
 
 
@@ -80,12 +85,13 @@ def vocabulary(model: bytes, special: Sequence[str | None], *, n: int, origin: P
     over = max(ids.values(), default=0)
     if over >= n:
         raise UserError(f"{origin}: the vocabulary has id {over}, and config.json says vocab_size {n}")
+    check_padding(over + 1, n=n, origin=origin)
     first = [-1 if piece is None else ids[piece] for piece in special]
     index = first + [i for i in range(n) if i not in set(first)]
     try:
         return HubTokenizer(model, index), Rows(torch.tensor(index), n)
     except ValueError as error:
-        raise RunFolderError(f"{origin / FILE} is damaged: {error}") from None
+        raise RunFolderError(f"{origin / FILE} cannot be used: {error}") from None
 
 
 def special_names(folder: Path, usual: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 from transduce.checkpoint import Checkpoint, RunFolder
 from transduce.errors import Interrupted, RunFolderError, TrainingError
 from transduce.files import expecting, remove_leftovers, write_json
-from transduce.log import Bar, Log, MetricsFile
+from transduce.log import Bar, Log, MetricsFile, NoMetrics
 from transduce.training.averaging import AVERAGES, borrowed
+from transduce.training.distributed import Link
 from transduce.training.feed import Feed, Feeder, ahead
 from transduce.training.meter import Meter, NotFinite, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
@@ -76,28 +78,31 @@ class Trainer:
         self.model, self.folder, self.log = model, folder, log
         self.updater, self.feeder, self.validator = updater, feeder, validator
         self.settings = s = folder.settings.training
+        self.link: Link = updater.link
         assert s.schedule is not None and s.warmup_updates is not None and s.valid_updates is not None, "choose first"
         self.schedule, self.warmup, self.valid_updates = find_schedule(s.schedule), s.warmup_updates, s.valid_updates
         self.limits = Limits.of(s)
         self.live = dict(model.named_parameters())
         self.snapshots = folder.path / "averaging"
-        self.average = AVERAGES[s.average](self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay)
+        average = AVERAGES[s.average if self.link.leads else "none"]
+        self.average = average(self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay)
         self.stopper = Stopper(by=s.stop_by, patience=s.patience)
-        self.metrics = MetricsFile(folder.path / "metrics.jsonl")
+        self.metrics = (MetricsFile if self.link.leads else NoMetrics)(folder.path / "metrics.jsonl")
         self.state, self.meter, self.clock, self.pace = TrainingState(), Meter(), Clock(), Pace(0.0)
         self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last line, for the bar
 
     def run(self) -> TrainingResult:
         """Train to the end."""
-        with stop_on_signals(self.log.say) as asked:
+        with stop_on_signals(self.log.say) as own:
+            asked = self.link.shared(own)
             self._take_up()
             if not self.state.finished:
                 try:
                     with self.log.progress("training") as bar:
                         self._updates(bar, asked)
                 except NotFinite as error:
-                    raise self._explained(error) from None
+                    raise TrainingError(self.link.tell(partial(self._explained, error))) from None
             result = self._end()
             if asked:  # during the last validation: what follows training can wait for the same command
                 raise self._interrupted(asked.name)
@@ -141,7 +146,7 @@ class Trainer:
     def _update(self, feed: Feed) -> None:
         state = self.state
         factor = self.schedule(Moment(state.update, state.progress, self.warmup))
-        result = self.updater.update(feed.batches, factor)
+        result = self.updater.update(feed.batches, factor, feed.n_targets)
         self.average.after_update()
         state.update, state.position, state.epochs = state.update + 1, feed.after, feed.epochs
         lr = self.updater.optimizer.param_groups[-1]["lr"]  # of embeddings and norms where matrices have their own
@@ -168,7 +173,7 @@ class Trainer:
         self.meter.settle()
         bar.update(state.progress, **self._shown, note="validating")
         with borrowed(self.live, self.average.candidate(state.update)):
-            scores = self.validator()
+            scores = self.link.tell(self.validator)
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {self._advice()}")
         better = self.stopper.see(state.update, scores)
@@ -194,6 +199,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Write a checkpoint; clear what no checkpoint needs any more."""
+        self.link.check_equal(self.live)
         began = self.clock.seconds()
         self.meter.settle()
         self.state.seconds = began
@@ -213,6 +219,7 @@ class Trainer:
         self.folder.save_checkpoint(self.state.update, joined(parts), state)
         self.folder.prune(self.settings.keep_checkpoints)
         self.average.saved()
+        self.link.sync()
         self._saved_at = self.clock.seconds()
         self._save_seconds = self._saved_at - began
         self.pace.pause(self._save_seconds)
@@ -221,21 +228,24 @@ class Trainer:
 
     def _take_up(self) -> None:
         """Go on from the latest checkpoint, or begin."""
-        if self.snapshots.is_dir():
+        if self.snapshots.is_dir() and self.link.leads:
             remove_leftovers(self.snapshots)
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
             self._forget_after(-1)
             n_weights = sum(parameter.numel() for parameter in self.live.values())
             start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
-            self.metrics.append({**start, "device": str(self.feeder.device), "threads": torch.get_num_threads()})
+            threads = {"threads": torch.get_num_threads(), "processes": self.link.size}
+            self.metrics.append({**start, "device": str(self.feeder.device), **threads})
+            self.link.begin_stream(self.settings.seed)
         else:
             self._load(checkpoint)
             if not self.state.finished:
                 seconds = self.state.seconds
                 self.metrics.append({"event": "restart", "update": self.state.update, "seconds": seconds})
                 self.log.say(f"going on from update {self.state.update}, epoch {self.state.epochs:.2f}")
-        self.clock = Clock(self.state.seconds)
+        self.link.check_equal(self.live)
+        self.clock = self.link.clock(self.state.seconds)
         self.pace, self._saved_at = Pace(self.state.seconds), self.state.seconds
 
     def _forget_after(self, update: int) -> None:
@@ -263,15 +273,16 @@ class Trainer:
             values = part_of(tensors, "model")
             for name, live in self.live.items():
                 live.copy_(checked(values[name], like=live, name=name))
-        self.updater.load_state(part_of(tensors, "updater"), state["updater"])
-        notes = self.average.load(part_of(tensors, "average"), state["average"])
+        notes = self.updater.load_state(part_of(tensors, "updater"), state["updater"], self.state.update)
+        notes += self.average.load(part_of(tensors, "average"), state["average"])
         self.meter.load(state["meter"])
         for note in (*checkpoint.notes, *notes):
             self.log.warn(note)
 
     def _end(self) -> TrainingResult:
         state, best = self.state, self.stopper.best_update
-        shutil.rmtree(self.snapshots, ignore_errors=True)
+        if self.link.leads:
+            shutil.rmtree(self.snapshots, ignore_errors=True)
         if all(event["event"] != "end" for event in self.metrics.read()):
             event = {"event": "end", "update": state.update, "seconds": state.seconds, "minutes": state.seconds / 60}
             self.metrics.append({**event, "reason": state.finished, "epochs": state.epochs, "best_update": best})
@@ -283,13 +294,13 @@ class Trainer:
             "the same command goes on from there"
         )
 
-    def _explained(self, error: NotFinite) -> TrainingError:
-        """The error for the user, and the sentences of the bad update in a file."""
+    def _explained(self, error: NotFinite) -> str:
+        """What the user is told, and the sentences of the bad update in a file."""
         row, path = error.row, self.folder.path / "not_finite.json"
         sentences = [{"index": i, "text": self._text(i)} for i in error.indices]
         numbers = {"loss": repr(row.loss_sum / row.n_targets), "grad_norm": repr(row.grad_norm)}
         write_json(path, {"update": row.update, **numbers, "lr": row.lr, "sentences": sentences})
-        return TrainingError(
+        return (
             f"update {row.update} is not finite (loss {numbers['loss']}, gradient norm {numbers['grad_norm']}); "
             f"its {len(sentences)} sentences are in {path}; {self._advice()}"
         )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.training.criteria import Criterion, tell_tokens
+from transduce.training.distributed import ALONE, Link, name_of, stream_seed
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -90,17 +91,24 @@ class Updater:
         device: torch.device,
         precision: str,
         criterion: Criterion = tell_tokens,
+        link: Link = ALONE,
     ) -> None:
+        self.link, self.seed = link, settings.seed
         self.model: Any = model  # of any kind that the MODELS table knows
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         self.optimizer = build_optimizer(model, settings)
 
-    def update(self, batches: Sequence[TrainingBatch], lr_scale: float) -> UpdateResult:
-        """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`."""
+    def update(self, batches: Sequence[TrainingBatch], lr_scale: float, n_targets: int | None = None) -> UpdateResult:
+        """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`.
+
+        `n_targets`: of the whole update, where other processes have some of its micro-batches; all its sums are theirs
+        too.
+        """
         self.model.train()
-        n_targets = sum(batch.n_targets for batch in batches)
+        if n_targets is None:
+            n_targets = sum(batch.n_targets for batch in batches)
         loss_sum = torch.zeros((), device=self.device)
         nll_sum = torch.zeros((), device=self.device)
         for batch in batches:
@@ -109,6 +117,7 @@ class Updater:
             (loss / n_targets).backward()
             loss_sum += loss.detach()
             nll_sum += nll
+        loss_sum, nll_sum = self.link.sum_up(list(self.model.parameters()), (loss_sum, nll_sum))
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True)
         if self.clip_norm:
@@ -120,18 +129,26 @@ class Updater:
         return UpdateResult(loss_sum=loss_sum, nll_sum=nll_sum, n_targets=n_targets, grad_norm=norm)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What an exact resume needs beside the weights: the optimizer's tensors and the generators of dropout."""
+        """What an exact resume needs beside the weights: the optimizer's tensors, all processes' dropout generators."""
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        tensors["generator.cpu"] = torch.get_rng_state()
+        generators = {"generator.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
-        return tensors, {}
+            generators["generator.cuda"] = torch.cuda.get_rng_state(self.device)
+        return tensors | self.link.gather(generators), {"processes": self.link.size}
 
-    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Put back what `state` gave."""
+    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
+        """Put back what `state` gave after so many updates; notes for the user, if something is not as it was."""
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
-        torch.set_rng_state(tensors["generator.cpu"])
-        if "generator.cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
+        if (n := state.get("processes", 1)) != self.link.size:
+            torch.manual_seed(stream_seed(self.seed, update, self.link.rank))
+            return [
+                f"the run had {n} processes until update {update} and goes on with {self.link.size}: the sentences of "
+                "each update stay the same, dropout draws other numbers"
+            ]
+        cpu, cuda = (name_of(f"generator.{device}", self.link.rank) for device in ("cpu", "cuda"))
+        torch.set_rng_state(tensors[cpu])
+        if cuda in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors[cuda], self.device)
+        return []
