@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import platform
 import sys
 
 OFF, LOOPBACK, LOG = "TRANSDUCE_TESTS_NETWORK", "TRANSDUCE_TESTS_LOOPBACK", "TRANSDUCE_TESTS_NETWORK_LOG"
@@ -17,7 +18,7 @@ OFF, LOOPBACK, LOG = "TRANSDUCE_TESTS_NETWORK", "TRANSDUCE_TESTS_LOOPBACK", "TRA
 
 _ADDRESS = {"socket.connect": 1, "socket.bind": 1, "socket.sendto": 1, "socket.sendmsg": 1}
 _NAME = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
-_HERE = ("", "localhost", "0.0.0.0", "::")
+_HERE = ("", "localhost", "0.0.0.0", "::", platform.node().lower())
 
 
 class Blocked(OSError):

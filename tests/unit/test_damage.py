@@ -73,27 +73,27 @@ def enter(run: Path, name: str) -> None:
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 100_000, b"\xff", b"", b"1" * 5000], ids=["deep", "deeper", "bytes", "empty", "digits"])  # fmt: skip
 def test_json_that_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(RunFolderError, match="a.json is damaged"):
+    with pytest.raises(RunFolderError, match=r"a.json is damaged"):
         read_json(tmp_path / "a.json")
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(RunFolderError, match="a.json is no file"):
+    with pytest.raises(RunFolderError, match=r"a.json is no file"):
         read_json(tmp_path / "a.json")
     (tmp_path / "b.json").symlink_to("/dev/zero")
-    with pytest.raises(RunFolderError, match="b.json is no file"):
+    with pytest.raises(RunFolderError, match=r"b.json is no file"):
         read_bytes(tmp_path / "b.json", most=10)
     with (tmp_path / "c.json").open("wb") as file:
         file.truncate(MOST_JSON + 1)  # takes no room on the disk
-    with pytest.raises(RunFolderError, match="no such file has 268,435,457 bytes"):
+    with pytest.raises(RunFolderError, match=r"no such file has 268,435,457 bytes"):
         read_json(tmp_path / "c.json")
 
 
 def test_a_form_that_is_not_expected_is_told(tmp_path: Path) -> None:
     for wrong in (lambda: {}["a"], lambda: int("x"), lambda: 1 + None, lambda: [][3], lambda: None.x):  # type: ignore[operator,attr-defined]
         with (
-            pytest.raises(RunFolderError, match="x.json is damaged: it does not hold what it should"),
+            pytest.raises(RunFolderError, match=r"x.json is damaged: it does not hold what it should"),
             expecting("x.json"),
         ):
             wrong()
@@ -171,7 +171,7 @@ def test_weights_of_whole_numbers_are_no_weights(run: Path) -> None:
     tensors = folder.load_model()
     name = next(iter(tensors))
     folder.save_model({**tensors, name: tensors[name].int()})
-    with pytest.raises(RunFolderError, match="of type torch.int32"):
+    with pytest.raises(RunFolderError, match=r"of type torch.int32"):
         Translator.load(run)
 
 
@@ -211,7 +211,7 @@ def test_headers_of_tensors_that_are_none(tmp_path: Path, content: bytes) -> Non
 
 def test_shapes_of_a_file_whose_header_is_not_one(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(header({"a": {**ENTRY, "shape": None}}))
-    with pytest.raises(RunFolderError, match="its header cannot be read"):
+    with pytest.raises(RunFolderError, match=r"its header cannot be read"):
         shapes(tmp_path / "a.safetensors")
 
 
@@ -319,7 +319,7 @@ def test_a_line_of_the_log_without_a_number_is_left_out(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_arrays_that_are_no_row_of_numbers(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(RunFolderError, match="is no row of numbers"):
+    with pytest.raises(RunFolderError, match=r"is no row of numbers"):
         map_array(tmp_path / "a.npy", zlib.crc32((tmp_path / "a.npy").read_bytes()))
 
 
@@ -348,10 +348,10 @@ def test_offsets_and_ids_are_checked(tmp_path: Path) -> None:
     check_ids(path, np.array([0, 9]), 10)
     check_ids(path, np.array([], np.int32), 10)
     for ids in ([-1, 3], [3, 10]):
-        with pytest.raises(RunFolderError, match="vocabulary of 10 pieces"):
+        with pytest.raises(RunFolderError, match=r"vocabulary of 10 pieces"):
             check_ids(path, np.array(ids), 10)
     check_lengths(path, np.array([0, 3, 5]), 3)
-    with pytest.raises(RunFolderError, match="longer than 2"):
+    with pytest.raises(RunFolderError, match=r"longer than 2"):
         check_lengths(path, np.array([0, 3, 5]), 2)
 
 
@@ -365,7 +365,7 @@ def test_a_store_whose_facts_are_of_another_form(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=r"(store.json|src.npy) is (damaged|missing)"):
             TokenStore.open(tmp_path)
     (tmp_path / "names.json").write_text("[1, {}]")
-    with pytest.raises(RunFolderError, match="no list of names"):
+    with pytest.raises(RunFolderError, match=r"no list of names"):
         read_names(tmp_path / "names.json")
 
 
@@ -411,7 +411,7 @@ def test_which_of_several_records_is_damaged(run: Path) -> None:
 
 def test_ids_of_another_vocabulary(tmp_path: Path) -> None:
     for theirs in ([1, 2, 3, 4, "x"], [1, 2, 3, 4, 1 << 40], [1, 2, 3, 4, True], [1, 2]):
-        with pytest.raises(ValueError, match="ids of a vocabulary|not a tokenizer"):
+        with pytest.raises(ValueError, match=r"ids of a vocabulary|not a tokenizer"):
             HubTokenizer(b"{}", theirs)
 
 
@@ -421,18 +421,18 @@ def test_ids_that_would_end_the_process(tmp_path: Path, value: object) -> None:
     made = {"model": {"type": "BPE", "vocab": {"a": 0, "b": value}, "merges": []}, "added_tokens": []}
     added = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": value, "content": "b"}]}
     for content in (made, added):
-        with pytest.raises(ValueError, match="ids that are none"):
+        with pytest.raises(ValueError, match=r"ids that are none"):
             HubTokenizer(json.dumps(content).encode(), [0, 0, 0, 0])
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": value}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(RunFolderError, match="the vocabulary in .* is damaged"):
+    with pytest.raises(RunFolderError, match=r"the vocabulary in .* is damaged"):
         tokenizer_file(tmp_path, [])
 
 
 def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path)
-    with pytest.raises(UserError, match="would take"):
+    with pytest.raises(UserError, match=r"would take"):
         read_weights(tmp_path)
     torch.save({"a": torch.zeros(4).to_sparse()}, path)
     with pytest.raises(UserError, match=r"pytorch_model.bin is refused"):
@@ -443,7 +443,7 @@ def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
         for entry in old.infolist():
             new.writestr(entry.filename, old.read(entry))
     (tmp_path / "packed").rename(path)
-    with pytest.raises(UserError, match="compressed archive"):
+    with pytest.raises(UserError, match=r"compressed archive"):
         read_weights(tmp_path)
     for content in (b"PK\x03\x04", b"\x80\x02.", b"\x80\x02}q\x00(X", b"."):
         path.write_bytes(content)
@@ -481,7 +481,7 @@ def test_an_empty_text_store_is_damaged(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.zeros(0, np.uint16))
     facts = {"format": 1, "documents": 1, "bytes": 3, "checksum": zlib.crc32((tmp_path / "ids.npy").read_bytes())}
     (tmp_path / "store.json").write_text(json.dumps(facts))
-    with pytest.raises(RunFolderError, match="there is no text in it"):
+    with pytest.raises(RunFolderError, match=r"there is no text in it"):
         TextStore.open(tmp_path)
 
 
@@ -530,13 +530,13 @@ def test_a_decompression_bomb_is_refused_before_it_fills_anything(tmp_path: Path
     part = PACKED[suffix]((b"word " * 2000 + b"\n") * ((1 << 24) // 10_001))  # 16 MiB
     path = tmp_path / f"bomb{suffix}"
     path.write_bytes(part * 40)
-    with pytest.raises(DataError, match="more than 100 times its size"):
+    with pytest.raises(DataError, match=r"more than 100 times its size"):
         for _ in read_lines(path):
             pass
     path.write_bytes(part)  # a small text may be packed however well
     assert sum(len(line) + 1 for line in read_lines(path)) < FREE
     path.write_bytes(PACKED[suffix](b"\0" * (1 << 26)))
-    with pytest.raises(DataError, match="longer than 16 MiB"):
+    with pytest.raises(DataError, match=r"longer than 16 MiB"):
         list(read_lines(path))
 
 
@@ -553,7 +553,7 @@ def test_the_checksum_of_this_file_is_not_taken_for_granted(tmp_path: Path) -> N
     content = bytearray((tmp_path / "a.safetensors").read_bytes())
     content[-1] ^= 1
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(RunFolderError, match="checksum"):
+    with pytest.raises(RunFolderError, match=r"checksum"):
         load_tensors(tmp_path / "a.safetensors")
     place = content.index(b'"sha256":"') + 10
     content[place : place + 64] = b"0" * 64
