@@ -189,7 +189,7 @@ def make_case(original: Path, folder: Path, target: Target, draw: random.Random)
         damage = draw.choice(sorted(damages))
         try:
             content = damages[damage](before, draw)
-        except RecursionError:  # what is there is nested too deep for us
+        except (RecursionError, MemoryError):  # what is there is nested too deep for us
             damage, content = "truncate", BYTES["truncate"](before, draw)
     file.write_bytes(content)
     fixed = draw.random() < 0.75 and put_right(file)
