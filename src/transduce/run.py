@@ -14,6 +14,7 @@ import torch
 from transduce.checkpoint import RunFolder
 from transduce.choose import choose, table
 from transduce.config import Settings
+from transduce.diagnosis.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.files import expecting, read_json, write_json
 from transduce.finish import renew
@@ -51,6 +52,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     with joined() as link:
         machine = replace(machine, n_threads=machine.n_threads * link.size)
         if dry_run:
+            warn_of_data(settings, log)
             resolve(task, settings, task.read(settings, log), machine, log)
         else:
             _train_in(path, settings, task, machine, log, link)
@@ -97,17 +99,23 @@ def check(settings: Settings) -> AnyTask:
     return task
 
 
-def resolve(task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: Log) -> tuple[Settings, Tokenizers]:
-    """Choose what was left open, and tell; the vocabulary is learned on the way, as later choices need its tokens."""
+def resolve(
+    task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: Log, *, scale: float = 1.0
+) -> tuple[Settings, Tokenizers]:
+    """Choose what was left open, and tell; the vocabulary is learned on the way, as later choices need its tokens.
+
+    `scale`: how many times more text there is than `texts`, where they are a sample.
+    """
     log.say(f"machine: {machine.describe()}")
     facts = task.facts(asked, texts, machine)
+    facts = replace(facts, n_pairs=round(facts.n_pairs * scale), n_bytes=round(facts.n_bytes * scale))
     settings, choices = choose(facts, task.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check_model(settings.model)
     task.check(settings, settings.model)
     tokenizers = task.learn_vocabulary(texts, settings, log, may_grow=asked.tokenizer.vocab_size is None)
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
-    tokens = task.count_tokens(texts, tokenizers, settings)
+    tokens = round(task.count_tokens(texts, tokenizers, settings) * scale)
     settings, more = choose(replace(facts, settings=settings, tokens=tokens), task.before_training)
     if choices or more:
         log.say("chosen, as nothing else was said (--set section.key=value says it):")
@@ -120,6 +128,7 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, machine: Machine
     """Bring the text into the folder. A user's mistake leaves no new folder behind."""
     with _removed_on_mistake(folder):
         texts = task.read(asked, log)
+        warn_of_data(asked, log)
         settings, tokenizers = resolve(task, asked, texts, machine, log)
         folder.write_settings(settings)
         return task.encode(folder, texts, tokenizers, settings, log)
@@ -137,6 +146,8 @@ def learn(
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(device)
     log.say(f"model: {count_parameters(model):,} weights")
     if folder.latest_checkpoint() is None:
+        if not link.rank:
+            warn_of_resources(settings, model, folder.path, this_machine(device.type), log)
         task.begin(model, settings, log)
     feeder = task.feeder(prepared, settings, device)
     feeder.rank, feeder.n_ranks = link.rank, link.size

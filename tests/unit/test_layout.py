@@ -22,21 +22,9 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("training", "decoding"),
     ("evaluation", "interchange", "inspection", "serving"),
     (
-        *(
-            "machine",
-            "choose",
-            "choose_text",
-            "choose_encoder",
-            "request",
-            "prepare",
-            "finish",
-            "tasks",
-            "run",
-            "follow",
-            "launch",
-        ),
-        *("use", "use_encoder", "showcase", "exchange"),
-        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli", "__main__"),
+        *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks"),
+        *("diagnosis", "run", "follow", "launch", "use", "use_encoder", "showcase", "exchange", "examine"),
+        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_doctor", "cli", "__main__"),
     ),
 )
 

@@ -104,7 +104,7 @@ def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", None) or error
             raise DataError(f"{path}, line {number}: not valid JSON: {reason}") from None
-        sides = _json_sides(value, src_lang, tgt_lang)
+        sides = json_sides(value, src_lang, tgt_lang)
         if sides is None:
             expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
             raise DataError(f"{path}, line {number}: expected {expected}")
@@ -114,7 +114,7 @@ def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
         yield Pair(_one_line(sides[0]), _one_line(sides[1]), (name, number))
 
 
-def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
+def json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
     """Source and target of a JSON object, or None where it does not hold two strings."""
     if isinstance(value, dict) and isinstance(value.get("translation"), dict):
         value = value["translation"]
