@@ -1,12 +1,27 @@
-"""Shapes and types of every call into `transduce` are checked while tests run; workers keep off each other's cores."""
+"""Shapes and types of every call into `transduce` are checked while tests run; workers keep off each other's cores.
+
+No test uses the network: see `offline/sitecustomize.py`. One that talks to itself (a server on 127.0.0.1, processes
+that train together) is marked `loopback`.
+"""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
-from jaxtyping import install_import_hook
+from offline import sitecustomize as network  # before all else: from here on sockets are watched
 
-import transduce.data.demo  # noqa: F401  unchecked: it makes a million small calls, and holds no tensor
+NETWORK_LOG = Path(tempfile.mkdtemp(prefix="transduce-network-")) / "tried"
+os.environ[network.LOG] = str(NETWORK_LOG)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(network.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+import transduce.data.demo  # noqa: E402, F401  unchecked: it makes a million small calls, and holds no tensor
 
 # Before any other import of the package; an int is good where a float is asked for (PEP 484).
 install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
@@ -16,6 +31,27 @@ import torch  # noqa: E402
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Loopback is open for a test that is marked so, its fixtures included, and for the processes that it starts."""
+    if item.get_closest_marker("loopback") is not None:
+        os.environ[network.LOOPBACK] = "1"
+    try:
+        return (yield)
+    finally:
+        os.environ.pop(network.LOOPBACK, None)
+
+
+@pytest.fixture(autouse=True)
+def _no_network() -> Iterator[None]:
+    """A test fails that, or a process of which, tried to use the network, whatever became of it."""
+    yield
+    if NETWORK_LOG.exists():
+        tried = NETWORK_LOG.read_text(encoding="utf-8")
+        NETWORK_LOG.unlink()
+        pytest.fail(f"the test used the network (a server on 127.0.0.1 needs the mark `loopback`):\n{tried}")
 
 
 @pytest.fixture(autouse=True)

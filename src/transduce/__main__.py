@@ -17,6 +17,9 @@ from transduce.cli import app
 from transduce.errors import Lost, TransduceError
 from transduce.place import LOST, this_place
 
+LONGEST = 2000
+"""Characters of an error."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
@@ -43,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))  # names may hold anything
-        print(f"transduce: error: {line}", file=sys.stderr)
+        print(f"transduce: error: {_one_line(message)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:
@@ -61,6 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _one_line(message: str) -> str:
+    """A message for people: on one line, the middle of a very long one left out."""
+    text = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))  # names may hold anything
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -29,7 +29,7 @@ import torch
 import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError
-from transduce.files import read_json, remove_leftovers, write_aside, write_json, write_text
+from transduce.files import check_folder, read_json, remove_leftovers, write_aside, write_json, write_text
 from transduce.lock import FolderLock
 from transduce.manifest import check_file, fingerprint, first_difference, with_leaves
 from transduce.tensors import load_metadata, load_tensors, save_tensors, write_tensors
@@ -122,6 +122,7 @@ class RunFolder:
             raise RunFolderError(f"there is no run folder {path}")
         if not (path / "manifest.json").exists():
             raise RunFolderError(f"{path} is no run folder: manifest.json is missing")
+        check_folder(path)
         manifest = _read_manifest(path)
         run = cls(path, _read_settings(path, manifest), _manifest=manifest)
         for name in manifest["files"]:
@@ -293,6 +294,8 @@ class RunFolder:
 def _make_and_lock(path: Path) -> FolderLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if (path / "manifest.json").exists() or (path / ".lock").is_symlink():
+            check_folder(path)
         return FolderLock(path)
     except FileExistsError:
         raise RunFolderError(f"{path} is a file; name a folder with --run") from None
@@ -306,6 +309,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         not isinstance(manifest, dict)
         or not isinstance(manifest.get("files"), dict)
         or not isinstance(manifest.get("asked"), dict)
+        or not all(_is_plain(name) and isinstance(was, dict) for name, was in manifest["files"].items())
     ):
         raise RunFolderError(f"{path / 'manifest.json'} is damaged: it does not describe a run")
     if manifest.get("format") != FORMAT:
@@ -313,6 +317,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path} was made by another version (format {manifest.get('format')}; this one reads {FORMAT})"
         )
     return manifest
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is that of a file in its folder, and not a way out of it."""
+    return bool(name) and name not in (".", "..") and not {*name} & {"/", "\\", "\0"}
 
 
 def _read_settings(path: Path, manifest: Mapping[str, Any]) -> Settings:
@@ -335,7 +344,7 @@ def _verify_checkpoint(path: Path) -> None:
     manifest = read_json(path / "manifest.json")
     try:
         files = dict(manifest["files"])
-        expected = {name: files[name] for name in ("training.safetensors", "state.json")}
+        expected = {name: dict(files[name]) for name in ("training.safetensors", "state.json")}
     except (KeyError, TypeError, ValueError):
         raise RunFolderError(f"{path / 'manifest.json'} is damaged: it does not describe a checkpoint") from None
     for name, was in expected.items():

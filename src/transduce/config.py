@@ -6,6 +6,7 @@ TOML in (a recipe), JSON out (`config.json` of the run folder). An unknown key i
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,10 @@ MOST_BEAM, MOST_PENALTY, MOST_TOKENS, MOST_BATCH, MOST_SEED = 512, 10.0, 1_000_0
 """Bounds: beyond them nothing is found but the end of the memory, or of a number's range."""
 
 
+MOST_RECIPE = 1 << 20
+"""Bytes of the longest recipe: 1 MiB."""
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
@@ -39,7 +44,7 @@ class Corpus(Section):
     path: Path | None = Field(
         None, description="One file: pairs as .tsv, .jsonl or .tmx, or text (.gz, .xz, .zst too)."
     )
-    weight: float = Field(1.0, gt=0, description="Passes over this corpus in an epoch: 2 twice, 0.5 half of it.")
+    weight: float = Field(1.0, gt=0, le=1e6, description="Passes over it in an epoch: 2 twice, 0.5 half of it.")
 
     @model_validator(mode="after")
     def _one_form(self) -> Corpus:
@@ -58,7 +63,7 @@ class DataSettings(Section):
     train: tuple[Corpus, ...] = Field((), description="Training corpora.")
     valid: tuple[Corpus, ...] = Field((), description="Held-out pairs to choose weights by; empty: split from train.")
     test: tuple[Corpus, ...] = Field((), description="Test pairs: only evaluated, and looked for in train.")
-    demo: int = Field(0, ge=0, description="Pairs of the built-in corpus to train on, instead of files.")
+    demo: int = Field(0, ge=0, le=1 << 31, description="Pairs of the built-in corpus to train on, instead of files.")
     max_length: int = Field(
         256, ge=1, le=MOST_TOKENS, description="Longest sentence in tokens; pairs with longer ones go."
     )
@@ -66,7 +71,7 @@ class DataSettings(Section):
     deduplicate: bool = Field(False, description="Keep only the first of identical pairs.")
     drop_copies: bool = Field(False, description="Drop pairs whose two sides are the same.")
     documents: Literal["file", "blank_line", "line"] = Field("file", description="What ends a document of plain text.")
-    context: int | None = Field(None, ge=2, description="Tokens of plain text that the model sees at once.")
+    context: int | None = Field(None, ge=2, le=MOST_TOKENS, description="Tokens of text that the model sees at once.")
     masked: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that a masked model must tell (BERT).")
     whole_words: bool = Field(False, description="Hide all pieces of a word together.")
     labels: tuple[str, ...] | None = Field(None, description="Labels in order; default: those of the training data.")
@@ -100,10 +105,10 @@ class ModelSettings(Section):
     kind: str = Field("transformer", description="Name in the MODELS table.")
     d_model: int = Field(128, ge=1, le=1 << 16, description="Width of the residual stream (paper 3.1).")
     d_ff: int = Field(256, ge=1, le=1 << 20, description="Inner width of the position-wise feed-forward (paper 3.3).")
-    n_heads: int = Field(4, ge=1, description="Attention heads (paper 3.2.2).")
+    n_heads: int = Field(4, ge=1, le=1 << 16, description="Attention heads (paper 3.2.2).")
     n_kv_heads: int | None = Field(None, ge=1, description="Heads of keys and values; default: n_heads.")
-    n_encoder_layers: int = Field(4, ge=0, description="Blocks of the encoder.")
-    n_decoder_layers: int = Field(4, ge=1, description="Blocks of the decoder.")
+    n_encoder_layers: int = Field(4, ge=0, le=1024, description="Blocks of the encoder.")
+    n_decoder_layers: int = Field(4, ge=1, le=1024, description="Blocks of the decoder.")
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of embeddings and sub-layers (paper 5.4).")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of attention weights.")
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout inside the feed-forward.")
@@ -115,22 +120,24 @@ class ModelSettings(Section):
     positions: str = Field("sinusoidal", description="A name in POSITIONS: sinusoidal, learned, rotary, none, ...")
     feed_forward: str = Field("plain", description="plain, gated or conv: FEED_FORWARDS.")
     activation: str = Field("relu", description="relu, gelu, gelu_tanh or silu: ACTIVATIONS.")
-    kernel_size: int = Field(1, ge=1, description="Kernel of the conv feed-forward; 1 equals the plain one.")
+    kernel_size: int = Field(1, ge=1, le=1024, description="Kernel of the conv feed-forward; 1 equals the plain one.")
     projection: str = Field("full", description="full, or shared: one d_head x d_head weight for all heads.")
     tie: Tie = Field("three_way", description="Embeddings that are one: source, target and output; the last two; none.")
     bias: bool = Field(True, description="Biases in linear layers and norms.")
     output_bias: bool = Field(False, description="A bias on the logits, one number a piece of the target vocabulary.")
     n_segments: int = Field(
-        0, ge=0, description="Learned vectors of the segments A, B, ... of an encoder alone; 0: none."
+        0, ge=0, le=1024, description="Learned vectors of the segments A, B, ... of an encoder alone; 0: none."
     )
     next_sentence: bool = Field(False, description="A head that tells whether segment B followed A in the text (BERT).")
     pooling: str = Field(
         "first", description="What a classifier sees of a text: first ([CLS], BERT), mean or max: POOLINGS."
     )
     n_labels: int | None = Field(
-        None, ge=2, description="Labels that a classifier tells apart; default: those of the data."
+        None, ge=2, le=1 << 20, description="Labels that a classifier tells apart; default: those of the data."
     )
-    max_positions: int = Field(1024, ge=1, description="Longest sequence that the learned positions hold.")
+    max_positions: int = Field(
+        1024, ge=1, le=MOST_TOKENS, description="Longest sequence that the learned positions hold."
+    )
 
 
 class TrainingSettings(Section):
@@ -140,14 +147,16 @@ class TrainingSettings(Section):
     batch_tokens: int | None = Field(
         None, ge=1, le=MOST_BATCH, description="Padded tokens of the longer side an update."
     )
-    micro_batch_tokens: int | None = Field(None, ge=1, description="Those that fit in memory at once.")
+    micro_batch_tokens: int | None = Field(None, ge=1, le=MOST_BATCH, description="Those that fit in memory at once.")
     optimizer: str | None = Field(None, description="adam, adamw or muon; default: what measured best.")
     lr: float | None = Field(None, gt=0, description="Peak learning rate; default: by optimizer and width.")
     matrix_lr: float | None = Field(None, gt=0, description="Peak learning rate of matrices under muon.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.98), description="Adam's decay rates (paper 5.3).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (adamw, muon).")
     schedule: str | None = Field(None, description="After warm-up: inverse_sqrt (paper 5.3), linear, cosine, constant.")
-    warmup_updates: int | None = Field(None, ge=0, description="Linear warm-up; default: from the length of training.")
+    warmup_updates: int | None = Field(
+        None, ge=0, le=1 << 40, description="Linear warm-up; default: from the length of training."
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Uniform share of the targets (paper 5.4).")
     clip_norm: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0: no clipping.")
     max_updates: int | None = Field(None, ge=1, le=1 << 40, description="Updates at most; default: from the data.")
@@ -157,18 +166,24 @@ class TrainingSettings(Section):
     device: str = Field("auto", description="auto, cpu or cuda.")
     compile: bool = Field(False, description="torch.compile the model; pays on a GPU.")
     average: Average = Field("ema", description="Weights kept: the last, mean of last or best n, moving average (ema).")
-    average_n: int = Field(10, ge=1, description="Checkpoints in the mean of last or best.")
+    average_n: int = Field(10, ge=1, le=1 << 16, description="Checkpoints in the mean of last or best.")
     ema_decay: float = Field(0.999, gt=0, lt=1, description="Moving average's decay per update, warmed up.")
-    valid_updates: int | None = Field(None, ge=1, description="Updates between validations; default: about an epoch.")
-    valid_bleu_sentences: int = Field(200, ge=0, description="Sentences translated at each validation; 0: loss only.")
-    patience: int = Field(0, ge=0, description="Validations without a better score before stopping; 0: never.")
+    valid_updates: int | None = Field(
+        None, ge=1, le=1 << 40, description="Updates between validations; default: about an epoch."
+    )
+    valid_bleu_sentences: int = Field(
+        200, ge=0, le=1 << 40, description="Sentences translated at each validation; 0: loss only."
+    )
+    patience: int = Field(
+        0, ge=0, le=1 << 40, description="Validations without a better score before stopping; 0: never."
+    )
     stop_by: Literal["loss", "bleu", "accuracy"] = Field(
         "bleu", description="What early stopping and `best` go by; the loss where the run has no such score."
     )
     start: Path | None = Field(
         None, description="Run folder whose vocabulary, sizes and weights the model begins with."
     )
-    keep_checkpoints: int = Field(2, ge=1, description="Training states kept.")
+    keep_checkpoints: int = Field(2, ge=1, le=1 << 40, description="Training states kept.")
 
 
 class DecodingSettings(Section):
@@ -225,13 +240,13 @@ class Settings(Section):
 
         def absolute(corpus: Corpus) -> Corpus:
             given = {key: getattr(corpus, key) for key in ("src", "tgt", "path")}
-            paths = {key: (start / path).resolve() for key, path in given.items() if path is not None}
+            paths = {key: Path(os.path.realpath(start / path)) for key, path in given.items() if path is not None}
             return corpus.model_copy(update=paths)
 
         sides = {key: tuple(map(absolute, getattr(self.data, key))) for key in ("train", "valid", "test")}
         update: dict[str, Any] = {"data": self.data.model_copy(update=sides)}
         if (begin := self.training.start) is not None:
-            update["training"] = self.training.model_copy(update={"start": (folder / begin).resolve()})
+            update["training"] = self.training.model_copy(update={"start": Path(os.path.realpath(folder / begin))})
         return self.model_copy(update=update)
 
     def with_values(self, section: str, **values: Any) -> Settings:
@@ -244,10 +259,14 @@ class Settings(Section):
 def read_recipe(path: Path) -> dict[str, Any]:
     """The nested values of a TOML file, unchecked; one that cannot be read is a `SettingsError`."""
     try:
+        if path.is_file() and path.stat().st_size > MOST_RECIPE:
+            raise SettingsError(f"recipe {path} has {path.stat().st_size:,} bytes: no recipe is that long")
+        if path.exists() and not path.is_file():
+            raise SettingsError(f"cannot read recipe {path}: it is no file")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read recipe {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested without end, a date that is none
         raise SettingsError(f"recipe {path} is not valid TOML: {error}") from None
 
 
@@ -258,7 +277,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         raise SettingsError(f"--set {override}: expected key=value, as in --set training.lr=0.001")
     try:
         value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     *path, last = key.strip().split(".")
     for part in path:

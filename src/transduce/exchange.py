@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.checkpoint import RunFolder
+from transduce.decoding.loading import model_in
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
-from transduce.files import write_aside, write_text
+from transduce.files import expecting, write_aside, write_text
 from transduce.interchange import bert, gpt2, marian
 from transduce.interchange.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from transduce.interchange.download import fetched, hub_name
@@ -106,7 +107,8 @@ def _check_folder(source: Path) -> None:
 
 
 def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[str]:
-    found = IMPORTERS[kind](source)
+    with expecting(source):  # what the readers have not looked for themselves
+        found = IMPORTERS[kind](source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)  # strict: every name and shape
@@ -146,10 +148,8 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
 def open_outgoing(run: Path, *, quantization: str | None = None) -> Outgoing:
     """The model of a run folder with all that an export needs; `RunFolderError` where it is missing or damaged."""
     folder = RunFolder.open(run)
-    settings, tokenizers = folder.settings, folder.tokenizers()
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-    model.load_state_dict(folder.load_model())
-    return Outgoing(settings, tokenizers, model.state_dict(), model.eval(), quantization)
+    model = model_in(folder)
+    return Outgoing(folder.settings, folder.tokenizers(), model.state_dict(), model.eval(), quantization)
 
 
 def _known(name: str, table: Collection[str], option: str) -> None:

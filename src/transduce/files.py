@@ -10,12 +10,17 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from transduce.errors import RunFolderError
 
+MOST_JSON = 1 << 28
+"""Bytes of the largest JSON file that is still taken for one of ours: 256 MiB."""
+
+_WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError)
 _SUFFIX = ".aside"
 _OLD = ".old.aside"  # a folder that is being replaced
 
@@ -30,7 +35,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     `keep`: what a failing body has written so far is not removed but becomes `partial_of(path)`.
     A link is followed. What is no file and no folder, such as /dev/null or a pipe, is written to as it stands.
     """
-    given, path = path, Path(path).resolve()
+    given, path = path, Path(os.path.realpath(path))  # `resolve` fails at a link to itself
     if path.exists() and not path.is_file() and not path.is_dir():
         yield path
         return
@@ -52,7 +57,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 def partial_of(path: Path) -> Path:
     """Where `write_aside` keeps what an error has cut short: `out.de.partial` beside out.de."""
-    path = Path(path).resolve()
+    path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
 
 
@@ -70,15 +75,57 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file; a missing or damaged file is a `RunFolderError` that names it."""
-    path = Path(path)
+    content = read_bytes(path, most=MOST_JSON)
     try:
-        return json.loads(path.read_bytes().decode("utf-8"))
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
+        raise RunFolderError(f"{path} is damaged: {error}") from None
+
+
+def read_bytes(path: Path, *, most: int) -> bytes:
+    """The content of a file. `RunFolderError`: missing, unreadable, no file (a pipe, a device), larger than `most`."""
+    try:
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # a pipe is not waited for
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise RunFolderError(f"{path} is no file")
+            if found.st_size > most:
+                raise RunFolderError(f"{path} is damaged: no such file has {found.st_size:,} bytes")
+            return file.read()
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
     except OSError as error:
         raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
-        raise RunFolderError(f"{path} is damaged: {error}") from None
+
+
+@contextlib.contextmanager
+def expecting(what: object) -> Iterator[None]:
+    """Inside, JSON is taken apart: where it has not the form that it should have, `what` is told to be damaged."""
+    try:
+        yield
+    except _WRONG_FORM as error:
+        told = " ".join(str(error).split())[:100]
+        raise RunFolderError(f"{what} is damaged: it does not hold what it should ({told})") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder with links that lead out of it, or with what is no file (pipes, devices): a `RunFolderError`.
+
+    A folder is to be whole wherever it is moved; and nobody who is given one shall write, through it, elsewhere.
+    """
+    root = Path(os.path.realpath(folder))
+    for place, folders, files in os.walk(root):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                if not Path(os.path.realpath(path)).is_relative_to(root):
+                    raise RunFolderError(f"{path} is a link that leads out of the run folder; put there what it names")
+                continue
+            try:
+                mode = path.lstat().st_mode
+            except OSError:  # gone meanwhile
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise RunFolderError(f"{path} is no file")
 
 
 def remove_leftovers(folder: Path) -> int:

@@ -14,10 +14,10 @@ from transduce.evaluation.metrics import Scores, evaluate
 from transduce.evaluation.records import (
     Sample,
     SentenceAttention,
-    read_record,
     save_attention,
     save_samples,
     save_scores,
+    shown,
 )
 from transduce.evaluation.report import report_html, write_report
 from transduce.inspection.attention import attention_maps
@@ -66,9 +66,8 @@ def renew(folder: RunFolder, *, log: Log) -> None:
     The report is what these files say and nothing else. A card may have been edited: it is whole while it is text with
     a heading and a last line end.
     """
-    record = read_record(folder)
     report, card_ = folder.path / "report.html", folder.path / "README.md"
-    if _text_of(report) != report_html(record):
+    if _text_of(report) != shown(folder, report_html):
         write_report(folder)
         log.say(f"written anew: {report}")
     text = _text_of(card_)
@@ -110,8 +109,8 @@ def _score(
     hypotheses = [translation.text for translation in translator.translate(sources)]
     scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
     save_scores(folder, name, scores, search={"beam": search.beam, "length_penalty": search.length_penalty})
-    shown = zip(sources[:N_SAMPLES], references[:N_SAMPLES], hypotheses[:N_SAMPLES], strict=True)
-    save_samples(folder, name, [Sample(src, ref, hyp) for src, ref, hyp in shown], update=update)
+    some = zip(sources[:N_SAMPLES], references[:N_SAMPLES], hypotheses[:N_SAMPLES], strict=True)
+    save_samples(folder, name, [Sample(src, ref, hyp) for src, ref, hyp in some], update=update)
     return scores
 
 

@@ -236,9 +236,9 @@ class MetricsFile:
         for number, line in enumerate(lines, 1):
             try:
                 event = json.loads(line)
-            except ValueError:  # not UTF-8, or not JSON
+            except (ValueError, RecursionError):  # not UTF-8, or not JSON
                 event = None
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
+            if isinstance(event, dict) and isinstance(event.get("event"), str) and type(event.get("update", 0)) is int:
                 events.append(event)
             else:
                 damaged.append(number)

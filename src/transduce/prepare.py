@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from transduce.data.demo import demo_pairs
 from transduce.data.lines import bare_suffix
 from transduce.data.store import TokenStore, build_store, fingerprint_of
 from transduce.errors import DataError
-from transduce.files import read_json, write_json
+from transduce.files import expecting, read_json, write_json
 from transduce.log import Log
 from transduce.text.tokenizer import Tokenizers
 
@@ -76,8 +78,8 @@ def read_texts(settings: Settings, log: Log) -> Texts:
         valid = HeldOut("valid", _demo("valid", DEMO_HELD_OUT, seed))
         return Texts(streams, ("built-in corpus",), len(train), valid, test_sets(settings))
     streams = tuple(_stream(corpus, data) for corpus in data.train)
-    n_pairs = _count(streams, data)
     files = tuple(path.name for corpus in data.train for path in corpus_files(corpus))
+    n_pairs = _count(streams, data, files)
     tests = test_sets(settings)
     if data.valid:
         return Texts(streams, files, n_pairs, _held_out("valid", data.valid, data), tests)
@@ -88,7 +90,7 @@ def read_texts(settings: Settings, log: Log) -> Texts:
     log.say(f"no validation text given: {len(chosen):,} of {n_pairs:,} source sentences are held out for it (by seed)")
     valid = HeldOut("valid", _first_of_each(chosen, streams, data), files)
     streams = tuple(_without(stream, chosen) for stream in streams)
-    return Texts(streams, files, _count(streams, data), valid, tests)
+    return Texts(streams, files, _count(streams, data, files), valid, tests)
 
 
 def test_sets(settings: Settings) -> tuple[HeldOut, ...]:
@@ -167,18 +169,32 @@ def open_prepared(folder: RunFolder) -> Prepared:
     """What `encode` wrote into the run folder."""
     tokens = folder.path / "tokens"
     train, valid = TokenStore.open(tokens / "train"), TokenStore.open(tokens / "valid")
-    return Prepared(folder.tokenizers(), train, valid, _weights(train, folder.settings.data), read_judged(folder))
+    tokenizers = folder.tokenizers()
+    for store, name in ((train, "train"), (valid, "valid")):
+        store.check(tokens / name, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+    return Prepared(tokenizers, train, valid, _weights(train, folder.settings.data), read_judged(folder))
 
 
 def read_judged(folder: RunFolder) -> list[tuple[str, str]]:
     """The validation pairs that are translated."""
-    return [(src, tgt) for src, tgt in read_json(folder.path / "tokens" / "judged.json")]
+    path = folder.path / "tokens" / "judged.json"
+    return _pairs(read_json(path), path)
 
 
 def read_tests(folder: RunFolder) -> dict[str, list[tuple[str, str]]]:
     """The pairs of the test sets, by their names, as they were when the training text was looked through for them."""
-    found = read_json(folder.path / "tokens" / "tests.json")
-    return {name: [(src, tgt) for src, tgt in pairs] for name, pairs in found}
+    path = folder.path / "tokens" / "tests.json"
+    with expecting(path):
+        return {str(name): _pairs(pairs, path) for name, pairs in read_json(path)}
+
+
+def _pairs(found: Any, path: Path) -> list[tuple[str, str]]:
+    """Pairs of texts as JSON keeps them."""
+    with expecting(path):
+        pairs = [(src, tgt) for src, tgt in found]
+        if not all(isinstance(side, str) for pair in pairs for side in pair):
+            raise ValueError("these are no texts")
+        return pairs
 
 
 def has_prepared(folder: RunFolder) -> bool:
@@ -218,11 +234,12 @@ def _without(stream: Stream, sources: frozenset[str]) -> Stream:
     return lambda: (pair for pair in stream() if comparable(pair.src) not in sources)
 
 
-def _count(streams: Sequence[Stream], data: DataSettings) -> int:
+def _count(streams: Sequence[Stream], data: DataSettings, files: Sequence[str]) -> int:
     """Pairs that cleaning keeps; reads everything once, so that faults are found before anything is made."""
     kept, report = clean(chain.from_iterable(stream() for stream in streams), data)
     n = sum(1 for _ in kept)
-    report.require_pairs(data, "training text")
+    some = ", ".join(files[:4]) + ", ..." * (len(files) > 4)
+    report.require_pairs(data, f"training text ({some})")
     return n
 
 

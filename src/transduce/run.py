@@ -16,7 +16,7 @@ from transduce.choose import choose, table
 from transduce.config import Settings
 from transduce.diagnosis.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
-from transduce.files import read_json, write_json
+from transduce.files import expecting, read_json, write_json
 from transduce.finish import renew
 from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
@@ -201,13 +201,14 @@ def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
     share = feeder.padding()
     log.say(f"batches: {len(feeder.plan(0)):,} an epoch, {share:.1%} padding")
     data = read_json(folder.path / "data.json")
-    write_json(folder.path / "data.json", {**data, "padding": share})
+    with expecting(folder.path / "data.json"):
+        write_json(folder.path / "data.json", {**data, "padding": share})
 
 
 def _end_of(folder: RunFolder) -> dict[str, Any] | None:
     """The event that training ended with, if it has."""
     events = MetricsFile(folder.path / "metrics.jsonl").read()
-    return next((event for event in events if event["event"] == "end"), None)
+    return next((event for event in events if event["event"] == "end" and type(event.get("best_update")) is int), None)
 
 
 @contextlib.contextmanager

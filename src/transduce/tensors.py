@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -69,11 +69,10 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     try:
-        for name, kept in json.loads(metadata.get("aliases", "{}")).items():
-            tensors[name] = tensors[kept]
+        aliases = json.loads(metadata.get("aliases", "{}"))
+        return tensors | {name: tensors[kept] for name, kept in aliases.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(path, "what it says of tied tensors cannot be") from None
-    return tensors
 
 
 def load_metadata(path: Path) -> dict[str, str]:
@@ -173,16 +172,25 @@ def _read_head(file: BinaryIO, path: Path) -> bytes:
         raise _damaged(path, f"its header has {length:,} bytes, and at most {_MOST_HEADER:,} are allowed")
     head = length.to_bytes(8, "little") + file.read(length)
     try:
-        header = json.loads(head[8:], object_pairs_hook=_once)
-        end = max(
-            (int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"), default=0
-        )
-        assert isinstance(_metadata(head), dict)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError, RecursionError):
+        end = _end_of(json.loads(head[8:], object_pairs_hook=_once))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(path, "its header cannot be read") from None
     if size != 8 + length + end:
         raise _damaged(path, f"it has {size:,} bytes and should have {8 + length + end:,}")
     return head
+
+
+def _end_of(header: dict[str, Any]) -> int:
+    """Where the numbers end that a header describes; an error of some kind where it has not the format's form."""
+    metadata = header.get("__metadata__", {})
+    entries = [entry for name, entry in header.items() if name != "__metadata__"]
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("metadata are texts")
+    for entry in entries:
+        begin, stop = entry["data_offsets"]
+        if not all(type(n) is int and n >= 0 for n in (begin, stop - begin, *entry["shape"])):
+            raise ValueError("sizes and places are whole numbers")
+    return max((entry["data_offsets"][1] for entry in entries), default=0)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -104,6 +104,11 @@ def _json(number: int, src: str, translation: Translation) -> Iterable[str]:
     return [_line({"line": number, "src": src, "text": translation.text, "candidates": candidates, **note})]
 
 
+def _flat(row: str) -> str:
+    """A row is one line, whatever the pieces of a vocabulary hold."""
+    return row.replace("\r", " ").replace("\n", " ") if "\n" in row or "\r" in row else row
+
+
 STYLES: dict[str, Style] = {"text": _text, "scores": _scores, "nbest": _nbest, "json": _json}
 
 
@@ -126,7 +131,10 @@ def translate(run: Path, files: Sequence[Path], *, search: Search, style: str, d
                 n_noted += not lost
                 if lost or n_noted <= NOTES_SHOWN or typed:
                     log.warn(f"line {number}: {translation.note}")
-            yield from STYLES[style](number, src, translation)
+            rows = [_flat(row) for row in STYLES[style](number, src, translation)]
+            if style == "nbest":  # as many for each line, so that who reads them may count
+                rows += [rows[-1]] * (search.n_best - len(rows))
+            yield from rows
     if n_noted > NOTES_SHOWN and not typed:
         log.warn(
             f"{n_noted:,} of {next(numbers) - 1:,} lines have such notes, of which the first {NOTES_SHOWN} are shown; "

@@ -36,7 +36,10 @@ class Done:
 
 def transduce(*arguments: object) -> Done:
     """Run a command as the shell would."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors, write_through=True)
+        for errors in ("strict", "backslashreplace")  # as Python's own
+    )
     code = -1
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

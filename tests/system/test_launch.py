@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from system.commands import small, write_corpus
+
+pytestmark = pytest.mark.loopback  # its own server, or its own processes
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")  # --run is torchrun's too
 

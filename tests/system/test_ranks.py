@@ -19,6 +19,8 @@ import toys
 from system.commands import small, write_corpus
 from transduce.checkpoint import RunFolder
 
+pytestmark = pytest.mark.loopback  # its own server, or its own processes
+
 EXACT = ("max_updates=40", "average=ema", "optimizer=adam", "schedule=cosine")
 PLAIN = (*EXACT, "dropout=0.0")
 SAME = ("update", "lr", "epoch", "n_targets")

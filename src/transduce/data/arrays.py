@@ -11,6 +11,8 @@ import numpy as np
 
 from transduce.errors import DataError, RunFolderError
 
+_KINDS = (np.uint16, np.int32, np.int64)
+
 
 class ArrayFile:
     """A one-dimensional .npy file that grows: NumPy's header leaves room for the number, which comes at the end."""
@@ -43,16 +45,41 @@ class ArrayFile:
         np.lib.format.write_array_header_1_0(self._file, described)
 
 
-def map_array(path: Path, expected: int | None) -> np.ndarray:
-    """A checked memory-mapped array; reading it for the check also warms the cache."""
+def map_array(path: Path, expected: object) -> np.ndarray:
+    """A checked memory-mapped row of whole numbers; reading it for the check also warms the cache."""
     try:
         if checksum(path) != expected:
             raise RunFolderError(f"{path} is damaged: its checksum differs")
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from None
+    except RunFolderError:
+        raise
+    except Exception as error:  # NumPy's reader of headers stumbles in many ways
+        told = " ".join(str(error).split())[:100]
+        raise RunFolderError(f"{path} is damaged: {told}") from None
+    if array.ndim != 1 or array.dtype not in _KINDS:
+        raise RunFolderError(f"{path} is damaged: {array.dtype} of shape {list(array.shape)} is no row of numbers")
+    return array
+
+
+def check_offsets(path: Path, offsets: np.ndarray, *, end: int, n: int | None = None) -> None:
+    """Refuse offsets [N + 1], N at least 1, that do not go from 0 up to `end`; `n`: what N must be."""
+    whole = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())
+    if not whole or (n is not None and len(offsets) != n + 1):
+        raise RunFolderError(f"{path} is damaged: it does not tell where each begins")
+
+
+def check_lengths(path: Path, offsets: np.ndarray, most: int) -> None:
+    """Refuse what is longer than `most` tokens."""
+    if len(offsets) > 1 and int(np.diff(offsets).max()) > most:
+        raise RunFolderError(f"{path} is damaged: something in it is longer than {most} tokens")
+
+
+def check_ids(path: Path, ids: np.ndarray, vocab_size: int) -> None:
+    """Refuse ids that the vocabulary has not."""
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
+        raise RunFolderError(f"{path} is damaged: it has ids that the vocabulary of {vocab_size:,} pieces has not")
 
 
 def checksum(path: Path) -> int:

@@ -184,22 +184,23 @@ class LeakCheck:
     def __init__(self, held_out: Iterable[Pair]) -> None:
         self._pairs = list(held_out)
         self._by_source: dict[str, list[int]] = {}
+        self._by_pair: dict[tuple[str, str], list[int]] = {}
         for i, pair in enumerate(self._pairs):
             if key := comparable(pair.src):
                 self._by_source.setdefault(key, []).append(i)
+                self._by_pair.setdefault((key, comparable(pair.tgt)), []).append(i)
         self._sources: dict[int, Pair] = {}  # held-out pair -> the first training pair with its source
         self._leaked: dict[int, Pair] = {}  # the same with its translation too
 
     def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         """Yield the training pairs unchanged, noting which held-out ones are among them."""
-        by_source = self._by_source
+        sources, whole = dict(self._by_source), dict(self._by_pair)  # those that were not met yet
         for pair in pairs:
-            if found := by_source.get(comparable(pair.src)):
-                target = comparable(pair.tgt)
-                for i in found:
+            if (key := comparable(pair.src)) in self._by_source:
+                for i in sources.pop(key, ()):
                     self._sources.setdefault(i, pair)
-                    if comparable(self._pairs[i].tgt) == target:
-                        self._leaked.setdefault(i, pair)
+                for i in whole.pop((key, comparable(pair.tgt)), ()):
+                    self._leaked.setdefault(i, pair)
             yield pair
 
     @property

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from transduce.data.arrays import check_offsets
 from transduce.data.labelled import Labelled, number_of
 from transduce.data.sentence_pairs import Packed, pack
 from transduce.data.stored import flat, read_arrays, write_arrays
+from transduce.errors import RunFolderError
 from transduce.text.special import Vocabulary
 
 KIND = "labelled texts, 1"
@@ -44,6 +46,10 @@ class LabelStore:
     def open(cls, folder: Path) -> LabelStore:
         """Map the store in `folder`. `RunFolderError` where it is missing or damaged."""
         arrays, facts = read_arrays(folder, _NAMES, kind=KIND)
+        n = len(arrays["labels"])
+        check_offsets(Path(folder) / "offsets.npy", arrays["offsets"], end=len(arrays["ids"]), n=n)
+        if len(arrays["seconds"]) != n:
+            raise RunFolderError(f"{Path(folder) / 'seconds.npy'} is damaged: {len(arrays['seconds'])} for {n} texts")
         return cls(arrays["ids"], arrays["offsets"], arrays["seconds"], arrays["labels"], facts)
 
 

@@ -22,6 +22,9 @@ from transduce.errors import DataError
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is still taken for text: 16 MiB."""
 
+MOST_RATIO, FREE = 100, 1 << 26
+"""A packed file may become so many times larger, once it is beyond 64 MiB: text becomes 3 to 30 times larger."""
+
 _BOM = b"\xef\xbb\xbf"
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
@@ -54,6 +57,31 @@ class _ZstdFile(io.RawIOBase):
                 self._frame = None
         n = min(len(buffer), len(self._ready))
         buffer[:n], self._ready = self._ready[:n], self._ready[n:]
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Bounded(io.RawIOBase):
+    """What a packed file holds, up to a bound: no text is packed as well as a decompression bomb."""
+
+    def __init__(self, file: io.RawIOBase | io.BufferedIOBase, path: Path) -> None:
+        self._file, self._path, self._n = file, path, 0
+        self._most = max(FREE, MOST_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        n = self._file.readinto(buffer) or 0
+        self._n += n
+        if self._n > self._most:
+            raise DataError(
+                f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which no text does; refused for "
+                "safety: unpack it by other means if it is what you want"
+            )
         return n
 
     def close(self) -> None:
@@ -98,8 +126,12 @@ def open_watched(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], i
     """As `open_bytes`; the function tells how many bytes of the file as it lies there have been read so far."""
     path = Path(path)
     try:
-        with path.open("rb") as raw, COMPRESSIONS.get(path.suffix.lower(), _open_plain)(raw) as file:
-            yield file, raw.tell
+        opener = COMPRESSIONS.get(path.suffix.lower())
+        with path.open("rb") as raw, opener(raw) if opener else _open_plain(raw) as unpacked:
+            yield (
+                (cast(io.BufferedIOBase, io.BufferedReader(_Bounded(unpacked, path), 1 << 16)) if opener else unpacked),
+                raw.tell,
+            )
     except _DAMAGE as error:
         raise DataError(f"{path}: damaged or cut short: {error}") from None
     except OSError as error:

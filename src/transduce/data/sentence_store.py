@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from transduce.data.arrays import check_offsets
 from transduce.data.stored import flat, read_arrays, write_arrays
 from transduce.data.text import Piece
 from transduce.errors import DataError
@@ -47,6 +48,8 @@ class SentenceStore:
     def open(cls, folder: Path) -> SentenceStore:
         """Map the store in `folder`. `RunFolderError` where it is missing or damaged."""
         arrays, facts = read_arrays(folder, _NAMES, kind=KIND)
+        check_offsets(Path(folder) / "offsets.npy", arrays["offsets"], end=len(arrays["ids"]))
+        check_offsets(Path(folder) / "documents.npy", arrays["documents"], end=len(arrays["offsets"]) - 1)
         return cls(arrays["ids"], arrays["offsets"], arrays["documents"], facts)
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from transduce.config import Corpus, DataSettings
-from transduce.data.arrays import ArrayFile, checksum, digest, map_array
+from transduce.data.arrays import ArrayFile, check_ids, check_offsets, checksum, digest, map_array
 from transduce.data.clean import Cleaner
 from transduce.data.corpus import Pair, corpus_files
 from transduce.data.lines import bare_suffix
 from transduce.errors import RunFolderError
-from transduce.files import read_json, write_aside, write_json
+from transduce.files import expecting, read_json, write_aside, write_json
 from transduce.text.tokenizer import UNK, Tokenizers
 
 FORMAT = 1
@@ -114,8 +114,20 @@ class TokenStore:
             raise RunFolderError(f"{folder} is no token store of format {FORMAT}")
         if fingerprint is not None and facts.get("fingerprint") != fingerprint:
             raise RunFolderError(f"{folder} was made from other text, with another vocabulary or cleaned otherwise")
-        arrays = [map_array(folder / f"{name}.npy", facts["checksums"].get(name)) for name in _ARRAYS]
+        with expecting(folder / "store.json"):
+            sums, sizes = dict(facts["checksums"]), [int(n) for n in facts["sizes"]]
+            facts["cleaning"] = dict(facts["cleaning"])
+        arrays = [map_array(folder / f"{name}.npy", sums.get(name)) for name in _ARRAYS]
+        for name, ids, offsets in zip(("src", "tgt"), arrays[::2], arrays[1::2], strict=True):
+            check_offsets(folder / f"{name}_offsets.npy", offsets, end=len(ids), n=len(arrays[1]) - 1)
+        if sum(sizes) != len(arrays[1]) - 1:
+            raise RunFolderError(f"{folder / 'store.json'} is damaged: its sizes are not those of the text")
         return cls(Side(*arrays[:2]), Side(*arrays[2:]), facts)
+
+    def check(self, folder: Path, *, n_src: int, n_tgt: int) -> None:
+        """Refuse ids beyond the vocabularies' sizes; `folder` is what the error names."""
+        check_ids(folder / "src.npy", self.src.ids, n_src)
+        check_ids(folder / "tgt.npy", self.tgt.ids, n_tgt)
 
 
 def fingerprint_of(corpora: Sequence[Corpus], settings: DataSettings, tokenizers: Tokenizers, *extra: str) -> str:

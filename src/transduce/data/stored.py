@@ -37,6 +37,14 @@ def read_arrays(folder: Path, names: Iterable[str], *, kind: str) -> tuple[dict[
     return {name: map_array(Path(folder) / f"{name}.npy", facts["checksums"].get(name)) for name in names}, facts
 
 
+def read_names(path: Path) -> list[str]:
+    """A list of names in a JSON file; a `RunFolderError` where it is missing or damaged."""
+    names = read_json(path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RunFolderError(f"{path} is damaged: it is no list of names")
+    return names
+
+
 def flat(sequences: Iterable[Iterable[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """All ids in a row, uint16 where they fit, and where each sequence begins, with the end of the last behind."""
     arrays = [np.asarray(list(ids), dtype=np.uint16 if vocab_size <= 1 << 16 else np.int32) for ids in sequences]

@@ -16,7 +16,7 @@ import numpy as np
 from transduce.data.arrays import ArrayFile, checksum, digest, map_array
 from transduce.data.text import Piece
 from transduce.errors import DataError, RunFolderError
-from transduce.files import read_json, write_aside, write_json
+from transduce.files import expecting, read_json, write_aside, write_json
 from transduce.text.special import BOS, EOS, Vocabulary
 
 FORMAT = 1
@@ -66,7 +66,12 @@ class TextStore:
         facts = read_json(Path(folder) / "store.json")
         if not isinstance(facts, dict) or facts.get("format") != FORMAT or "checksum" not in facts:
             raise RunFolderError(f"{folder} is no text store of format {FORMAT}")
-        return cls(map_array(Path(folder) / "ids.npy", facts["checksum"]), facts)
+        with expecting(Path(folder) / "store.json"):
+            facts |= {key: int(facts[key]) for key in ("documents", "bytes")}
+        ids = map_array(Path(folder) / "ids.npy", facts["checksum"])
+        if not 0 < facts["documents"] < len(ids) or facts["bytes"] < 1:
+            raise RunFolderError(f"{Path(folder) / 'ids.npy'} is damaged: there is no text in it")
+        return cls(ids, facts)
 
 
 def build_text_store(

@@ -97,6 +97,8 @@ def read_units(path: Path) -> Iterator[Unit]:
                 units.parser.Parse(chunk)
                 yield from units.take()
             units.parser.Parse(b"", True)
+        except (LookupError, ValueError) as error:  # an encoding that nobody knows, or that expat cannot read
+            raise DataError(f"{path}, line 1: not valid TMX: {error}") from None
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
             raise DataError(f"{path}, line {error.lineno}: not valid TMX: {reason}") from None

@@ -33,6 +33,17 @@ def chunks(
         yield chunk
 
 
+def once(sentences: Iterable[Sentence]) -> tuple[list[Sentence], dict[int, list[int]]]:
+    """The first of each that is the same, and the numbers of the others by that of the first."""
+    firsts: dict[tuple[int, ...], Sentence] = {}
+    others: dict[int, list[int]] = {}
+    for sentence in sentences:
+        first = firsts.setdefault(tuple(sentence.ids), sentence)
+        if first is not sentence:
+            others.setdefault(first.number, []).append(sentence.number)
+    return list(firsts.values()), others
+
+
 def cut(
     sentences: Iterable[Sentence], *, budget: int, most: int, width: Callable[[Sentence], int]
 ) -> list[list[Sentence]]:

@@ -13,9 +13,9 @@ from torch import nn
 from transduce.data.encoder_batch import pad_rows
 from transduce.data.sentence_pairs import pack
 from transduce.decoding.loading import Precision, open_model
-from transduce.errors import DataError
+from transduce.errors import DataError, RunFolderError
 from transduce.text.masks import bare, encode_gaps
-from transduce.text.special import MASK, Vocabulary
+from transduce.text.special import MASK, MASK_PIECE, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Filler:
         """The model of a run of task "masked". Raises `RunFolderError`, `SettingsError`."""
         folder, model, tokenizers = open_model(path, task="masked", device=device, precision=precision)
         context = folder.settings.data.context or folder.settings.model.max_positions
+        if MASK not in encode_gaps(tokenizers.tgt, f"a {MASK_PIECE} b"):
+            raise RunFolderError(f"{folder.path}: its vocabulary does not know {MASK_PIECE}, or is damaged")
         return cls(model, tokenizers.tgt, context=context)
 
     def fill(self, texts: Sequence[str], *, top: int = 5) -> list[Filling]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from transduce.checkpoint import RunFolder
-from transduce.errors import SettingsError
-from transduce.models.build import build_model
+from transduce.errors import RunFolderError, SettingsError
+from transduce.models.build import build_from
 from transduce.purposes import PURPOSES
 from transduce.text.tokenizer import Tokenizers
 
@@ -28,8 +28,7 @@ def open_model(
     settings, tokenizers = folder.settings, folder.tokenizers()
     if settings.task != task:
         raise SettingsError(f"{path} cannot do that: it {PURPOSES[settings.task].told()}")
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-    model.load_state_dict(folder.load_model())
+    model = model_in(folder)
     model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
     return folder, model, tokenizers
 
@@ -41,3 +40,13 @@ def find_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("device = 'cuda', but PyTorch finds no CUDA device here; use auto or cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def model_in(folder: RunFolder) -> nn.Module:
+    """The model of a run folder, on the CPU in float32; `RunFolderError` where settings and weights do not fit."""
+    tokenizers = folder.tokenizers()
+    sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
+    try:
+        return build_from(folder.settings.model, folder.load_model(), **sizes, origin=folder.path / "model.safetensors")
+    except SettingsError as error:
+        raise RunFolderError(f"{folder.path / 'config.json'} is of no model: {error}") from error

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transduce.config import DecodingSettings
 from transduce.data.batch import collate, pad_sources
 from transduce.data.objectives import Example
-from transduce.decoding.batches import Sentence, chunks, cut
+from transduce.decoding.batches import Sentence, chunks, cut, once
 from transduce.decoding.loading import Precision, open_model
 from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.sample import Sampling, sample
@@ -34,6 +34,7 @@ class _Search:
 
     of: Callable[[Sequence[Sentence]], list[list[Hypothesis]]]
     width: int
+    alike: bool = False  # the same sentence gives the same, wherever it stands: it is searched for once a chunk
 
 
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
@@ -182,7 +183,7 @@ class Translator:
                 self.model, self._sources(batch), max_length=limits, beam=beam, n_best=n_best, length_penalty=penalty
             )
 
-        return _Search(search, beam)
+        return _Search(search, beam, alike=True)
 
     def _sources(self, batch: Sequence[Sentence]) -> Tensor:
         return pad_sources([sentence.ids for sentence in batch]).to(self.device)
@@ -205,11 +206,16 @@ class Translator:
                         continue
                     note = f"not translated: its {len(sentence.ids)} tokens are more than the {self.longest} that fit"
                     found[sentence.number - first] = replace(_EMPTY, note=note)
+                others: dict[int, list[int]] = {}
+                if search.alike:
+                    sentences, others = once(sentences)
                 budget = batch_tokens or self.settings.batch_tokens
                 batches = cut(sentences, budget=budget, most=most, width=lambda sentence: len(sentence.ids) + 1)
                 for batch, results in zip(batches, crew.map(search.of, batches), strict=True):
                     for sentence, hypotheses in zip(batch, results, strict=True):
-                        found[sentence.number - first] = self._translation(sentence, hypotheses)
+                        translation = self._translation(sentence, hypotheses)
+                        for number in (sentence.number, *others.get(sentence.number, ())):
+                            found[number - first] = translation
                 yield from found
                 first += len(chunk)
 

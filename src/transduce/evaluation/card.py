@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from transduce.checkpoint import RunFolder
-from transduce.evaluation.records import UNSCORED, Record, read_record
+from transduce.evaluation.records import UNSCORED, Record, shown
 from transduce.evaluation.report import LABEL_COLUMNS, MASKED_COLUMNS, cell, compact, summary
 from transduce.evaluation.wording import wording_of
 from transduce.files import write_text
@@ -20,7 +20,7 @@ _SAMPLES = 3
 
 def write_card(run: RunFolder) -> None:
     """Write README.md into the run folder, from what its other files tell at this moment."""
-    write_text(run.path / "README.md", card(read_record(run)))
+    write_text(run.path / "README.md", shown(run, card))
 
 
 def card(record: Record) -> str:

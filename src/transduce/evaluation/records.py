@@ -17,23 +17,28 @@ Every key of data.json and every file may be missing: what is not there is not s
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import transduce
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.drawing.heatmap import HeatMap
+from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
-from transduce.files import read_json, write_json
+from transduce.files import expecting, read_json, write_json
 from transduce.log import MetricsFile
 from transduce.tensors import shapes
 
+T = TypeVar("T")
+_WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,
+               AssertionError)  # fmt: skip
 _PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
 
 
@@ -110,15 +115,35 @@ class Record:
         return self.settings.data.src_lang, self.settings.data.tgt_lang
 
 
+RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "samples.json",
+           "attention.json", "data.json", "metrics.jsonl")  # fmt: skip
+"""The files that tell of a run."""
+
+
+def shown(run: RunFolder, show: Callable[[Record], T]) -> T:
+    """`show` of what the folder tells. A record that is JSON, but does not tell what it should, is named."""
+    try:
+        return show(_read_record(run))
+    except _WRONG_FORM as error:
+        for name in RECORDS:
+            with contextlib.suppress(*_WRONG_FORM):
+                show(_read_record(run, without=name))  # it was that one: without it the rest can be shown
+                raise RunFolderError(f"{run.path / name} is damaged: it does not hold what it should") from error
+        raise RunFolderError(f"{run.path}: several of {', '.join(RECORDS)} are damaged") from error
+
+
 def read_record(run: RunFolder) -> Record:
     """Everything that the folder tells; `RunFolderError` names a file that is damaged."""
+    return shown(run, lambda record: record)
 
+
+def _read_record(run: RunFolder, *, without: str = "") -> Record:
     def read(name: str) -> Any:
         path = run.path / name
-        return read_json(path) if path.exists() else {}
+        return read_json(path) if path.exists() and name != without else {}
 
     scores, samples, attention = read("scores.json"), read("samples.json"), read("attention.json")
-    events = MetricsFile(run.path / "metrics.jsonl").read()
+    events = MetricsFile(run.path / "metrics.jsonl").read() if without != "metrics.jsonl" else []
     model, recipe = run.path / "model.safetensors", run.path / "recipe.toml"
     n_parameters = next((e["parameters"] for e in events if "parameters" in e), None)
     if n_parameters is None and model.exists():
@@ -192,5 +217,6 @@ def versions() -> dict[str, str]:
 def _merge(path: Path, value: Mapping[str, Any]) -> None:
     """Put `value` into the list `sets` of a JSON file, in the place of the one with the same name."""
     content = read_json(path) if path.exists() else {}
-    others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
-    write_json(path, content | {"sets": [*others, value]})
+    with expecting(path):
+        others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
+        write_json(path, {**content, "sets": [*others, value]})

@@ -11,7 +11,7 @@ from transduce.drawing import chart, heatmap
 from transduce.drawing.chart import Curve, line_chart, smooth
 from transduce.drawing.heatmap import heat_map_figures
 from transduce.drawing.page import escape, page, table
-from transduce.evaluation.records import UNSCORED, Record, SetScores, read_record
+from transduce.evaluation.records import UNSCORED, Record, SetScores, shown
 from transduce.evaluation.report_data import data_section, provenance_section, settings_section
 from transduce.evaluation.wording import wording_of
 from transduce.files import write_text
@@ -38,7 +38,7 @@ MASKED_COLUMNS = {
 
 def write_report(run: RunFolder) -> None:
     """Write report.html into the run folder, from what its other files tell at this moment."""
-    write_text(run.path / "report.html", report_html(read_record(run)))
+    write_text(run.path / "report.html", shown(run, report_html))
 
 
 def report_html(record: Record) -> str:
@@ -52,9 +52,9 @@ def report_html(record: Record) -> str:
         ("settings", "Settings", settings_section(record)),
         ("provenance", "How it was made", provenance_section(record)),
     ]
-    shown = [(name, title, body) for name, title, body in sections if body]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in shown)
-    body = "".join(f'<h2 id="{name}">{title}</h2>{content}' for name, title, content in shown)
+    filled = [(name, title, body) for name, title, body in sections if body]
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in filled)
+    body = "".join(f'<h2 id="{name}">{title}</h2>{content}' for name, title, content in filled)
     head = f"<h1>{escape(record.name)}</h1><p class='soft'>{escape(summary(record))}</p><nav>{links}</nav>"
     return page(f"{record.name}: report", head + _tiles(record) + body, script=chart.SCRIPT + heatmap.SCRIPT)
 

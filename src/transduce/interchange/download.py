@@ -84,6 +84,9 @@ def fetched(
             f"{name} is no folder; to download it by that name: pip install transduce[interchange] (huggingface_hub)"
         ) from None
     logging.set_verbosity_error()
+    constants.HF_HUB_DISABLE_TELEMETRY = (
+        True  # else it asks the Hub for a list of programs, to tell which of them runs it
+    )
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     with tempfile.TemporaryDirectory(prefix=f".{beside.name}.", suffix=".aside", dir=beside.parent) as place:
         folder = Path(place) / name.rpartition("/")[2]

@@ -13,7 +13,7 @@ from transduce.errors import RunFolderError, UserError
 from transduce.interchange.folder import read_object
 from transduce.interchange.limits import check_padding, read_bytes
 from transduce.interchange.vocabulary import Rows
-from transduce.text.hub import HubTokenizer
+from transduce.text.hub import HubTokenizer, check_ids
 
 FILE, WORDS, PIECES, MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
 ADDED = "added_tokens.json"
@@ -43,12 +43,15 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
             )
         elif (folder / PIECES).exists() and (folder / MERGES).exists():
             read_bytes(folder / PIECES), read_bytes(folder / MERGES)
+            check_ids(read_object(folder / PIECES).values())
             made = ByteLevelBPETokenizer(str(folder / PIECES), str(folder / MERGES))
         else:
             raise RunFolderError(f"{folder} has no vocabulary: neither {FILE}, nor {WORDS}, nor {PIECES} and {MERGES}")
     except UserError:
         raise
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and panics are no Exception
         raise RunFolderError(f"the vocabulary in {folder} is damaged: {' '.join(str(error).split()[:14])}") from None
     added = read_object(folder / ADDED, optional=True)
     made.add_tokens([piece for piece, _ in sorted(added.items(), key=lambda item: str(item[1]).zfill(20))])

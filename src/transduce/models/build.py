@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from transduce.config import ModelSettings
-from transduce.errors import SettingsError, nearest
+from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
 from transduce.models.masked_lm import Classifier, MaskedLM, PooledEncoder
 from transduce.models.presets import PRESETS, resolve_preset
@@ -19,7 +20,7 @@ from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
 from transduce.nn.pooling import POOLINGS
 from transduce.nn.positions import POSITIONS
 
-__all__ = ["MODELS", "PRESETS", "build_model", "check_model", "count_parameters", "resolve_preset"]
+__all__ = ["MODELS", "PRESETS", "build_from", "build_model", "check_model", "count_parameters", "resolve_preset"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "transformer": Transformer,
@@ -73,6 +74,29 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
             "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
         )
     return MODELS[settings.kind](settings, n_src=n_src, n_tgt=n_tgt)
+
+
+def build_from(
+    settings: ModelSettings, tensors: Mapping[str, Tensor], *, n_src: int, n_tgt: int, origin: object
+) -> nn.Module:
+    """A model with these weights, which must be its own: every name and shape, else a `RunFolderError`.
+
+    Sizes that the weights do not bear out are refused before any memory is taken for them.
+    """
+    with torch.device("meta"):
+        expected = {
+            name: tuple(t.shape) for name, t in build_model(settings, n_src=n_src, n_tgt=n_tgt).state_dict().items()
+        }
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            there, here = (str(list(s[name])) if name in s else "not there" for s in (found, expected))
+            raise RunFolderError(f"{origin} is not of this model: {name} is {there}, and by the settings {here}")
+        if not tensors[name].is_floating_point():
+            raise RunFolderError(f"{origin} is not of this model: {name} is of type {tensors[name].dtype}")
+    model = build_model(settings, n_src=n_src, n_tgt=n_tgt)
+    model.load_state_dict(tensors)
+    return model
 
 
 def count_parameters(model: nn.Module) -> int:

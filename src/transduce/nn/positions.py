@@ -78,12 +78,16 @@ class NoPositions(nn.Module):
         return x
 
 
+KEPT = 1 << 14
+"""Fixed vectors that are kept in memory; those of later positions are computed when they are needed."""
+
+
 class SinusoidalPositions(NoPositions):
     """The paper's fixed sinusoids, added to the embeddings (3.5); any length."""
 
     def __init__(self, *, d_model: int, d_head: int, max_positions: int) -> None:
         super().__init__(d_model=d_model, d_head=d_head, max_positions=max_positions)
-        self.register_buffer("table", self._rows(max_positions), persistent=False)
+        self.register_buffer("table", self._rows(min(max_positions, KEPT)), persistent=False)
         self.table: Tensor
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
@@ -93,7 +97,7 @@ class SinusoidalPositions(NoPositions):
     def add(self, x: Tensor, offset: int) -> Tensor:
         """x plus the sinusoids of its positions."""
         end = offset + x.shape[1]
-        known = end <= self.max_positions
+        known = end <= len(self.table)
         rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
         return x + rows.to(x.dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,16 +16,18 @@ from transduce.checkpoint import RunFolder
 from transduce.choose import Chooser, Facts
 from transduce.choose_encoder import BEFORE_LABELLED, BEFORE_TRAINING_LABELLED
 from transduce.config import Corpus, ModelSettings, Settings
+from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.corpus import distinct
 from transduce.data.label_store import LabelStore, build_label_store, count_labels
 from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
 from transduce.data.seen import SeenCheck, watch
+from transduce.data.stored import read_names
 from transduce.data.text_store import fingerprint_of_text
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.classification import score_labels
 from transduce.evaluation.records import save_continuations, save_label_scores
-from transduce.files import read_json, write_json
+from transduce.files import expecting, read_json, write_json
 from transduce.finish import conclude
 from transduce.log import Log
 from transduce.machine import Machine
@@ -93,6 +95,9 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         if data.valid:
             valid = list(chain.from_iterable(read_labelled(_path(c)) for c in data.valid))
         else:
+            if not _n_held_out(train):
+                files = ", ".join(_path(c).name for c in data.train)
+                raise DataError(f"{files}: {len(train)} labelled texts are too few to hold some out; give data.valid")
             train, valid = _hold_out(train, settings.training.seed)
             log.say(f"no validation text given: {len(valid):,} texts are held out for it, drawn by seed")
         if len(labels) < 2:
@@ -170,7 +175,14 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     def open_prepared(self, folder: RunFolder) -> PreparedLabels:
         """Both stores."""
         tokens = folder.path / "tokens"
-        return PreparedLabels(folder.tokenizers(), LabelStore.open(tokens / "train"), LabelStore.open(tokens / "valid"))
+        tokenizers, labels = folder.tokenizers(), folder.settings.data.labels or ()
+        stores = {name: LabelStore.open(tokens / name) for name in ("train", "valid")}
+        for name, store in stores.items():
+            check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
+            check_ids(tokens / name / "labels.npy", store.labels, len(labels))
+            longest = longest_of(folder.settings.model, folder.settings.data.max_length)
+            check_lengths(tokens / name / "offsets.npy", store.offsets, longest)
+        return PreparedLabels(tokenizers, **stores)
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
         """Of files, labels and vocabulary."""
@@ -203,13 +215,16 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         """Score the held-out texts, show some, report."""
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
         tokens = folder.path / "tokens"
-        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_json(tokens / "tests.json"))}
+        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
         for name, at in names.items():
             store = LabelStore.open(tokens / at)
             scores = score_labels(store.labels.tolist(), classifier.tell(store), classifier.labels)
             save_label_scores(folder, name, scores.to_json())
             log.say(f"{name}: {scores.lines()[0]}")
-        samples = [(label, tuple(texts)) for label, texts in read_json(tokens / "samples.json")]
+        with expecting(tokens / "samples.json"):
+            samples = [(str(label), tuple(map(str, texts))) for label, texts in read_json(tokens / "samples.json")]
+            if not all(1 <= len(texts) <= 2 for _, texts in samples):
+                raise ValueError("one text or two")
         told = classifier.classify([texts for _, texts in samples])
         shown = [
             (
@@ -238,12 +253,13 @@ def _path(corpus: Corpus) -> Path:
     return corpus.path
 
 
+def _n_held_out(examples: Sequence[Labelled]) -> int:
+    return min(HELD_OUT_MOST, round(len(examples) * HELD_OUT_SHARE))
+
+
 def _hold_out(examples: list[Labelled], seed: int) -> tuple[list[Labelled], list[Labelled]]:
     """The rest, and what is held out."""
-    n = min(HELD_OUT_MOST, round(len(examples) * HELD_OUT_SHARE))
-    if not n:
-        raise DataError(f"{len(examples)} labelled texts are too few to hold some out; give data.valid")
-    held = set(random.Random(seed).sample(range(len(examples)), n))
+    held = set(random.Random(seed).sample(range(len(examples)), _n_held_out(examples)))
     return [e for i, e in enumerate(examples) if i not in held], [examples[i] for i in sorted(held)]
 
 

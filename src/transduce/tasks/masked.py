@@ -14,13 +14,15 @@ from transduce.checkpoint import RunFolder
 from transduce.choose import Chooser, Facts
 from transduce.choose_encoder import BEFORE_MASKED, BEFORE_TRAINING_MASKED
 from transduce.config import ModelSettings, Settings
+from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.encoder_batch import MaskedBatch
 from transduce.data.masking import word_starts
 from transduce.data.sentence_store import SentenceStore, build_sentence_store
+from transduce.data.stored import read_names
 from transduce.decoding.filler import Filler
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.records import save_continuations, save_masked_scores
-from transduce.files import read_json, write_json
+from transduce.files import write_json
 from transduce.finish import conclude
 from transduce.log import Log
 from transduce.machine import Machine
@@ -131,8 +133,12 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
     def open_prepared(self, folder: RunFolder) -> PreparedSentences:
         """Both stores."""
         tokens = folder.path / "tokens"
-        train, valid = SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid")
-        return PreparedSentences(folder.tokenizers(), train, valid)
+        tokenizers, context = folder.tokenizers(), folder.settings.data.context or 0
+        stores = {name: SentenceStore.open(tokens / name) for name in ("train", "valid")}
+        for name, store in stores.items():
+            check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
+            check_lengths(tokens / name / "offsets.npy", store.offsets, context - 3)
+        return PreparedSentences(tokenizers, **stores)
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
         """Of files, vocabulary and context."""
@@ -164,7 +170,7 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
         """Score held-out text, fill some gaps, report."""
         settings, tokens = folder.settings, folder.path / "tokens"
         filler = Filler.load(folder.path, device=settings.training.device)
-        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_json(tokens / "tests.json"))}
+        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
         for name, at in names.items():
             feeder = _feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
             found = Validator(

@@ -10,12 +10,14 @@ from typing import Any
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, Settings
+from transduce.data.arrays import check_ids
 from transduce.data.corpus import distinct
 from transduce.data.seen import SeenCheck, watch
+from transduce.data.stored import read_names
 from transduce.data.text import Piece, choose_held_out, measure, part_of, read_pieces
 from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
 from transduce.errors import DataError, SettingsError
-from transduce.files import read_json, write_json
+from transduce.files import write_json
 from transduce.log import Log
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -164,14 +166,17 @@ def told_leaks(checks: Sequence[SeenCheck], log: Log) -> list[dict[str, Any]]:
 
 def open_prepared_text(folder: RunFolder) -> PreparedText:
     """What `encode_text` wrote into the run folder."""
-    tokens = folder.path / "tokens"
-    return PreparedText(folder.tokenizers(), TextStore.open(tokens / "train"), TextStore.open(tokens / "valid"))
+    tokens, tokenizers = folder.path / "tokens", folder.tokenizers()
+    train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")
+    for store, name in ((train, "train"), (valid, "valid")):
+        check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
+    return PreparedText(tokenizers, train, valid)
 
 
 def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
     """The test sets, by name."""
     tokens = folder.path / "tokens"
-    return {name: TextStore.open(tokens / f"test.{i}") for i, name in enumerate(read_json(tokens / "tests.json"))}
+    return {name: TextStore.open(tokens / f"test.{i}") for i, name in enumerate(read_names(tokens / "tests.json"))}
 
 
 def _tests(settings: Settings) -> tuple[tuple[str, Stream], ...]:

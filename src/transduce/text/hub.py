@@ -6,6 +6,7 @@ front. The library is an extra: `pip install transduce[interchange]`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,8 @@ from transduce.files import read_json, write_aside, write_json
 from transduce.text.hub_parts import check_parts
 from transduce.text.special import EOS, UNK, characters
 
+MOST_IDS = 1 << 24
+"""Ids beyond are of no vocabulary; the library would take memory for all up to the largest, and end the process."""
 _PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabulary that lacks its own UNK fails here
 
 
@@ -32,9 +35,9 @@ class HubTokenizer:
         self.model, self.notes = model, tuple[str, ...]()
         self._tokenizer = _open(model)
         self._theirs = list(theirs)
-        self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
-        if len(self._theirs) <= EOS or any(type(i) is not int for i in self._theirs):
+        if len(self._theirs) <= EOS or any(type(i) is not int or not -1 <= i < MOST_IDS for i in self._theirs):
             raise ValueError("it does not list the ids of a vocabulary")
+        self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
 
     @property
     def vocab_size(self) -> int:
@@ -128,8 +131,26 @@ def _byte_of() -> dict[str, int]:
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
+def check_ids(ids: Iterable[object]) -> None:
+    """`ValueError` where an id of a file is none that the library can be handed."""
+    if not all(type(i) is int and 0 <= i < MOST_IDS for i in ids):
+        raise ValueError("its vocabulary has ids that are none")
+
+
+def _check(model: bytes) -> None:
+    """Look through a tokenizer.json for what would end the process; the library itself refuses the rest."""
+    try:
+        content = json.loads(model)
+        vocabulary = content["model"]["vocab"]
+        added = [one["id"] for one in content.get("added_tokens") or ()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
+    check_ids([*(vocabulary.values() if isinstance(vocabulary, dict) else ()), *added])
+
+
 def _open(model: bytes) -> Any:
     """The library's tokenizer, without the cutting and padding that a file may ask for."""
+    _check(model)
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -140,6 +161,8 @@ def _open(model: bytes) -> Any:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_batch(_PROBES, add_special_tokens=False)
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and panics are no Exception
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
     return tokenizer

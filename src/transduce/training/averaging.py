@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.tensors import load_tensors, save_tensors
+from transduce.files import expecting
+from transduce.tensors import load_tensors, save_tensors, shapes
 
 Weights = Mapping[str, Tensor]
 
@@ -70,8 +71,10 @@ def borrowed(live: Weights, weights: Weights | None) -> Iterator[None]:
 
 @torch.no_grad()
 def _copy(into: Weights, values: Weights) -> None:
-    """Copy `values` into the tensors of the same names."""
+    """Copy `values` into the tensors of the same names; `ValueError` where one is not of the same shape."""
     for name, tensor in into.items():
+        if values[name].shape != tensor.shape:
+            raise ValueError(f"{name} is {list(values[name].shape)}, not {list(tensor.shape)}")
         tensor.copy_(values[name])
 
 
@@ -179,6 +182,11 @@ class Snapshots(Average):
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of what is kept."""
+        for update, _ in self.kept:
+            with expecting(self.path(update)):
+                found = shapes(self.path(update))
+                if found != {name: tuple(tensor.shape) for name, tensor in self.live.items()}:
+                    raise ValueError("these are not the weights of this run")
         return mean_of(self.path(update) for update, _ in self.kept)
 
     def saved(self) -> None:

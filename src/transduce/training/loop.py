@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from transduce.checkpoint import Checkpoint, RunFolder
-from transduce.errors import Interrupted, TrainingError
-from transduce.files import remove_leftovers, write_json
+from transduce.errors import Interrupted, RunFolderError, TrainingError
+from transduce.files import expecting, remove_leftovers, write_json
 from transduce.log import Bar, Log, MetricsFile, NoMetrics
 from transduce.training.averaging import AVERAGES, borrowed
 from transduce.training.distributed import Link
 from transduce.training.feed import Feed, Feeder, ahead
 from transduce.training.meter import Meter, NotFinite, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
-from transduce.training.state import TrainingResult, TrainingState, full_weights, joined, part_of
-from transduce.training.step import Updater
+from transduce.training.state import TrainingResult, TrainingState, checked, full_weights, joined, part_of
+from transduce.training.step import Updater, give_back_memory
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
 from transduce.training.validate import Validator
 
@@ -192,6 +192,7 @@ class Trainer:
         state.reserve = seconds + self._save_seconds
         self.pace.pause(seconds)
         self._save()
+        give_back_memory()
 
     def _say(self, scores: dict[str, float], *, better: bool) -> None:
         state = self.state
@@ -255,6 +256,15 @@ class Trainer:
             self.log.warn(note)
 
     def _load(self, checkpoint: Checkpoint) -> None:
+        """Take up a saved state; one that is not of this model, or of no form, is a `RunFolderError`."""
+        try:
+            with expecting(checkpoint.path):
+                self._put_back(checkpoint)
+        except RuntimeError as error:  # PyTorch's, of shapes and types that do not fit
+            told = " ".join(str(error).split())[:100]
+            raise RunFolderError(f"{checkpoint.path} is damaged: its tensors are not of this run ({told})") from error
+
+    def _put_back(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self.state = TrainingState.of(state["training"])
         self.stopper.load(state["stopper"])
@@ -263,8 +273,9 @@ class Trainer:
             return
         tensors = checkpoint.tensors()
         with torch.no_grad():
-            for name, value in part_of(tensors, "model").items():
-                self.live[name].copy_(value)
+            values = part_of(tensors, "model")
+            for name, live in self.live.items():
+                live.copy_(checked(values[name], like=live, name=name))
         notes = self.updater.load_state(part_of(tensors, "updater"), state["updater"], self.state.update)
         notes += self.average.load(part_of(tensors, "average"), state["average"])
         self.meter.load(state["meter"])

@@ -82,7 +82,10 @@ class Meter:
 
     def load(self, rows: Sequence[Sequence[Any]]) -> None:
         """Take up saved rows."""
-        self.rows, self._pending = [Row(*row) for row in rows], []
+        found = [Row(*row) for row in rows]
+        if not all(isinstance(value, int | float) for row in found for value in row):
+            raise ValueError("the rows of the log are no numbers")
+        self.rows, self._pending = found, []
 
 
 @dataclass(slots=True)

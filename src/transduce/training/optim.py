@@ -169,5 +169,11 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     for name, value in tensors.items():
         place, _, key = name.partition(".")
         p = params[int(place)]
+        if value.numel() != 1 and value.shape != p.shape:
+            raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
         # a copy, so that training on does not change `tensors`; fused Adam keeps its step count on the device too
         owner[id(p)].state[p][key] = value.to(p.device, copy=True)
+    for part in parts:
+        known = [set(values) for values in part.state.values() if values]
+        if any(keys != known[0] for keys in known):
+            raise ValueError("a part of the optimizer's state is missing")

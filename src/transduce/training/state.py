@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from transduce.training.feed import Position
+
+MOST_UPDATES = 1 << 40
 
 
 @dataclass(slots=True)
@@ -31,8 +34,19 @@ class TrainingState:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> TrainingState:
-        """From JSON."""
-        return cls(**{**values, "position": Position(**values["position"])})
+        """From JSON. `TypeError` or `ValueError` where it is not what `json` gave."""
+        state = cls(**{**values, "position": Position(**values["position"])})
+        counts, times = (
+            (state.update, state.position.epoch, state.position.index),
+            ("epochs", "seconds", "progress", "reserve"),
+        )
+        if not all(type(n) is int and 0 <= n <= MOST_UPDATES for n in counts) or type(state.validated) is not int:
+            raise ValueError("its numbers are no counts")
+        if not all(isinstance(n := getattr(state, key), int | float) and 0 <= n < math.inf for key in times):
+            raise ValueError("its times are no numbers")
+        if not isinstance(state.finished, str) or not all(isinstance(n, int | float) for n in state.scores.values()):
+            raise ValueError("its scores are no numbers")
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +74,14 @@ def full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
 def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors of several parts in one mapping: `part/name`."""
     return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+
+def checked(value: Tensor, *, like: Tensor, name: str) -> Tensor:
+    """A tensor that was read, if it has the shape and type of the one that it takes the place of."""
+    if value.shape != like.shape or value.dtype != like.dtype:
+        found = f"{value.dtype} {list(value.shape)}", f"{like.dtype} {list(like.shape)}"
+        raise ValueError(f"{name} is {found[0]}, not {found[1]}")
+    return value
 
 
 def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -23,6 +23,8 @@ from marians import make_folder, make_run, state_of
 from system.commands import Done, transduce
 from transduce.interchange.download import hub_name
 
+pytestmark = pytest.mark.loopback  # its own server, or its own processes
+
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:

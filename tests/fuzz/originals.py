@@ -1,0 +1,281 @@
+"""What is damaged: small run folders of every task, finished and half-way, imported folders, recipes, texts."""
+
+# ruff: noqa: E501  (long tables of strange values)
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import lzma
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import zstandard
+
+import marians
+from system.commands import small, transduce, write_corpus
+
+SETTINGS = (
+    "model.d_model=16",
+    "model.d_ff=16",
+    "training.batch_tokens=400",
+    "training.max_updates=2",
+    "training.valid_updates=1",
+    "training.optimizer=adam",
+    "data.max_length=64",
+    "training.valid_bleu_sentences=0",
+)
+TEXT = "A dog sleeps.\nThe cat reads a book in the garden.\n\nTwo men play.\n"
+
+
+def done(*arguments: object) -> None:
+    told = transduce(*arguments)
+    assert told.code == 0, told.err
+
+
+@contextlib.contextmanager
+def stopped_after_one_update() -> Iterator[None]:
+    """Training in here is stopped with SIGTERM in its first update, and saves."""
+    from transduce.training.step import Updater
+
+    update = Updater.update
+
+    def last(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return update(*args, **kwargs)
+
+    with mock.patch.object(Updater, "update", last):
+        yield
+
+
+def _train(folder: Path, arguments: list[Any], *more: str) -> None:
+    """`finished` and `halfway` in a folder, and the command's arguments in command.json."""
+    command = ["train", *arguments, "--quiet", *small(*SETTINGS, *more)]
+    done(*command, "--run", folder / "finished")
+    with stopped_after_one_update():
+        assert transduce(*command, "--run", folder / "halfway").code == 130
+    (folder / "command.json").write_text(json.dumps(list(map(str, command))))
+
+
+def translation(folder: Path) -> None:
+    src, tgt = write_corpus(folder, "train", 40)
+    test = write_corpus(folder, "test", 4, split="test")
+    sides = ["--src", src, "--tgt", tgt, "--valid-src", test[0], "--valid-tgt", test[1], "--test-src", test[0], "--test-tgt", test[1]]  # fmt: skip
+    _train(folder, sides, "training.keep_checkpoints=1")
+
+
+def averaged(folder: Path) -> None:
+    src, tgt = write_corpus(folder, "train", 40)
+    _train(folder, ["--src", src, "--tgt", tgt], "training.average=last", "tokenizer.joint=false", "tokenizer.kind=bpe", "tokenizer.sampling=0.5", "training.optimizer=muon", "tokenizer.normalization=identity")  # fmt: skip
+
+
+def causal(folder: Path) -> None:
+    (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
+    _train(folder, ["--text", folder / "text.txt"], "data.context=16", "tokenizer.vocab_size=300")
+
+
+def _recipe(folder: Path, task: str, name: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(f'task = "{task}"\n[data]\ntrain = [{{ path = "{name}" }}]\n', encoding="utf-8")
+    return path
+
+
+def masked(folder: Path) -> None:
+    (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
+    _train(folder, [_recipe(folder, "masked", "text.txt")], "data.context=32", "data.documents=blank_line")
+
+
+def classification(folder: Path) -> None:
+    lines = [f"{label}\t{text}\n" for text, label in zip(TEXT.split("\n") * 12, "ab" * 40, strict=False) if text]
+    (folder / "labels.tsv").write_text("".join(lines), encoding="utf-8")
+    _train(folder, [_recipe(folder, "classification", "labels.tsv")])
+
+
+def marian(folder: Path) -> None:
+    made = marians.make_run(folder / "made", joint=False, tie="two_way")
+    marians.make_folder(folder / "theirs", made)
+    done("import", "marian", folder / "theirs", folder / "finished")
+
+
+def marian_pickled(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    theirs = marians.make_folder(folder / "theirs", marians.make_run(folder / "made"))
+    torch.save(load_file(theirs / "model.safetensors"), theirs / "pytorch_model.bin")
+    (theirs / "model.safetensors").unlink()
+
+
+def bert(folder: Path) -> None:
+    from transduce.config import ModelSettings
+    from transduce.interchange import bert
+    from transduce.interchange.vocabulary import Rows
+    from transduce.models.build import build_model
+
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "a",
+        "cat",
+        "dog",
+        "sat",
+        "on",
+        "mat",
+        "un",
+        "##able",
+        "##s",
+        "run",
+        ",",
+        ".",
+        "capital",
+        "of",
+    ]
+    settings = ModelSettings(
+        kind="bert", d_model=16, d_ff=16, n_heads=2, n_encoder_layers=1, n_segments=2, positions="learned", max_positions=20,
+        embedding_norm=True, scale_embeddings=False, output_bias=True, activation="gelu", norm_eps=1e-12,
+    )  # fmt: skip
+    theirs = _theirs(folder, build_model(settings, n_src=len(words), n_tgt=len(words)),
+                     bert.lines(settings, rows=Rows(torch.arange(len(words)), len(words)), prefix="bert."))  # fmt: skip
+    config = dict(
+        model_type="bert", architectures=["BertForMaskedLM"], vocab_size=len(words), hidden_size=16, intermediate_size=16,
+        num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=20, type_vocab_size=2, hidden_act="gelu",
+        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, layer_norm_eps=1e-12,
+    )  # fmt: skip
+    (theirs / "config.json").write_text(json.dumps(config))
+    (theirs / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    from tokenizers.implementations import BertWordPieceTokenizer
+
+    made = BertWordPieceTokenizer(str(theirs / "vocab.txt"))
+    made.add_special_tokens(words[:5])
+    made.save(str(theirs / "tokenizer.json"))
+    done("import", "bert", theirs, folder / "finished")
+
+
+def gpt2(folder: Path) -> None:
+    from tokenizers import pre_tokenizers
+
+    from transduce.config import ModelSettings
+    from transduce.interchange import gpt2
+    from transduce.interchange.vocabulary import Rows
+    from transduce.models.build import build_model
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {piece: i for i, piece in enumerate([*letters, "Ġt", "he", "Ġthe", "<|endoftext|>"])}
+    settings = ModelSettings(
+        kind="gpt", d_model=16, d_ff=32, n_heads=2, n_encoder_layers=0, n_decoder_layers=1, residual="pre", positions="learned",
+        max_positions=24, scale_embeddings=False, activation="gelu_tanh",
+    )  # fmt: skip
+    rows = Rows(torch.tensor([-1, -1, len(ids) - 1, len(ids) - 1, *range(len(ids) - 1)]), len(ids))
+    model = build_model(settings, n_src=len(rows.index), n_tgt=len(rows.index))
+    theirs = _theirs(folder, model, gpt2.lines(settings, rows=rows, prefix="transformer."))
+    config = dict(
+        model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=len(ids), n_embd=16, n_head=2, n_layer=1, n_positions=24,
+        n_inner=32,
+    )  # fmt: skip
+    (theirs / "config.json").write_text(json.dumps(config))
+    (theirs / "vocab.json").write_text(json.dumps(ids))
+    (theirs / "merges.txt").write_text("#version: 0.2\nĠ t\nh e\nĠt he\n", encoding="utf-8")
+    done("import", "gpt2", theirs, folder / "finished")
+
+
+def _theirs(folder: Path, model: Any, lines: Any) -> Path:
+    """A folder with the weights of a model of ours under their names."""
+    from safetensors.torch import save_file
+
+    from transduce.interchange.table import write
+
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    known = {line.ours for line in lines}
+    ours = {name: value for name, value in model.state_dict().items() if name in known}
+    assert known == ours.keys(), known ^ ours.keys()
+    save_file(write(ours, lines), theirs / "model.safetensors")
+    return theirs
+
+
+def recipes(folder: Path) -> None:
+    write_corpus(folder, "train", 20)
+    (folder / "recipe.toml").write_text(
+        """name = "small"
+task = "translation"
+[data]
+train = [{ src = "train.en", tgt = "train.de", weight = 1.0 }]
+valid = [{ src = "train.en", tgt = "train.de" }]
+max_length = 64
+src_lang = "en"
+[tokenizer]
+vocab_size = 300
+kind = "unigram"
+character_coverage = 1.0
+[model]
+preset = "tiny"
+d_model = 16
+n_heads = 2
+tie = "three_way"
+[training]
+max_updates = 2
+lr = 0.001
+betas = [0.9, 0.98]
+average = "ema"
+[decoding]
+beam = 2
+"""
+    )
+
+
+def tmx_of(pairs: list[tuple[str, str]]) -> str:
+    units = "".join(
+        f'<tu>\n<tuv xml:lang="en"><seg>{s}</seg></tuv>\n<tuv xml:lang="de"><seg>{t}</seg></tuv>\n</tu>\n'
+        for s, t in pairs
+    )
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4"><header/><body>\n{units}</body></tmx>\n'
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": lambda content: gzip.compress(content, mtime=0),
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def texts(folder: Path) -> None:
+    """A corpus of 30 pairs in every format."""
+    from transduce.data.demo import demo_pairs
+
+    pairs = [(pair.src, pair.tgt) for pair in demo_pairs("train", 30, seed=1)]
+    made = {
+        "a.txt": "".join(f"{s}\n" for s, _ in pairs),
+        "b.txt": "".join(f"{t}\n" for _, t in pairs),
+        "c.tsv": "".join(f"{s}\t{t}\n" for s, t in pairs),
+        "c.jsonl": "".join(json.dumps({"src": s, "tgt": t}) + "\n" for s, t in pairs),
+        "c.tmx": tmx_of(pairs),
+        "labels.tsv": "".join(f"{'ab'[i % 2]}\t{s}\n" for i, (s, _) in enumerate(pairs)),
+    }
+    for name, text in made.items():
+        (folder / name).write_bytes(text.encode("utf-8"))
+        for suffix, pack in PACK.items():
+            (folder / f"{name}{suffix}").write_bytes(pack(text.encode("utf-8")))
+
+
+ORIGINALS: dict[str, Callable[[Path], None]] = {
+    f.__name__: f
+    for f in (translation, averaged, causal, masked, classification, marian, marian_pickled, bert, gpt2, recipes, texts)
+}
+
+
+def make(name: str, folder: Path) -> Path:
+    """The original of this name, made once."""
+    path = folder / name
+    if not path.exists():
+        path.mkdir(parents=True)
+        torch.manual_seed(1)
+        ORIGINALS[name](path)
+    return path
