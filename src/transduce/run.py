@@ -15,12 +15,11 @@ from transduce.checkpoint import RunFolder
 from transduce.choose import choose, table
 from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
-from transduce.files import read_json, write_json
 from transduce.finish import renew
 from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
 from transduce.models.build import build_model, check_model, count_parameters, resolve_preset
-from transduce.prepare import has_prepared
+from transduce.prepare import check_prepared, has_prepared, seal_prepared
 from transduce.request import has_read_text, to_toml
 from transduce.tasks.base import Task
 from transduce.tasks.table import find_task
@@ -60,7 +59,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
                 "after the end; the model can be used; to train, name another folder with --run"
             )
         if end is None:
-            prepared = task.find_prepared(folder, log) if folder.resumed else None
+            prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
             if prepared is None:
                 prepared = _prepare(task, folder, settings, machine, log)
             best_update = _train(task, folder, prepared, machine, log).best_update
@@ -109,7 +108,9 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, machine: Machine
         texts = task.read(asked, log)
         settings, tokenizers = resolve(task, asked, texts, machine, log)
         folder.write_settings(settings)
-        return task.encode(folder, texts, tokenizers, settings, log)
+        prepared = task.encode(folder, texts, tokenizers, settings, log)
+        seal_prepared(folder)
+        return prepared
 
 
 def _train(task: AnyTask, folder: RunFolder, prepared: Any, machine: Machine, log: Log) -> TrainingResult:
@@ -133,8 +134,9 @@ def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
     """Say how much of the batches is padding, and keep it with the data report."""
     share = feeder.padding()
     log.say(f"batches: {len(feeder.plan(0)):,} an epoch, {share:.1%} padding")
-    data = read_json(folder.path / "data.json")
-    write_json(folder.path / "data.json", {**data, "padding": share})
+    data = folder.read_record("data.json")
+    if data.get("padding") != share:
+        folder.write_record("data.json", {**data, "padding": share})
 
 
 def _end_of(folder: RunFolder) -> dict[str, Any] | None:

@@ -145,7 +145,7 @@ def test_signals_save_everything_and_the_run_goes_on(runs: Runs, whole: dict[tup
         process = runs.start_and_wait("cut", *EMA, seen=lambda log, sign=sign: sign in log)
         assert process.pid is not None
         os.kill(process.pid, number)
-        runs.finish(process, 130)
+        runs.finish(process, 128 + number)
         errors = (runs.path / "cut.err").read_text()
         assert f"{number.name}: stopped after update" in errors
         assert "the same command goes on" in errors

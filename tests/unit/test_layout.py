@@ -18,7 +18,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "files", "log", "lock", "output"),
     ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
-    ("manifest", "checkpoint"),
+    ("migrate", "manifest", "states", "checkpoint"),
     ("training", "decoding"),
     ("evaluation", "interchange", "inspection", "serving"),
     (

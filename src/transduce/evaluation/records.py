@@ -22,7 +22,6 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import transduce
@@ -30,7 +29,6 @@ from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.drawing.heatmap import HeatMap
 from transduce.evaluation.metrics import Scores
-from transduce.files import read_json, write_json
 from transduce.log import MetricsFile
 from transduce.tensors import shapes
 
@@ -112,11 +110,7 @@ class Record:
 
 def read_record(run: RunFolder) -> Record:
     """Everything that the folder tells; `RunFolderError` names a file that is damaged."""
-
-    def read(name: str) -> Any:
-        path = run.path / name
-        return read_json(path) if path.exists() else {}
-
+    read = run.read_record
     scores, samples, attention = read("scores.json"), read("samples.json"), read("attention.json")
     events = MetricsFile(run.path / "metrics.jsonl").read()
     model, recipe = run.path / "model.safetensors", run.path / "recipe.toml"
@@ -147,39 +141,39 @@ def read_record(run: RunFolder) -> Record:
 
 def save_scores(run: RunFolder, name: str, scores: Scores, *, search: Mapping[str, Any] | None = None) -> None:
     """Keep the scores of one test set; those of the same name before are replaced."""
-    _merge(run.path / "scores.json", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
+    _merge(run, "scores.json", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
 
 
 def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update: int) -> None:
     """Keep translations of a few held-out sentences of one set."""
-    _merge(run.path / "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
+    _merge(run, "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
 
 
 def save_text_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
     """Keep how well running text is told; what was known of the same text before is replaced."""
-    _merge(run.path / "text_scores.json", {"name": name, **values})
+    _merge(run, "text_scores.json", {"name": name, **values})
 
 
 def save_label_scores(run: RunFolder, name: str, values: Mapping[str, Any]) -> None:
     """Keep how well labels are told (`LabelScores.to_json`)."""
-    _merge(run.path / "label_scores.json", {"name": name, **values})
+    _merge(run, "label_scores.json", {"name": name, **values})
 
 
 def save_masked_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
     """Keep how well gaps are filled."""
-    _merge(run.path / "masked_scores.json", {"name": name, **values})
+    _merge(run, "masked_scores.json", {"name": name, **values})
 
 
 def save_continuations(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
     """Keep how a model goes on with text: (beginning, what it wrote)."""
     samples = [{"prompt": prompt, "text": text} for prompt, text in texts]
-    _merge(run.path / "samples.json", {"name": name, "update": update, "samples": samples})
+    _merge(run, "samples.json", {"name": name, "update": update, "samples": samples})
 
 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
     """Keep the attention of a few held-out sentences, in the place of those before."""
     found = [{"src": s.src, "tgt": s.tgt, "maps": [heat.to_json() for heat in s.maps]} for s in sentences]
-    write_json(run.path / "attention.json", {"sentences": found})
+    run.write_record("attention.json", {"sentences": found})
 
 
 def versions() -> dict[str, str]:
@@ -189,8 +183,8 @@ def versions() -> dict[str, str]:
     return found | {"platform": platform.platform()}
 
 
-def _merge(path: Path, value: Mapping[str, Any]) -> None:
-    """Put `value` into the list `sets` of a JSON file, in the place of the one with the same name."""
-    content = read_json(path) if path.exists() else {}
+def _merge(run: RunFolder, name: str, value: Mapping[str, Any]) -> None:
+    """Put `value` into the list `sets` of a record, in the place of the one with the same name."""
+    content = run.read_record(name)
     others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
-    write_json(path, content | {"sets": [*others, value]})
+    run.write_record(name, content | {"sets": [*others, value]})

@@ -160,7 +160,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         write_json(tokens / "samples.json", [[e.label, list(e.texts)] for e in texts.valid[:N_SAMPLES]])
         folder.save_tokenizers(tokenizers)
         train = LabelStore.open(tokens / "train")
-        write_json(folder.path / "data.json", {"fingerprint": train.facts["fingerprint"], "sets": described})
+        folder.write_record("data.json", {"fingerprint": train.facts["fingerprint"], "sets": described})
         return PreparedLabels(tokenizers, train, LabelStore.open(tokens / "valid"))
 
     def find_prepared(self, folder: RunFolder, log: Log) -> PreparedLabels | None:

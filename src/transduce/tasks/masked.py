@@ -128,7 +128,7 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
             described.append({"name": name, "files": list(files), **numbers})
         write_json(tokens / "tests.json", [name for name, _ in texts.tests])
         folder.save_tokenizers(tokenizers)
-        write_json(folder.path / "data.json", {"fingerprint": mark, "sets": described})
+        folder.write_record("data.json", {"fingerprint": mark, "sets": described})
         return PreparedSentences(tokenizers, SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid"))
 
     def find_prepared(self, folder: RunFolder, log: Log) -> PreparedSentences | None:

@@ -148,7 +148,7 @@ def encode_text(
     folder.save_tokenizers(tokenizers)
     described = [_described("train", texts.files, train), _described("valid", texts.valid_files, valid)]
     report = {"fingerprint": train.fingerprint, "sets": described + [_described(name, (), s) for name, s in tests]}
-    write_json(folder.path / "data.json", report)
+    folder.write_record("data.json", report)
     return PreparedText(tokenizers, train, valid)
 
 

@@ -24,6 +24,8 @@ class TrainingState:
     validated: int = -1  # the update of the last validation
     scores: dict[str, float] = field(default_factory=dict)
     finished: str = ""  # why, once it is
+    skipped: list[Position] = field(default_factory=list)  # batches that are passed over
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # an event for each time that the run went back
 
     def json(self) -> dict[str, Any]:
         """As JSON."""
@@ -31,8 +33,9 @@ class TrainingState:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> TrainingState:
-        """From JSON."""
-        return cls(**{**values, "position": Position(**values["position"])})
+        """From JSON; of an earlier version, which knew less, too."""
+        skipped = [Position(**one) for one in values.get("skipped", [])]
+        return cls(**{**values, "position": Position(**values["position"]), "skipped": skipped})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,18 @@
-"""One update of the weights: gradients over all micro-batches, clipping, optimizer (paper 5.3, 5.4)."""
+"""One update of the weights: gradients over all micro-batches, clipping, optimizer (paper 5.3, 5.4).
+
+Memory that does not suffice cuts a micro-batch in two. A failure may come in the middle of a backward pass, with some
+gradients added and others not; so the whole update begins anew, from no gradients and the generators of before, with
+that batch as two halves: exactly the update that the halves would have given from the start. From then on batches of
+that size are cut before they are tried; the size is part of the state, so that a resumed run cuts as this one did.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +21,7 @@ from torch import Tensor, nn
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
+from transduce.errors import is_out_of_memory
 from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
@@ -28,6 +36,19 @@ class UpdateResult:
     nll_sum: Tensor
     n_targets: int
     grad_norm: Tensor
+
+
+class DoesNotFit(Exception):
+    """Memory that does not even suffice for one row, a batch of its own."""
+
+    def __init__(self, batch: TrainingBatch) -> None:
+        self.batch = batch
+        super().__init__(f"of {slots_of(batch):,} slots")
+
+
+def slots_of(batch: TrainingBatch) -> int:
+    """The size of a batch, as far as memory goes: all numbers of its inputs and targets, padding too."""
+    return sum(tensor.numel() for tensor in (*batch.inputs, batch.targets))
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
@@ -46,6 +67,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(option, value)
+
+
+def free_memory(device: torch.device) -> None:
+    """Hand back what nothing refers to any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def choose_precision(device: torch.device) -> str:
@@ -69,6 +97,7 @@ class Updater:
     """Holds a model and its optimizer; `update` is the training step.
 
     The gradient is that of the mean loss over all targets of an update, however it is cut into micro-batches.
+    `too_large`: slots of the smallest batch that memory did not suffice for, if any: from there on batches are cut.
     """
 
     def __init__(
@@ -85,19 +114,16 @@ class Updater:
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         self.optimizer = build_optimizer(model, settings)
+        self.too_large: int | None = None
 
     def update(self, batches: Sequence[TrainingBatch], lr_scale: float) -> UpdateResult:
-        """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`."""
+        """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`.
+
+        Raises `DoesNotFit`, the weights being as before.
+        """
         self.model.train()
         n_targets = sum(batch.n_targets for batch in batches)
-        loss_sum = torch.zeros((), device=self.device)
-        nll_sum = torch.zeros((), device=self.device)
-        for batch in batches:
-            with autocast(self.device, self.precision):
-                loss, nll = self.criterion(self.forward, self.model, batch, smoothing=self.smoothing)
-            (loss / n_targets).backward()
-            loss_sum += loss.detach()
-            nll_sum += nll
+        loss_sum, nll_sum = self._gradients(batches, n_targets)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True)
         if self.clip_norm:
@@ -108,19 +134,69 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return UpdateResult(loss_sum=loss_sum, nll_sum=nll_sum, n_targets=n_targets, grad_norm=norm)
 
+    def _gradients(self, batches: Sequence[TrainingBatch], n_targets: int) -> tuple[Tensor, Tensor]:
+        """Gradients of the mean over all targets, and the sums; begun anew with smaller batches where memory ends."""
+        generators = self._generators()
+        while True:
+            batches = [part for batch in batches for part in self._fitting(batch)]
+            tried: list[TrainingBatch] = []
+            try:
+                return self._accumulate(batches, n_targets, tried)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Only here are the frames gone that held on to the failed batch's memory.
+            self.optimizer.zero_grad(set_to_none=True)
+            self._set_generators(generators)
+            free_memory(self.device)
+            if tried[-1].n_rows == 1:
+                raise DoesNotFit(tried[-1])
+            self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
+
+    def _accumulate(
+        self, batches: Sequence[TrainingBatch], n_targets: int, tried: list[TrainingBatch]
+    ) -> tuple[Tensor, Tensor]:
+        """Add up gradients and sums; each batch is noted in `tried` as it begins."""
+        loss_sum, nll_sum = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for batch in batches:
+            tried.append(batch)
+            with autocast(self.device, self.precision):
+                loss, nll = self.criterion(self.forward, self.model, batch, smoothing=self.smoothing)
+            (loss / n_targets).backward()
+            loss_sum += loss.detach()
+            nll_sum += nll
+        return loss_sum, nll_sum
+
+    def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
+        """The batch, or halves of halves of it that are smaller than what was too large."""
+        if self.too_large is None or slots_of(batch) < self.too_large or batch.n_rows == 1:
+            yield batch
+            return
+        half = batch.n_rows // 2
+        for part in (batch.part(0, half), batch.part(half, batch.n_rows)):
+            yield from self._fitting(part)
+
+    def _generators(self) -> dict[str, Tensor]:
+        """The state of what dropout is drawn from."""
+        found = {"generator.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            found["generator.cuda"] = torch.cuda.get_rng_state(self.device)
+        return found
+
+    def _set_generators(self, tensors: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(tensors["generator.cpu"])
+        if "generator.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What an exact resume needs beside the weights: the optimizer's tensors and the generators of dropout."""
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        tensors["generator.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["generator.cuda"] = torch.cuda.get_rng_state(self.device)
-        return tensors, {}
+        return tensors | self._generators(), {"too_large": self.too_large}
 
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Put back what `state` gave."""
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
-        torch.set_rng_state(tensors["generator.cpu"])
-        if "generator.cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
+        self._set_generators(tensors)
+        self.too_large = state.get("too_large")

@@ -174,7 +174,7 @@ def test_a_signal_saves_and_the_same_run_goes_on_to_the_same_end(tmp_path: Path)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted, match=r"after update 13.*goes on") as caught:
         patch.setattr(Updater, "update", interrupting)
         run(tmp_path / "cut", max_updates=30, valid_updates=10)
-    assert caught.value.exit_code == 130
+    assert caught.value.exit_code == 143
     _, result = run(tmp_path / "cut", max_updates=30, valid_updates=10)
     assert result.update == 30
     assert [event["update"] for event in events(tmp_path / "cut", "restart")] == [13]
@@ -210,10 +210,10 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
         return original(self, *args)
 
     monkeypatch.setattr(Updater, "update", poisoned)
-    with pytest.raises(TrainingError, match=r"update 14 is not finite.*not_finite\.json"):
+    with pytest.raises(TrainingError, match=r"not finite at update 14.*bad_loss\.json"):
         run(tmp_path / "run", max_updates=100, valid_updates=10)
-    report = json.loads((tmp_path / "run" / "not_finite.json").read_text())
-    assert report["update"] == 14
+    (report,) = json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]
+    assert (report["update"], report["reason"]) == (14, "is not finite")
     monkeypatch.undo()
     folder = RunFolder(tmp_path / "run", toys.settings())
     checkpoint = folder.latest_checkpoint()
@@ -223,7 +223,9 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
     planned = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU)
     feeds = planned.feeds(loop.TrainingState().position)
     indices = [next(feeds).indices.tolist() for _ in range(14)][-1]
-    assert [sentence["index"] for sentence in report["sentences"]] == indices
+    (batch,) = report["batches"]
+    plan = planned.plan(batch["epoch"])
+    assert plan[batch["batch"]].tolist() == indices
 
 
 def test_a_full_disk_is_told_and_the_last_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
