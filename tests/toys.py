@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transduce.data.store import TokenStore
 from transduce.errors import Interrupted
 from transduce.log import Log, MetricsFile
 from transduce.models.build import build_model
-from transduce.training.feed import PairFeeder
+from transduce.training.feed import PairFeeder, Position
 from transduce.training.loop import train
 from transduce.training.state import TrainingResult
 from transduce.training.step import Updater
@@ -100,8 +101,23 @@ def kill_at(what: str, number: int) -> None:
     setattr(owner, name, counted)
 
 
+def poison(number: int, asked: Settings) -> None:
+    """From now on the batch that a toy run meets as its `number`-th, whenever it comes, ruins the weights."""
+    feeds = PairFeeder(pairs(320, seed=1), asked.training, device=CPU).feeds(Position())
+    (bad,) = islice(feeds, number - 1, number)
+    original = Updater.update
+
+    def ruined(self: Updater, batches: Any, lr_scale: float) -> Any:
+        if all(torch.equal(one.src, other.src) for one, other in zip(batches, bad.batches, strict=False)):
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("nan"))
+        return original(self, batches, lr_scale)
+
+    Updater.update = ruined  # type: ignore[method-assign]
+
+
 def process(arguments: list[str], errors: Path) -> None:
-    """What a process does: FOLDER [--kill WHAT:N] [key=value ...], settings of the section `training`. Never returns.
+    """What a process does: FOLDER [--kill WHAT:N] [--poison N] [key=value ...], settings of `training`. Never returns.
 
     At the N-th call of WHAT, a name in KILLS, it kills itself with SIGKILL. What it says on stderr goes to `errors`.
     """
@@ -113,8 +129,12 @@ def process(arguments: list[str], errors: Path) -> None:
         what, number = rest[1].split(":")
         kill_at(what, int(number))
         rest = rest[2:]
+    number = int(rest[1]) if rest[:1] == ["--poison"] else 0
+    asked = settings(**dict(argument.split("=", 1) for argument in rest[2 if number else 0 :]))
+    if number:
+        poison(number, asked)
     try:
-        toy_run(Path(folder), settings(**dict(argument.split("=", 1) for argument in rest)))
+        toy_run(Path(folder), asked)
     except Interrupted as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -110,11 +110,7 @@ class RunFolder:
         Raises `RunFolderError`. `model` false: a run that has not saved a model yet will do (for a report).
         """
         path = Path(path)
-        if not path.is_dir():
-            raise RunFolderError(f"there is no run folder {path}")
-        if not (path / "manifest.json").exists():
-            raise RunFolderError(f"{path} is no run folder: manifest.json is missing")
-        manifest = _read_manifest(path)
+        manifest = cls.manifest_of(path)
         run = cls(path, _read_settings(path, manifest), _manifest=manifest)
         for name in manifest["files"]:
             run._check(name)
@@ -127,6 +123,15 @@ class RunFolder:
                 )
             load_metadata(path / "model.safetensors")  # finds a file cut short; `load_model` checks every byte
         return run
+
+    @staticmethod
+    def manifest_of(path: Path) -> dict[str, Any]:
+        """The manifest of a run folder; a `RunFolderError` where there is none to read."""
+        if not path.is_dir():
+            raise RunFolderError(f"there is no run folder {path}")
+        if not (path / "manifest.json").exists():
+            raise RunFolderError(f"{path} is no run folder: manifest.json is missing")
+        return _read_manifest(path)
 
     def close(self) -> None:
         """Let other processes train here. (So does the end of this process, however it comes.)"""

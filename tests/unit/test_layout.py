@@ -23,8 +23,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("evaluation", "interchange", "inspection", "serving"),
     (
         *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks", "run"),
-        *("use", "use_encoder", "showcase", "exchange"),
-        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli", "__main__"),
+        *("use", "use_encoder", "showcase", "exchange", "integrity", "verify"),
+        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_verify", "cli", "__main__"),
     ),
 )
 

@@ -256,3 +256,52 @@ def test_a_long_way_between_validations_is_saved_on_the_way(tmp_path: Path, monk
     )
     run(tmp_path / "run", max_updates=5, valid_updates=1000)
     assert updates == [1, 2, 3, 4, 5, 5]
+
+
+def test_a_state_is_saved_as_often_as_asked(tmp_path: Path) -> None:
+    run(tmp_path / "run", max_updates=20, valid_updates=10, save_updates=4, keep_checkpoints=9)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == [f"u{n:08d}" for n in (4, 8, 10, 12, 16, 20)]
+
+
+class Ruined:
+    """Ruins the weights at some calls of `Updater.update`."""
+
+    def __init__(self, *calls: int) -> None:
+        self.calls, self.n = calls, 0
+        self.original = Updater.update
+
+    def patch(self) -> Any:
+        def update(updater: Updater, *args: Any) -> Any:
+            self.n += 1
+            if self.n in self.calls:
+                with torch.no_grad():
+                    next(updater.model.parameters()).fill_(float("nan"))
+            return self.original(updater, *args)
+
+        return update
+
+
+def test_a_run_goes_back_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Updater, "update", Ruined(13, *range(25, 500)).patch())
+    with pytest.raises(TrainingError, match="gone back 2 times already"):
+        run(tmp_path / "run", max_updates=60, valid_updates=10, on_bad_loss="rollback", max_rollbacks=2)
+    assert [(e["update"], e["number"]) for e in events(tmp_path / "run", "rollback")] == [(10, 1), (10, 2)]
+    assert len(json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]) == 3
+
+
+def test_before_the_first_validation_it_goes_back_to_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Updater, "update", Ruined(3).patch())
+    _, result = run(tmp_path / "run", max_updates=20, valid_updates=10, on_bad_loss="rollback")
+    assert result.update == 20
+    assert [e["update"] for e in events(tmp_path / "run", "rollback")] == [0]
+
+
+def test_a_stopped_run_can_be_told_to_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError, match=r"on_bad_loss=rollback"):
+        patch.setattr(Updater, "update", Ruined(17).patch())
+        run(tmp_path / "run", max_updates=30, valid_updates=10)
+    monkeypatch.setattr(Updater, "update", Ruined(7).patch())  # the same update: the 7th after the checkpoint
+    _, result = run(tmp_path / "run", max_updates=30, valid_updates=10, on_bad_loss="rollback")
+    assert result.update == 30
+    assert [(e["update"], e["from"]) for e in events(tmp_path / "run", "rollback")] == [(10, 17)]
