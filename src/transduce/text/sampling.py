@@ -117,27 +117,24 @@ def _unigram_word(sp: Any) -> Callable[[str, random.Random], list[str]]:
 
 def _bpe_word(scores: Scores, word: str, amount: float, draw: random.Random) -> list[str]:
     """Merges in the order of their rank; each that comes up is dropped with this chance."""
-    parts: list[str | None] = list(word)
+    parts: list[str] = list(word)
     after, before = [*range(1, len(word)), -1], [-1, *range(len(word) - 1)]
     waiting: list[tuple[float, int, str]] = []
-
-    def offer(left: int) -> None:
-        if left >= 0 and after[left] >= 0 and (merged := f"{parts[left]}{parts[after[left]]}") in scores:
-            heapq.heappush(waiting, (-scores[merged], left, merged))
-
-    for place in range(len(word) - 1):
-        offer(place)
-    while waiting:
+    offered = list(range(len(word) - 1))
+    while offered or waiting:
+        for left in offered:
+            if left >= 0 and after[left] >= 0 and (merged := parts[left] + parts[after[left]]) in scores:
+                heapq.heappush(waiting, (-scores[merged], left, merged))
+        offered = []
+        if not waiting:
+            break
         _, left, merged = heapq.heappop(waiting)
         right = after[left]
-        if parts[left] is None or right < 0 or f"{parts[left]}{parts[right]}" != merged:
+        if not parts[left] or right < 0 or parts[left] + parts[right] != merged:
             continue  # one of its sides has become part of another
-        if draw.random() < amount:
-            continue
-        parts[left], parts[right] = merged, None
-        after[left] = after[right]
-        if after[left] >= 0:
-            before[after[left]] = left
-        offer(before[left])
-        offer(left)
-    return [part for part in parts if part is not None]
+        if draw.random() >= amount:
+            parts[left], parts[right], after[left] = merged, "", after[right]
+            if after[left] >= 0:
+                before[after[left]] = left
+            offered = [before[left], left]
+    return [part for part in parts if part]
