@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from transduce.__main__ import main
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.data.store import TokenStore
-from transduce.errors import Interrupted
+from transduce.errors import Interrupted, Lost
 from transduce.log import Log, MetricsFile
 from transduce.models.build import build_model
-from transduce.training.feed import PairFeeder, Position
+from transduce.training.distributed import ALONE, FollowedFolder, Link, joined
+from transduce.training.feed import Feed, PairFeeder, Position
 from transduce.training.loop import train
 from transduce.training.state import TrainingResult
 from transduce.training.step import Updater
@@ -59,23 +61,36 @@ def run(
     judge: Callable[[nn.Module], Mapping[str, float]] | None = None,
     log: Log | None = None,
     vocab_size: int = 24,
+    link: Link = ALONE,
 ) -> tuple[nn.Module, TrainingResult]:
     """Train in `path`; the model with its last live weights, and the result."""
     torch.manual_seed(asked.training.seed)
     model = build_model(asked.model, n_src=vocab_size, n_tgt=vocab_size)
-    with RunFolder.create(path, asked, "") as folder:
+    with _folder(path, asked, link) as folder:
+        link.use(CPU)
         feeder = PairFeeder(train_on, asked.training, device=CPU)
+        feeder.rank, feeder.n_ranks = link.rank, link.size
         held_out = PairFeeder(validate_on, asked.training, device=CPU)
         validator = Validator(model, held_out.batches, smoothing=asked.training.label_smoothing, judge=judge)
-        updater = Updater(model, asked.training, device=CPU, precision="float32")
+        updater = Updater(model, asked.training, device=CPU, precision="float32", link=link)
         log = log or Log(quiet=True)
         result = train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     return model, result
 
 
-def toy_run(path: Path, asked: Settings) -> tuple[nn.Module, TrainingResult]:
+def _folder(path: Path, asked: Settings, link: Link) -> RunFolder:
+    """For the process that leads, its own; for the others, that one's."""
+    if link.leads:
+        folder = RunFolder.create(path, asked, "")
+        link.begin({})
+        return folder
+    link.begin({})
+    return FollowedFolder.open(path, model=False)
+
+
+def toy_run(path: Path, asked: Settings, *, link: Link = ALONE) -> tuple[nn.Module, TrainingResult]:
     """Learn a little of copying. 320 pairs: several epochs in 60 updates."""
-    return run(path, asked, train_on=pairs(320, seed=1), validate_on=pairs(40, seed=2))
+    return run(path, asked, train_on=pairs(320, seed=1), validate_on=pairs(40, seed=2), link=link)
 
 
 KILLS: dict[str, tuple[type, str]] = {
@@ -107,22 +122,49 @@ def poison(number: int, asked: Settings) -> None:
     (bad,) = islice(feeds, number - 1, number)
     original = Updater.update
 
-    def ruined(self: Updater, batches: Any, lr_scale: float) -> Any:
+    def ruined(self: Updater, batches: Any, *rest: Any) -> Any:
         if all(torch.equal(one.src, other.src) for one, other in zip(batches, bad.batches, strict=False)):
             with torch.no_grad():
                 next(self.model.parameters()).fill_(float("nan"))
-        return original(self, batches, lr_scale)
+        return original(self, batches, *rest)
 
     Updater.update = ruined  # type: ignore[method-assign]
 
 
-def process(arguments: list[str], errors: Path) -> None:
-    """What a process does: FOLDER [--kill WHAT:N] [--poison N] [key=value ...], settings of `training`. Never returns.
+def note_samples(path: Path) -> None:
+    """From now on the numbers of the sentences of each update are added to a file: EPOCH INDEX NUMBER ..."""
+    original = PairFeeder._feed
+
+    def noted(self: PairFeeder, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+        feed = original(self, indices, position, n_batches=n_batches)
+        if n_batches > 1:  # not those of validation
+            with path.open("a") as file:
+                print(position.epoch, position.index, *indices.tolist(), file=file)
+        return feed
+
+    PairFeeder._feed = noted  # type: ignore[method-assign]
+
+
+def command(arguments: list[str], errors: Path, place: Mapping[str, str]) -> None:
+    """A process that runs a command as one of several. What it says on stderr goes to `errors`."""
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ |= place
+    torch.set_num_threads(1)
+    main(arguments)
+
+
+def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None = None) -> None:
+    """What a process does: FOLDER [--kill WHAT:N] [--poison N] [key=value ...], of `training`. Never returns.
 
     At the N-th call of WHAT, a name in KILLS, it kills itself with SIGKILL. What it says on stderr goes to `errors`.
+    `place`: the environment of one of several processes, which notes its samples in errors.samples.
     """
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
+    if place is not None:
+        os.environ |= place
+        note_samples(errors.with_suffix(".samples"))
     torch.set_num_threads(1)
     folder, *rest = arguments
     if rest[:1] == ["--kill"]:
@@ -130,12 +172,14 @@ def process(arguments: list[str], errors: Path) -> None:
         kill_at(what, int(number))
         rest = rest[2:]
     number = int(rest[1]) if rest[:1] == ["--poison"] else 0
-    asked = settings(**dict(argument.split("=", 1) for argument in rest[2 if number else 0 :]))
+    values = dict(argument.split("=", 1) for argument in rest[2 if number else 0 :])
+    model = {key: values.pop(key) for key in MODEL if key in values}
     if number:
-        poison(number, asked)
+        poison(number, settings(model=model, **values))
     try:
-        toy_run(Path(folder), asked)
-    except Interrupted as error:
+        with joined() as link:
+            toy_run(Path(folder), settings(model=model, **values), link=link)
+    except (Interrupted, Lost) as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)

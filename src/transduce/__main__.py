@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import typer
 
 from transduce.cli import app
-from transduce.errors import TransduceError, is_out_of_memory
+from transduce.errors import Lost, TransduceError, is_out_of_memory
+from transduce.place import LOST, this_place
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -37,11 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("transduce: interrupted", file=sys.stderr)
         sys.exit(130)
+    except Lost as error:
+        place = this_place()
+        if place.meeting is None:  # nobody else will tell
+            print(f"transduce: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code if place.meeting is None else LOST)
     except (TransduceError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print(f"transduce: error: {' '.join(message.split())}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))  # names may hold anything
+        print(f"transduce: error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:

@@ -123,6 +123,9 @@ def train(
     ] = None,
     overrides: Set = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
+    processes: Annotated[
+        int, Option(help="Processes on this machine that share every batch: one a GPU, or a core.", min=1)
+    ] = 1,
     quiet: Quiet = False,
 ) -> None:
     """Train a translator, or a language model on plain text.
@@ -137,9 +140,12 @@ def train(
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
     transduce train --text book.txt --run runs/book
     transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
+    transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
+    from transduce import launch
     from transduce.request import Request
 
+    launch.follow_if_asked()
     request = Request(
         recipe=recipe,
         train=(tuple(src or ()), tuple(tgt or ())),
@@ -154,6 +160,7 @@ def train(
         run=run,
     )
     settings, folder = request.settings(), request.run_folder()
+    launch.launch_if_asked(1 if dry_run else processes)
 
     from transduce.log import Log
     from transduce.run import train as run_train

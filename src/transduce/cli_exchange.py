@@ -7,27 +7,38 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from transduce.options import Quiet
 from transduce.output import print_lines
 
 
 def import_model(
     kind: Annotated[str, Argument(metavar="KIND", help="marian, bert or gpt2.", show_default=False)],
-    path: Annotated[Path, Argument(metavar="PATH", help="Folder as transformers keeps it.", show_default=False)],
+    path: Annotated[
+        str,
+        Argument(metavar="PATH", help="Folder of transformers, or OWNER/NAME to download.", show_default=False),
+    ],
     run: Annotated[Path, Argument(metavar="RUN", help="Run folder to make.", show_default=False)],
+    revision: Annotated[
+        str | None, Option(help="Branch, tag or commit of OWNER/NAME; default: main.", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Make a run folder of another program's model; every command takes it.
 
     PATH holds config.json, model.safetensors (or pytorch_model.bin), and the vocabulary: source.spm, target.spm and
-    vocab.json of marian, tokenizer.json (or the older files) of bert and gpt2.
+    vocab.json of marian, tokenizer.json (or the older files) of bert and gpt2. Where no folder is called OWNER/NAME,
+    the model of that name on the Hub is downloaded.
 
     \b
     transduce import gpt2 gpt2 runs/gpt2
     transduce import marian opus-mt-en-de runs/opus
+    transduce import marian Helsinki-NLP/opus-mt-en-de runs/opus
     transduce translate runs/opus < in.en > out.de
     """
     from transduce.exchange import import_run
+    from transduce.log import Log
 
-    print_lines(import_run(kind, path, run))
+    print_lines(import_run(kind, path, run, revision=revision, log=Log(quiet=quiet)))
 
 
 def export_model(

@@ -64,6 +64,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+class Lost(TransduceError):
+    """Another process of the same training has ended."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """A hint to the allowed name nearest to a misspelt one: `; did you mean 'x'?`, or nothing.
 

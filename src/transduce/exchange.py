@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from transduce.checkpoint import RunFolder
-from transduce.errors import SettingsError, UserError, nearest
+from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.files import write_aside, write_text
+from transduce.interchange import bert, gpt2, marian
 from transduce.interchange.ctranslate2 import export_ctranslate2
+from transduce.interchange.download import fetched, hub_name
 from transduce.interchange.huggingface import export_huggingface
 from transduce.interchange.importing import Imported, import_marian
 from transduce.interchange.importing_hub import import_bert, import_gpt2
+from transduce.log import Log
 from transduce.manifest import fingerprint
 from transduce.models.build import build_model, count_parameters
 from transduce.request import to_toml
@@ -22,6 +25,12 @@ IMPORTERS: dict[str, Callable[[Path], Imported]] = {
     "bert": import_bert,
     "gpt2": import_gpt2,
 }
+SUPPORTED: dict[str, dict[str, Sequence[str]]] = {
+    "marian": {kind: (name,) for kind, name in marian.ARCHITECTURES.items()},
+    "bert": {"bert": bert.ARCHITECTURES},
+    "gpt2": {"gpt2": gpt2.ARCHITECTURES},
+}
+"""Architectures by model_type that each import takes."""
 WHAT = {
     "translation": "A translator from `{}` to `{}`",
     "causal": "A language model that goes on with text",
@@ -42,13 +51,43 @@ USES = {task: ("```sh", command, "```") for task, command in _COMMANDS.items()}
 EXPORTS = ("huggingface", "ctranslate2")
 
 
-def import_run(kind: str, source: Path, run: Path) -> Iterator[str]:
+def import_run(
+    kind: str, source: Path | str, run: Path, *, revision: str | None = None, log: Log | None = None
+) -> Iterator[str]:
     """Make the run folder `run` of another program's model; lines that tell what was made.
 
+    `source`: a folder, or OWNER/NAME of a model on the Hub, which is downloaded (`revision`: a branch, tag or commit).
     All of it or, when this fails, nothing. Raises `UserError`.
     """
     _known(kind, IMPORTERS, "import")
+    name = hub_name(str(source))
+    if name is None:
+        source = Path(source)
+        _check_folder(source)
+        if revision is not None:
+            raise SettingsError(f"--revision {revision} goes with a name on the Hub; {source} is a folder")
+        _make_room(run)
+        yield from _import_folder(kind, source, run, f"the folder `{plain(source.absolute().name)}`")
+        return
     _make_room(run)
+    with fetched(name, kind=kind, supported=SUPPORTED[kind], beside=run, revision=revision, log=log) as there:
+        yield from _import_folder(kind, there.folder, run, there.origin)
+    yield f"downloaded: {there.name} at commit {there.commit}"
+
+
+def _check_folder(source: Path) -> None:
+    """Refuse what is no folder, and say what else may have been meant."""
+    if source.is_dir():
+        return
+    if source.exists():
+        raise RunFolderError(f"{source} is a file; an import takes the folder that it lies in")
+    owner = source.parent.is_dir() and len(source.parts) == 2
+    hint = f" ({source.parent} is one, so that this is no name on the Hub)" if owner else ""
+    hint = "; a model on the Hub is named OWNER/NAME, as openai-community/gpt2" if len(source.parts) == 1 else hint
+    raise RunFolderError(f"there is no folder {source}{hint}")
+
+
+def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[str]:
     found = IMPORTERS[kind](source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
@@ -57,7 +96,7 @@ def import_run(kind: str, source: Path, run: Path) -> Iterator[str]:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers)
             folder.save_model(model.state_dict())
-            write_text(aside / "README.md", _card(found, kind, source))
+            write_text(aside / "README.md", _card(found, kind, source, origin))
         (aside / ".lock").unlink(missing_ok=True)
     yield f"{run}: {count_parameters(model):,} weights, {tokenizers.n_src:,} and {tokenizers.n_tgt:,} pieces"
     yield from found.notes
@@ -103,7 +142,7 @@ def _make_room(path: Path) -> None:
         raise UserError(f"cannot make {path.parent}: {error.strerror or error}") from None
 
 
-def _card(found: Imported, kind: str, source: Path) -> str:
+def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: where it came from, and how it is used."""
     settings, data = found.settings, found.settings.data
     weights = next(path for name in ("model.safetensors", "pytorch_model.bin") if (path := source / name).exists())
@@ -114,7 +153,7 @@ def _card(found: Imported, kind: str, source: Path) -> str:
         "",
         "## Where it came from",
         "",
-        f"- `transduce import {kind}` of the folder `{plain(source.absolute().name)}`, as transformers keeps it",
+        f"- `transduce import {kind}` of {origin}, as transformers keeps it",
         f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`",
         *(f"- {plain(note)}" for note in found.notes),
         "- its licence, training text and limits: see its own card",

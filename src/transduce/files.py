@@ -77,7 +77,7 @@ def read_json(path: Path) -> Any:
         raise RunFolderError(f"{path} is missing") from None
     except OSError as error:
         raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:  # not UTF-8, or not JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
         raise RunFolderError(f"{path} is damaged: {error}") from None
 
 

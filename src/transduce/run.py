@@ -25,6 +25,7 @@ from transduce.tasks.base import Task
 from transduce.tasks.table import find_task
 from transduce.text.tokenizer import Tokenizers
 from transduce.training import loop
+from transduce.training.distributed import Link, check_devices, joined
 from transduce.training.feed import Feeder
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.schedule import find_schedule
@@ -38,21 +39,31 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     """Train a model into the run folder `path`, from the text that the settings name; the folder's path.
 
     What the settings leave open is chosen and told. A folder that holds the same run goes on where it was. `dry_run`
-    reads, chooses, tells and makes nothing. Raises `UserError` for what the user can mend, before anything is made;
+    reads, chooses, tells and makes nothing. Among the processes of torchrun this is what the first one does; the others
+    `follow`. Raises `UserError` for what the user can mend, before anything is made;
     `Interrupted` after Ctrl-C, when all is saved; `TrainingError` when a loss is not finite.
     """
     log, path = log or Log(), Path(path)
     task = check(settings)
     machine = this_machine(settings.training.device)
-    if dry_run:
-        resolve(task, settings, task.read(settings, log), machine, log)
-        return path
+    check_devices(torch.device(machine.device))
+    with joined() as link:
+        machine = replace(machine, n_threads=machine.n_threads * link.size)
+        if dry_run:
+            resolve(task, settings, task.read(settings, log), machine, log)
+        else:
+            _train_in(path, settings, task, machine, log, link)
+    return path
+
+
+def _train_in(path: Path, settings: Settings, task: AnyTask, machine: Machine, log: Log, link: Link) -> None:
+    """Everything that is done in the run folder, by the process that leads."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
             renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again
             log.say(f"{path} is finished already; {task.use} with it, or name another folder with --run")
-            return path
+            return
         if end is None and has_read_text(path) and not has_prepared(folder):
             raise RunFolderError(
                 f"{path / 'metrics.jsonl'} is damaged: it tells of no end of training, but the encoded text is gone as "
@@ -62,11 +73,13 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
             prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
             if prepared is None:
                 prepared = _prepare(task, folder, settings, machine, log)
-            best_update = _train(task, folder, prepared, machine, log).best_update
+            device = torch.device(machine.device)
+            _tell_padding(folder, task.feeder(prepared, folder.settings, device), log)
+            link.begin({"folder": str(path.absolute()), "device": machine.device})
+            best_update = learn(task, folder, prepared, device=device, log=log, link=link).best_update
         else:
             best_update = end["best_update"]
         task.finish(folder, update=best_update, log=log)
-    return path
 
 
 def check(settings: Settings) -> AnyTask:
@@ -113,9 +126,12 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, machine: Machine
         return prepared
 
 
-def _train(task: AnyTask, folder: RunFolder, prepared: Any, machine: Machine, log: Log) -> TrainingResult:
+def learn(
+    task: AnyTask, folder: RunFolder, prepared: Any, *, device: torch.device, log: Log, link: Link
+) -> TrainingResult:
+    """Build the model and train it, in each of the processes that do so together."""
     settings, training, tokenizers = folder.settings, folder.settings.training, task.tokenizers(prepared)
-    device = torch.device(machine.device)
+    link.use(device)
     if device.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(training.seed)
@@ -124,9 +140,9 @@ def _train(task: AnyTask, folder: RunFolder, prepared: Any, machine: Machine, lo
     if folder.latest_checkpoint() is None:
         task.begin(model, settings, log)
     feeder = task.feeder(prepared, settings, device)
-    _tell_padding(folder, feeder, log)
+    feeder.rank, feeder.n_ranks = link.rank, link.size
     validator = task.validator(model, prepared, settings, device)
-    updater = Updater(model, training, device=device, precision=training.precision, criterion=task.criterion)
+    updater = Updater(model, training, device=device, precision=training.precision, criterion=task.criterion, link=link)
     return loop.train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
 
 

@@ -25,6 +25,7 @@ from transduce.files import write_aside
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _CHUNK = 1 << 20
+_MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -67,8 +68,11 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
-    for name, kept in json.loads(metadata.get("aliases", "{}")).items():
-        tensors[name] = tensors[kept]
+    try:
+        for name, kept in json.loads(metadata.get("aliases", "{}")).items():
+            tensors[name] = tensors[kept]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _damaged(path, "what it says of tied tensors cannot be") from None
     return tensors
 
 
@@ -165,18 +169,28 @@ def _read_head(file: BinaryIO, path: Path) -> bytes:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
         raise _damaged(path, f"it ends after {size:,} bytes")
+    if length > _MOST_HEADER:
+        raise _damaged(path, f"its header has {length:,} bytes, and at most {_MOST_HEADER:,} are allowed")
     head = length.to_bytes(8, "little") + file.read(length)
     try:
-        header = json.loads(head[8:])
+        header = json.loads(head[8:], object_pairs_hook=_once)
         end = max(
             (int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"), default=0
         )
         assert isinstance(_metadata(head), dict)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError, RecursionError):
         raise _damaged(path, "its header cannot be read") from None
     if size != 8 + length + end:
         raise _damaged(path, f"it has {size:,} bytes and should have {8 + length + end:,}")
     return head
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of the header; `ValueError` where a name stands in it twice: readers take the one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def _metadata(head: bytes) -> dict[str, str]:

@@ -43,6 +43,31 @@ def plan(
     return [batches[i] for i in draw.permutation(len(batches))]
 
 
+def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.ndarray]:
+    """The sentences of one batch, shared out to `n` processes: positions, in order of length but where n is 1.
+
+    Of all ways to cut the sentences in order of length, the one whose largest share (padded tokens of the longer side)
+    is least. Together the shares are the batch; where it has too few sentences some are empty.
+    """
+    n_sentences = len(src_lengths)
+    if n == 1:
+        return [np.arange(n_sentences)]
+    longer = np.maximum(_wide(src_lengths), _wide(tgt_lengths))
+    order = np.argsort(longer, kind="stable")
+    longer = longer[order]
+    most = int(longer.max(initial=0))
+    low, high = max(most, -(-int(longer.sum()) // n)), most * -(-n_sentences // n)  # the latter is always enough
+    while low < high:
+        budget = (low + high) // 2
+        if len(_cuts(longer, longer, budget=budget, first=budget, slack=1.0)) <= n:
+            high = budget
+        else:
+            low = budget + 1
+    cuts = _cuts(longer, longer, budget=high, first=high, slack=1.0)
+    shares = np.split(order, cuts[:-1])
+    return [*shares, *(order[:0] for _ in range(n - len(shares)))]
+
+
 def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, budget: int) -> list[np.ndarray]:
     """Cut one batch into micro-batches within `budget`, as few as can be, of like size where that fits.
 

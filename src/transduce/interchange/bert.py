@@ -11,6 +11,7 @@ from typing import Any
 
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
+from transduce.interchange.limits import no_sizes
 from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import Rows
 
@@ -24,7 +25,12 @@ ARCHITECTURES = (
 
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",
           "max_position_embeddings", "type_vocab_size")  # fmt: skip
-_ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "problem_type": ("single_label_classification", None),  # with others, a label's probability is no softmax
+}
 _DEFAULTS: dict[str, Any] = {  # of BertConfig, for what a file may leave out
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
@@ -35,6 +41,9 @@ _DEFAULTS: dict[str, Any] = {  # of BertConfig, for what a file may leave out
     "tie_word_embeddings": True,
 }
 _HEAD, _NEXT, _CLASSIFIER = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
+MOST_LABELS = 1 << 16
+NEXT_LABELS = ("next", "random")
+"""What a file with the next-sentence head alone tells of a pair of texts: it is a classifier of two labels."""
 
 
 def prefix_of(names: Collection[str]) -> str:
@@ -42,24 +51,33 @@ def prefix_of(names: Collection[str]) -> str:
     return "bert." if any(name.startswith("bert.") for name in names) else ""
 
 
+def labels_head(names: Collection[str]) -> str | None:
+    """The matrix that tells labels, a next-sentence head alone too; None where there is none."""
+    if _CLASSIFIER in names:
+        return "classifier"
+    return "cls.seq_relationship" if _NEXT in names and _HEAD not in names else None
+
+
+def has_pooler(names: Collection[str]) -> bool:
+    """Whether any tensor of the pooler is there: a trunk alone may come without."""
+    return any(".pooler." in f".{name}" for name in names)
+
+
 def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin: Path) -> ModelSettings:
     """Our settings of a model with this config.json and these tensors; a `UserError` lists all that cannot be."""
     config = {**_DEFAULTS, **config}
-    told = [f"{key} is missing" for key in _SIZES if key not in config]
+    told = no_sizes(config, _SIZES)
     told += [
-        f"{key} = {config[key]!r} is no size"
-        for key in _SIZES
-        if key in config and (type(config[key]) is not int or config[key] < 1)
+        f"{key} = {config[key]!r}; supported: {only[0]}"
+        for key, only in _ONLY.items()
+        if config.get(key, only[0]) not in only
     ]
-    told += [
-        f"{key} = {config[key]!r}; supported: {only}" for key, only in _ONLY.items() if config.get(key, only) != only
-    ]
-    if config["hidden_act"] not in ACTIVATIONS:
+    if str(config["hidden_act"]) not in ACTIVATIONS:
         told.append(f"hidden_act = {config['hidden_act']!r}; supported: {', '.join(ACTIVATIONS)}")
     if told:
         raise UserError(f"{origin / 'config.json'}: {'; '.join(told)}")
     values: dict[str, Any] = dict(
-        kind="bert-classifier" if _CLASSIFIER in names else "bert" if _HEAD in names else "bert-encoder",
+        kind="bert-classifier" if labels_head(names) else "bert" if _HEAD in names else "bert-encoder",
         d_model=config["hidden_size"],
         d_ff=config["intermediate_size"],
         n_heads=config["num_attention_heads"],
@@ -76,20 +94,24 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
         next_sentence=_HEAD in names and _NEXT in names,
         output_bias=_HEAD in names,
         tie="three_way" if config["tie_word_embeddings"] else "none",
-        n_labels=len(labels_of(config)) if _CLASSIFIER in names else None,
+        n_labels=len(labels_of(config, names=names)) if labels_head(names) else None,
     )
     return Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
 
 
-def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+def labels_of(config: Mapping[str, Any], *, names: Collection[str]) -> tuple[str, ...]:
     """The labels' names in the order of their numbers; LABEL_0 and LABEL_1 where the file names none."""
-    named = config.get("id2label") or {}
-    n = max(len(named), int(config.get("num_labels") or (0 if named else 2)))
+    if _CLASSIFIER not in names:
+        return NEXT_LABELS
+    named = config.get("id2label")
+    named = named if isinstance(named, dict) else {}
+    n = config.get("num_labels")
+    n = max(len(named), n if type(n) is int and n <= MOST_LABELS else 0) or 2
     return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(n))
 
 
-def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
-    """The table of a model with these settings."""
+def lines(s: ModelSettings, *, rows: Rows, prefix: str, labels: str = "classifier", pooler: bool = True) -> list[Line]:
+    """The table of a model with these settings. `labels`: `labels_head`; `pooler` false: a trunk that has none."""
     d = s.d_model
     at = f"{prefix}embeddings"
     table, positions = f"{at}.word_embeddings.weight", f"{at}.position_embeddings.weight"
@@ -109,7 +131,7 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
     ]
     for layer in range(s.n_encoder_layers):
         found += _block(f"encoder.blocks.{layer}", f"{prefix}encoder.layer.{layer}", s)
-    if s.kind != "bert" or s.next_sentence:
+    if s.kind == "bert-classifier" or s.next_sentence or (s.kind == "bert-encoder" and pooler):
         found += _linear("pooler.dense", (f"{prefix}pooler.dense",), (d, d))
     if s.kind == "bert":
         head = "cls.predictions.transform"
@@ -123,7 +145,7 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
     if s.next_sentence:
         found += _linear("next_sentence", ("cls.seq_relationship",), (2, d))
     if s.kind == "bert-classifier":
-        found += _linear("labels", ("classifier",), (s.n_labels or 0, d))
+        found += _linear("labels", (labels,), (s.n_labels or 0, d))
     return found
 
 

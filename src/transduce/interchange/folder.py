@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,26 +14,37 @@ import torch
 from torch import Tensor
 
 from transduce.errors import RunFolderError, UserError
-from transduce.files import read_json
+from transduce.interchange.limits import check_is_file, read_bytes
 from transduce.tensors import load_tensors
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+_TIMES = 8
+"""How often, at most, the tensors of a pickle may name the same numbers: tied weights stand there several times."""
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """The object in a JSON file; `RunFolderError` where it is missing (unless optional) or damaged."""
     if optional and not path.exists():
         return {}
-    value = read_json(path)
+    try:
+        value = json.loads(read_bytes(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a thousand brackets
+        raise RunFolderError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} is damaged: it does not hold a JSON object")
     return value
 
 
+def _kind_of(config: Mapping[str, Any]) -> tuple[str, str | None]:
+    """model_type, and the first of the architectures if it says any."""
+    named = config.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else None
+    return str(config.get("model_type")), architecture
+
+
 def check_architecture(folder: Path, config: Mapping[str, Any], supported: Mapping[str, str]) -> None:
     """Refuse a model of another kind; `supported`: architecture by model_type."""
-    found = str(config.get("model_type"))
-    architecture = (config.get("architectures") or [None])[0]
+    found, architecture = _kind_of(config)
     if found in supported and architecture in (supported[found], None):
         return
     known = ", ".join(f"{name} (model_type {kind})" for kind, name in supported.items())
@@ -40,33 +53,72 @@ def check_architecture(folder: Path, config: Mapping[str, Any], supported: Mappi
 
 def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> None:
     """Refuse a model of another kind; `supported`: architectures by model_type; a file may leave its own out."""
-    found = str(config.get("model_type"))
-    architecture = (config.get("architectures") or [None])[0]
+    found, architecture = _kind_of(config)
     if architecture not in (*supported.get(found, ()), None) or found not in supported:
         known = "; ".join(f"model_type {kind}: {', '.join(names)}" for kind, names in supported.items())
         raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder's weights; `RunFolderError` where the file is missing or damaged.
+    """All tensors of the folder's weights; a `UserError` where the file is missing, damaged or refused.
 
     A pickled file is read by PyTorch's restricted reader, which makes tensors and runs nothing; one that asks for more
-    is refused.
+    is refused, and so is one that would become larger in memory than it is.
     """
     if (folder / SAFE).exists():
+        check_is_file(folder / SAFE)
         return load_tensors(folder / SAFE, sealed=False)
     path = folder / PICKLED
     if not path.exists():
-        raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} is there")
+        parts = sorted(p.name for p in folder.glob("*.index.json"))
+        why = f" (weights in several files, as {parts[0]} lists them, are not read)" if parts else ""
+        raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} is there{why}")
+    check_is_file(path)
+    _check_archive(path)
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        why = " ".join(str(error).split("WeightsUnpickler error:")[-1].split()[:14])
+        why = _short(str(error).split("WeightsUnpickler error:")[-1])
         raise UserError(
             f"{path} is refused: it is a pickle that holds more than tensors, or is damaged ({why})"
         ) from None
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split()[:14])}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    except Exception as error:  # what a reader of hostile files raises has no end
+        if "weights_only" in str(error):
+            raise UserError(f"{path} is refused: it is no plain file of tensors ({_short(str(error))})") from None
+        raise RunFolderError(f"{path} is damaged: {_short(str(error)) or type(error).__name__}") from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
+    ):
         raise UserError(f"{path} is refused: it does not hold named tensors")
-    return tensors
+    _check_memory(tensors, path)
+    return dict(tensors)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse a zip file, which newer pickles are, that would grow: PyTorch stores its tensors as they are."""
+    try:
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
+                return
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
+        raise RunFolderError(f"{path} is damaged: {_short(str(error))}") from None
+    grown = sum(entry.file_size for entry in entries)
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or grown > path.stat().st_size:
+        raise UserError(f"{path} is refused: it is a compressed archive, of {grown:,} bytes once unpacked")
+
+
+def _check_memory(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors that are not dense ones in main memory, and such as take more of it than the file has bytes."""
+    for name, tensor in tensors.items():
+        plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if not plain or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_complex():
+            raise UserError(f"{path} is refused: {name[:200]} is no dense tensor of numbers")
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if total > _TIMES * path.stat().st_size:
+        raise UserError(f"{path} is refused: its tensors would take {total:,} bytes, many times as many as it has")
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split()[:14])[:300]

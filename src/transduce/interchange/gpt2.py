@@ -8,6 +8,7 @@ from typing import Any
 
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
+from transduce.interchange.limits import no_sizes
 from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import NEVER, Rows
 
@@ -19,7 +20,6 @@ _ONLY = {
     "scale_attn_by_inverse_layer_idx": False,
     "reorder_and_upcast_attn": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
 }
 _DEFAULTS: dict[str, Any] = {  # of GPT2Config, for what a file may leave out
     "n_positions": 1024,
@@ -28,6 +28,7 @@ _DEFAULTS: dict[str, Any] = {  # of GPT2Config, for what a file may leave out
     "resid_pdrop": 0.1,
     "embd_pdrop": 0.1,
     "attn_pdrop": 0.1,
+    "tie_word_embeddings": True,
 }
 
 
@@ -39,16 +40,11 @@ def prefix_of(names: Collection[str]) -> str:
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
     """Our settings of a model with this config.json; a `UserError` lists all that cannot be."""
     config = {**_DEFAULTS, **config}
-    told = [f"{key} is missing" for key in _SIZES if key not in config]
-    told += [
-        f"{key} = {config[key]!r} is no size"
-        for key in _SIZES
-        if key in config and (type(config[key]) is not int or config[key] < 1)
-    ]
+    told = no_sizes(config, (*_SIZES, "n_inner") if config.get("n_inner") is not None else _SIZES)
     told += [
         f"{key} = {config[key]!r}; supported: {only}" for key, only in _ONLY.items() if config.get(key, only) != only
     ]
-    if config["activation_function"] not in ACTIVATIONS:
+    if str(config["activation_function"]) not in ACTIVATIONS:
         told.append(f"activation_function = {config['activation_function']!r}; supported: {', '.join(ACTIVATIONS)}")
     if config["embd_pdrop"] != config["resid_pdrop"]:
         told.append(f"embd_pdrop = {config['embd_pdrop']} and resid_pdrop = {config['resid_pdrop']} differ")
@@ -69,6 +65,7 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
         positions="learned",
         max_positions=config["n_positions"],
         scale_embeddings=False,
+        tie="three_way" if config["tie_word_embeddings"] else "none",
         output_bias=True,
     )
     return Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
@@ -76,10 +73,14 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
 
 def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
     """The table of a model with these settings, but for the bias on the logits, which theirs has not."""
-    d, ff = s.d_model, s.d_ff
-    table = Line("embedding.table.weight", (f"{prefix}wte.weight",), (rows.n_theirs, d), also=("lm_head.weight",),
-                 rows=rows.index)  # fmt: skip
-    found = [table, Line("embedding.positions.embedding.weight", (f"{prefix}wpe.weight",), (s.max_positions, d))]
+    d, ff, size, head = s.d_model, s.d_ff, (rows.n_theirs, s.d_model), ("lm_head.weight",)
+    tied = s.tie != "none"
+    found = [
+        Line("embedding.table.weight", (f"{prefix}wte.weight",), size, also=head if tied else (), rows=rows.index),
+        Line("embedding.positions.embedding.weight", (f"{prefix}wpe.weight",), (s.max_positions, d)),
+    ]
+    if not tied:
+        found.append(Line("output_embedding.weight", head, size, rows=rows.index))
     for layer in range(s.n_decoder_layers):
         ours, theirs = f"decoder.blocks.{layer}", f"{prefix}h.{layer}"
         parts = (
@@ -94,6 +95,11 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
         found += _norm(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1", d)
         found += _norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2", d)
     return found + _norm("decoder.norm", f"{prefix}ln_f", d)
+
+
+def tied_names(s: ModelSettings) -> dict[str, str]:
+    """Names under which our model holds a tensor of the table once more, and that tensor."""
+    return {"output_embedding.weight": "embedding.table.weight"} if s.tie != "none" else {}
 
 
 def never(rows: Rows) -> list[float]:

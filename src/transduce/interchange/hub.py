@@ -11,10 +11,12 @@ import torch
 
 from transduce.errors import RunFolderError, UserError
 from transduce.interchange.folder import read_object
+from transduce.interchange.limits import check_padding, read_bytes
 from transduce.interchange.vocabulary import Rows
 from transduce.text.hub import HubTokenizer
 
 FILE, WORDS, PIECES, MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
+ADDED = "added_tokens.json"
 
 
 def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
@@ -22,12 +24,8 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
 
     `special`: pieces that text may name.
     """
-    try:
-        return (folder / FILE).read_bytes()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise RunFolderError(f"cannot read {folder / FILE}: {error.strerror or error}") from None
+    if (folder / FILE).exists():
+        return read_bytes(folder / FILE)
     try:
         from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
     except ImportError:
@@ -36,6 +34,7 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
     lower = bool(told.get("do_lower_case", True))
     try:
         if (folder / WORDS).exists():
+            read_bytes(folder / WORDS)  # for what it refuses
             made: Any = BertWordPieceTokenizer(
                 str(folder / WORDS),
                 lowercase=lower,
@@ -43,6 +42,7 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
                 handle_chinese_chars=bool(told.get("tokenize_chinese_chars", True)),
             )
         elif (folder / PIECES).exists() and (folder / MERGES).exists():
+            read_bytes(folder / PIECES), read_bytes(folder / MERGES)
             made = ByteLevelBPETokenizer(str(folder / PIECES), str(folder / MERGES))
         else:
             raise RunFolderError(f"{folder} has no vocabulary: neither {FILE}, nor {WORDS}, nor {PIECES} and {MERGES}")
@@ -50,6 +50,8 @@ def tokenizer_file(folder: Path, special: Sequence[str]) -> bytes:
         raise
     except Exception as error:  # the library raises nothing narrower
         raise RunFolderError(f"the vocabulary in {folder} is damaged: {' '.join(str(error).split()[:14])}") from None
+    added = read_object(folder / ADDED, optional=True)
+    made.add_tokens([piece for piece, _ in sorted(added.items(), key=lambda item: str(item[1]).zfill(20))])
     made.add_special_tokens([piece for piece in special if made.token_to_id(piece) is not None])
     return bytes(made.to_str(), "utf-8")
 
@@ -61,8 +63,10 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
         pieces = content["model"]["vocab"]
         ids = {piece: i for piece, i in pieces.items()} if isinstance(pieces, Mapping) else {}
         ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary") from None
+        if not all(type(i) is int and i >= 0 for i in ids.values()) or len(set(ids.values())) < len(ids):
+            raise ValueError("ids")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary, or no id for each piece") from None
     return ids
 
 
@@ -78,12 +82,13 @@ def vocabulary(model: bytes, special: Sequence[str | None], *, n: int, origin: P
     over = max(ids.values(), default=0)
     if over >= n:
         raise UserError(f"{origin}: the vocabulary has id {over}, and config.json says vocab_size {n}")
+    check_padding(over + 1, n=n, origin=origin)
     first = [-1 if piece is None else ids[piece] for piece in special]
     index = first + [i for i in range(n) if i not in set(first)]
     try:
         return HubTokenizer(model, index), Rows(torch.tensor(index), n)
     except ValueError as error:
-        raise RunFolderError(f"{origin / FILE} is damaged: {error}") from None
+        raise RunFolderError(f"{origin / FILE} cannot be used: {error}") from None
 
 
 def special_names(folder: Path, usual: Mapping[str, str]) -> list[str]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from transduce.config import DataSettings, DecodingSettings, Settings, TokenizerSettings
 from transduce.errors import RunFolderError, UserError
 from transduce.interchange import marian
 from transduce.interchange.folder import check_architecture, read_object, read_weights
-from transduce.interchange.table import read
+from transduce.interchange.limits import check_padding, read_bytes
+from transduce.interchange.table import check, read
 from transduce.interchange.vocabulary import Rows, from_theirs
 from transduce.text.pieces import PieceTokenizer
 from transduce.text.special import BOS, EOS, UNK
@@ -38,14 +41,16 @@ def import_marian(folder: Path) -> Imported:
 
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
-    if not folder.is_dir():
-        raise RunFolderError(f"there is no folder {folder}")
     config = read_object(folder / "config.json")
     check_architecture(folder, config, marian.ARCHITECTURES)
     model = marian.model_settings(config, origin=folder)
     told = read_object(folder / "tokenizer_config.json", optional=True)
-    src, tgt, tokenizers = _vocabularies(folder, config, told, separate=model.tie != "three_way")
     tensors = read_weights(folder)
+    empty = torch.zeros(0, dtype=torch.long)  # sizes first: nothing is made of them before the weights bear them out
+    sizes = (Rows(empty, n) for n in (config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]))
+    src, tgt = sizes
+    check(tensors, marian.lines(model, src=src, tgt=tgt), origin=folder, known=marian.POSITION_TABLES)
+    src, tgt, tokenizers = _vocabularies(folder, config, told, separate=model.tie != "three_way")
     bias = not (src.has_null and tgt.has_null and marian.is_zero(tensors.get("final_logits_bias")))
     own = config.get(OWN)
     if isinstance(own, dict) and own.get("positions") == "sinusoidal":
@@ -62,8 +67,8 @@ def import_marian(folder: Path) -> Imported:
     settings = Settings(
         name=folder.absolute().name,
         data=DataSettings(
-            src_lang=str(told.get("source_lang") or "src"),
-            tgt_lang=str(told.get("target_lang") or "tgt"),
+            src_lang=_language(told.get("source_lang")) or "src",
+            tgt_lang=_language(told.get("target_lang")) or "tgt",
             max_length=model.max_positions,
         ),
         tokenizer=TokenizerSettings(kind="marian", vocab_size=max(tokenizers.n_src, 8), joint=model.tie == "three_way"),
@@ -99,19 +104,30 @@ def _vocabularies(
             )
         special = {UNK: ids[unk], BOS: config["pad_token_id"], EOS: ids[eos]}
         pieces, rows = from_theirs(ids, n=n, special=special, origin=path)
+        check_padding(max(ids.values()) + 1, n=n, origin=path)
         try:
-            sides.append((rows, PieceTokenizer((folder / spm).read_bytes(), pieces)))
-        except FileNotFoundError:
-            raise RunFolderError(f"{folder / spm} is missing") from None
+            sides.append((rows, PieceTokenizer(read_bytes(folder / spm), pieces)))
         except ValueError as error:
             raise RunFolderError(f"{folder / spm} is damaged: {error}") from None
     (src, src_tokenizer), (tgt, tgt_tokenizer) = sides
     return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
 
 
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _language(told: object) -> str | None:
+    """A language code, where what is told is one."""
+    return told if isinstance(told, str) and re.fullmatch(r"[\w.-]{1,32}", told) else None
+
+
 def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
     """Their search as far as they say it, ours for the rest. Their length counts the token that starts the decoder."""
     asked = {key: generation.get(key, config.get(key)) for key in ("num_beams", "length_penalty", "max_length")}
+    told = [f"{key} = {repr(value)[:40]} is no number" for key, value in asked.items() if not _is_number(value)]
+    if told:
+        raise UserError(f"generation_config.json or config.json: {'; '.join(told)}")
     usual = DecodingSettings()
     values = {
         "beam": asked["num_beams"] or usual.beam,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transduce.config import DataSettings, Settings, TokenizerSettings
-from transduce.errors import RunFolderError
 from transduce.interchange import bert, gpt2
 from transduce.interchange.folder import check_model_type, read_object, read_weights
 from transduce.interchange.hub import special_names, tokenizer_file, vocabulary
 from transduce.interchange.importing import Imported
-from transduce.interchange.table import read
+from transduce.interchange.table import check, read
+from transduce.interchange.vocabulary import Rows
 from transduce.text.tokenizer import Tokenizers
 
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
@@ -29,8 +31,6 @@ def import_bert(folder: Path) -> Imported:
 
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
-    if not folder.is_dir():
-        raise RunFolderError(f"there is no folder {folder}")
     config = read_object(folder / "config.json")
     check_model_type(folder, config, {"bert": bert.ARCHITECTURES})
     tensors = read_weights(folder)
@@ -38,12 +38,16 @@ def import_bert(folder: Path) -> Imported:
     for name in bert.buffers(prefix):
         tensors.pop(name, None)
     model = bert.model_settings(config, names=tensors.keys(), origin=folder)
+    unused, head = bert.unused(model, prefix=prefix), bert.labels_head(tensors)
+    table = partial(
+        bert.lines, model, prefix=prefix, labels=head or "classifier", pooler=bert.has_pooler(tensors)
+    )  # of the rows of the vocabulary
+    check(tensors, table(rows=_sizes_of(config)), origin=folder, known=unused)
     names = special_names(folder, _SPECIAL)
     tokenizer, rows = vocabulary(tokenizer_file(folder, names), names, n=config["vocab_size"], origin=folder)
-    lines, unused = bert.lines(model, rows=rows, prefix=prefix), bert.unused(model, prefix=prefix)
-    state = read(tensors, lines, origin=folder, known=unused)
+    state = read(tensors, table(rows=rows), origin=folder, known=unused)
     state |= {name: state[kept] for name, kept in bert.tied_names(model).items()}
-    labels = bert.labels_of(config) if model.kind == "bert-classifier" else None
+    labels = bert.labels_of(config, names=tensors) if head else None
     settings = Settings(
         name=folder.absolute().name,
         task=_TASKS[model.kind],
@@ -54,6 +58,9 @@ def import_bert(folder: Path) -> Imported:
     notes = [_types(tensors)]
     if left := [name for name in unused if name in tensors]:
         notes.append(f"left out, as nothing uses them: {', '.join(left)}")
+    if model.kind == "bert-encoder" and not bert.has_pooler(tensors):
+        state |= _fresh_pooler(model.d_model)
+        notes.append("it came without a pooler: a fresh one is there, for training to begin with")
     return Imported(settings, Tokenizers(tokenizer, tokenizer), state, tuple(notes))
 
 
@@ -62,20 +69,20 @@ def import_gpt2(folder: Path) -> Imported:
 
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
-    if not folder.is_dir():
-        raise RunFolderError(f"there is no folder {folder}")
     config = read_object(folder / "config.json")
     check_model_type(folder, config, {"gpt2": gpt2.ARCHITECTURES})
     model, tensors = gpt2.model_settings(config, origin=folder), read_weights(folder)
     prefix = gpt2.prefix_of(tensors)
     for name in gpt2.buffers(model, prefix=prefix):
         tensors.pop(name, None)
+    check(tensors, gpt2.lines(model, rows=_sizes_of(config), prefix=prefix), origin=folder)
     (end,) = special_names(folder, {"eos_token": "<|endoftext|>"})
     tokenizer, rows = vocabulary(
         tokenizer_file(folder, [end]), [None, None, end, end], n=config["vocab_size"], origin=folder
     )
     state = read(tensors, gpt2.lines(model, rows=rows, prefix=prefix), origin=folder)
-    state |= {"output_bias": torch.tensor(gpt2.never(rows)), "output_embedding.weight": state["embedding.table.weight"]}
+    state |= {name: state[kept] for name, kept in gpt2.tied_names(model).items()}
+    state["output_bias"] = torch.tensor(gpt2.never(rows))
     settings = Settings(
         name=folder.absolute().name,
         task="causal",
@@ -84,6 +91,17 @@ def import_gpt2(folder: Path) -> Imported:
         model=model,
     )
     return Imported(settings, Tokenizers(tokenizer, tokenizer), state, (_types(tensors),))
+
+
+def _sizes_of(config: Mapping[str, Any]) -> Rows:
+    """Rows for sizes alone: nothing is made of a vocabulary before the weights bear its size out."""
+    return Rows(torch.zeros(0, dtype=torch.long), config["vocab_size"])
+
+
+def _fresh_pooler(d_model: int) -> dict[str, Tensor]:
+    """A pooler's weights as BERT's begin, the same every time."""
+    weight = torch.randn(d_model, d_model, generator=torch.Generator().manual_seed(1)) * 0.02
+    return {"pooler.dense.weight": weight, "pooler.dense.bias": torch.zeros(d_model)}
 
 
 def _types(tensors: Mapping[str, Tensor]) -> str:

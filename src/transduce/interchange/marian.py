@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
+from transduce.interchange.limits import no_sizes
 from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import NEVER, Rows
 from transduce.nn.positions import halves, sinusoids
@@ -50,17 +51,13 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
     """Our settings of a model with this config.json; a `UserError` lists all that cannot be."""
     config = {**_DEFAULTS, **config}
     pad, start = config.get("pad_token_id"), config.get("decoder_start_token_id")
-    told = [f"{key} is missing" for key in _SIZES if key not in config]
-    told += [
-        f"{key} = {config[key]!r} is no size"
-        for key in (*_SIZES, "max_position_embeddings")
-        if key in config and (type(config[key]) is not int or config[key] < 1)
-    ]
+    own_tgt = ("decoder_vocab_size",) if config.get("decoder_vocab_size") is not None else ()
+    told = no_sizes(config, (*_SIZES, *own_tgt, "max_position_embeddings"))
     told += [f"{a} and {b} differ" for a, b in _EQUAL if config.get(a) != config.get(b)]
     told += [
         f"{key} = {config[key]!r}; supported: {only}" for key, only in _ONLY.items() if config.get(key, only) != only
     ]
-    if config["activation_function"] not in ACTIVATIONS:
+    if str(config["activation_function"]) not in ACTIVATIONS:
         told.append(f"activation_function = {config['activation_function']!r}; supported: {', '.join(ACTIVATIONS)}")
     shared = bool(config["share_encoder_decoder_embeddings"]), bool(config["tie_word_embeddings"])
     if shared not in _TIES:
@@ -165,11 +162,10 @@ def column_order(d_model: int) -> Tensor:
 
 def check_positions(tensors: Mapping[str, Tensor], s: ModelSettings, *, origin: Path) -> None:
     """Old files hold the sinusoids; a `UserError` where they are not what we compute."""
-    expected = sinusoids(s.max_positions, s.d_model)[:, halves(s.d_model)]
-    for name in POSITION_TABLES:
-        table = tensors.get(name)
-        if table is not None and (table.shape != expected.shape or (table.float() - expected).abs().max() > 1e-3):
-            raise UserError(f"{origin}: {name} {list(table.shape)} does not hold sinusoids {list(expected.shape)}")
+    shape = (s.max_positions, s.d_model)
+    for table, name in ((tensors[name], name) for name in POSITION_TABLES if name in tensors):
+        if table.shape != shape or not _are_sinusoids(table):
+            raise UserError(f"{origin}: {name} {list(table.shape)} does not hold sinusoids {list(shape)}")
 
 
 def _embeddings(s: ModelSettings, src: Rows, tgt: Rows) -> list[Line]:
@@ -231,6 +227,12 @@ def _block(ours: str, theirs: str, s: ModelSettings, *, decoder: bool) -> list[L
             Line(f"{ours}.{own}.bias", tuple(f"{theirs}.{n}.bias" for n in names), shape[:1], stream=on_stream)
         )
     return found
+
+
+def _are_sinusoids(table: Tensor) -> bool:
+    n, d_model = table.shape
+    difference = (table.float() - sinusoids(n, d_model)[:, halves(d_model)]).abs().max()
+    return bool(difference <= 1e-3)
 
 
 def is_zero(bias: Tensor | None) -> bool:

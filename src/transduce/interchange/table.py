@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transduce.errors import UserError
+from transduce.interchange.limits import listed
 
 Shape = tuple[int, ...]
 
@@ -25,6 +26,10 @@ ACTIVATIONS = {  # theirs to ours; the first of each is written
     "swish": "silu",
     "silu": "silu",
 }
+
+
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Types of weights; numbers of eight bits come with scales of their own, which are not read here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +67,14 @@ def problems(found: Mapping[str, Shape], lines: Sequence[Line], *, known: Iterab
                 misshapen.append(f"{name} is {list(found[name])}, should be {list(line.shape)}")
     left = [f"{name} {list(shape)}" for name, shape in found.items() if name not in expected]
     told = (("missing", missing), ("misshapen", misshapen), ("left over", left))
-    return [f"{len(names)} {what}: {', '.join(names)}" for what, names in told if names]
+    return [f"{len(names)} {what}: {listed(names)}" for what, names in told if names]
+
+
+def check(tensors: Mapping[str, Tensor], lines: Sequence[Line], *, origin: object, known: Iterable[str] = ()) -> None:
+    """A `UserError` lists everything in the names and shapes that does not fit; of `rows`, their number counts only."""
+    told = problems({name: tuple(t.shape) for name, t in tensors.items()}, lines, known=known)
+    if told:
+        raise UserError(f"{origin}: config.json and the weights do not fit: {'; '.join(told)}")
 
 
 def read(
@@ -77,12 +89,10 @@ def read(
 
     `order`: our column of each column of their residual stream, where they differ.
     """
-    told = problems({name: tuple(t.shape) for name, t in tensors.items()}, lines, known=known)
-    if told:
-        raise UserError(f"{origin}: config.json and the weights do not fit: {'; '.join(told)}")
-    bad = [name for name, t in tensors.items() if not t.is_floating_point() or not bool(t.isfinite().all())]
+    check(tensors, lines, origin=origin, known=known)
+    bad = [name for name, t in tensors.items() if t.dtype not in _TYPES or not bool(t.isfinite().all())]
     if bad:
-        raise UserError(f"{origin}: weights that are not finite numbers: {', '.join(bad)}")
+        raise UserError(f"{origin}: weights that are not finite numbers of 16, 32 or 64 bits: {listed(bad)}")
     back = None if order is None else order.argsort()
     ours, differing = {}, []
     for line in lines:

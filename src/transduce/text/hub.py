@@ -13,7 +13,10 @@ from typing import Any
 
 from transduce.errors import RunFolderError, UserError
 from transduce.files import read_json, write_aside, write_json
+from transduce.text.hub_parts import check_parts
 from transduce.text.special import EOS, UNK, characters
+
+_PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabulary that lacks its own UNK fails here
 
 
 class HubTokenizer:
@@ -126,10 +129,12 @@ def _open(model: bytes) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
+    check_parts(model)
     try:
         tokenizer = Tokenizer.from_str(model.decode("utf-8"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_batch(_PROBES, add_special_tokens=False)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     return tokenizer

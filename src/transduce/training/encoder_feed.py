@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from transduce.config import TrainingSettings
-from transduce.data.batching import padding_share, plan, split
+from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.encoder_batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
 from transduce.data.label_store import LabelStore
 from transduce.data.masking import Masked, generator_of, mask
@@ -18,7 +18,7 @@ from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pair
 from transduce.data.sentence_store import SentenceStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import Feed, Feeder, Position
+from transduce.training.feed import Feed, Feeder, Position, padded
 
 
 class RowsOfLength(Feeder):
@@ -41,19 +41,29 @@ class RowsOfLength(Feeder):
         lengths = self.lengths(0)
         return padding_share(self.plan(0), lengths, lengths)
 
-    def _parts(self, lengths: np.ndarray) -> list[np.ndarray]:
-        return split(np.arange(len(lengths)), lengths, lengths, budget=self.micro_budget)
-
     def _of(
         self,
         indices: np.ndarray,
-        batches: Sequence[MaskedBatch] | Sequence[LabelBatch],
+        lengths: np.ndarray,
         position: Position,
         n_batches: int,
-        n_tokens: int,
+        n_targets: int,
+        collated: Callable[[np.ndarray], MaskedBatch | LabelBatch],
     ) -> Feed:
-        n_slots = sum(batch.ids.numel() for batch in batches)
-        return self._made(indices, batches, position, n_batches=n_batches, n_tokens=n_tokens, n_slots=n_slots)
+        """The feed of rows of these lengths; `collated` makes a micro-batch of those at the given places."""
+        shares = [
+            split(share, lengths, lengths, budget=self.micro_budget)
+            for share in share_out(lengths, lengths, self.n_ranks)
+        ]
+        return self._made(
+            indices,
+            [collated(part) for part in shares[self.rank]],
+            position,
+            n_batches=n_batches,
+            n_targets=n_targets,
+            n_tokens=int(lengths.sum()),
+            n_slots=padded(lengths, shares),
+        )
 
 
 class LabelFeeder(RowsOfLength):
@@ -76,9 +86,11 @@ class LabelFeeder(RowsOfLength):
 
     def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
         examples, labels = [self.store[int(i)] for i in indices], self.store.labels[indices].tolist()
-        parts = self._parts(self.store.lengths[indices])
-        batches = [collate_labelled([examples[i] for i in part], [labels[i] for i in part]) for part in parts]
-        return self._of(indices, batches, position, n_batches, sum(len(one.ids) for one in examples))
+
+        def collated(part: np.ndarray) -> LabelBatch:
+            return collate_labelled([examples[i] for i in part], [labels[i] for i in part])
+
+        return self._of(indices, self.store.lengths[indices], position, n_batches, len(indices), collated)
 
 
 class MaskedFeeder(RowsOfLength):
@@ -137,16 +149,16 @@ class MaskedFeeder(RowsOfLength):
         packed, hidden = zip(*(self._example(one, position.epoch) for one in plans), strict=True)
         n_targets = sum(int(np.count_nonzero(row.targets)) for row in hidden)
         lengths = np.array([len(row.ids) for row in hidden])
-        batches = [
-            collate_masked(
+
+        def collated(part: np.ndarray) -> MaskedBatch:
+            return collate_masked(
                 [hidden[i] for i in part],
                 [packed[i].segments for i in part],
                 [plans[i].label for i in part],
                 targets_a_pair=n_targets / len(plans),
             )
-            for part in self._parts(lengths)
-        ]
-        return self._of(indices, batches, position, n_batches, int(lengths.sum()))
+
+        return self._of(indices, lengths, position, n_batches, n_targets, collated)
 
     def _example(self, one: PairPlan, epoch: int) -> tuple[Packed, Masked]:
         draw = generator_of(seed=self.seed, epoch=epoch, place=one.place)

@@ -16,7 +16,7 @@ import torch
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch, collate
-from transduce.data.batching import padding_share, plan, split
+from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.objectives import Example
 from transduce.data.store import TokenStore
 from transduce.errors import DataError
@@ -36,7 +36,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One update's examples, as micro-batches. `at`: its place, `after`: the next; `epochs`: the passes made then."""
+    """One update's examples. `at` is its position, `after` that of the next; `epochs` the passes made then.
+
+    `batches` are the micro-batches of this process; all else, the numbers too, is about the whole update.
+    """
 
     at: Position
     indices: np.ndarray
@@ -84,7 +87,12 @@ class SubwordSampling:
 
 
 class Feeder(ABC):
-    """What the loop eats, whatever the task: the batches of an epoch are a function of (settings, seed, epoch)."""
+    """What the loop eats, whatever the task: the batches of an epoch are a function of (settings, seed, epoch).
+
+    Of each batch a feeder gives the share `rank` of `n_ranks`, to be changed where several processes train together.
+    """
+
+    rank, n_ranks = 0, 1
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
         """`settings` with batch sizes chosen."""
@@ -130,16 +138,17 @@ class Feeder(ABC):
         position: Position,
         *,
         n_batches: int,
+        n_targets: int,
         n_tokens: int,
         n_slots: int,
     ) -> Feed:
-        """The feed of these micro-batches, on the device."""
+        """The feed of these micro-batches, on the device; the numbers are those of all processes."""
         last = position.index + 1 == n_batches
         return Feed(
             at=position,
             indices=indices,
             batches=tuple(batch.to(self.device) for batch in batches),
-            n_targets=sum(batch.n_targets for batch in batches),
+            n_targets=n_targets,
             n_tokens=n_tokens,
             n_slots=n_slots,
             after=Position(position.epoch + 1) if last else Position(position.epoch, position.index + 1),
@@ -186,11 +195,21 @@ class PairFeeder(Feeder):
             examples = self.segment(examples, position)
         src = np.array([len(e.src) + 1 for e in examples], dtype=np.int32)
         tgt = np.array([len(e.tgt) + 1 for e in examples], dtype=np.int32)
-        parts = split(np.arange(len(examples)), src, tgt, budget=self.micro_budget)
-        batches = [collate([examples[i] for i in part]) for part in parts]
-        n_slots = sum(batch.src.numel() + batch.tgt_in.numel() for batch in batches)
-        n_tokens = int(src.sum() + tgt.sum())
-        return self._made(indices, batches, position, n_batches=n_batches, n_tokens=n_tokens, n_slots=n_slots)
+        shares = [split(share, src, tgt, budget=self.micro_budget) for share in share_out(src, tgt, self.n_ranks)]
+        return self._made(
+            indices,
+            [collate([examples[i] for i in part]) for part in shares[self.rank]],
+            position,
+            n_batches=n_batches,
+            n_targets=int(tgt.sum()),
+            n_tokens=int(src.sum() + tgt.sum()),
+            n_slots=sum(padded(side, shares) for side in (src, tgt)),
+        )
+
+
+def padded(lengths: np.ndarray, shares: Sequence[Sequence[np.ndarray]]) -> int:
+    """Positions of all micro-batches of all processes, with the padding."""
+    return sum(len(part) * int(lengths[part].max()) for parts in shares for part in parts)
 
 
 @contextmanager

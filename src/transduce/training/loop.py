@@ -22,28 +22,20 @@ from torch import Tensor, nn
 from transduce.checkpoint import RunFolder
 from transduce.errors import Interrupted, TrainingError
 from transduce.files import remove_leftovers
-from transduce.log import Bar, Log, MetricsFile
+from transduce.log import Bar, Log, MetricsFile, NoMetrics
 from transduce.states import Checkpoint
 from transduce.training import recover
 from transduce.training.averaging import AVERAGES, borrowed
+from transduce.training.distributed import Link
 from transduce.training.feed import Feed, Feeder, Position, ahead
 from transduce.training.meter import LATENCY, Meter, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
 from transduce.training.state import TrainingResult, TrainingState, full_weights, joined, part_of
 from transduce.training.step import DoesNotFit, Updater, UpdateResult
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
-from transduce.training.validate import Validator
+from transduce.training.validate import Validator, shown
 from transduce.training.watch import BadLoss, Watch
 
-SHOWN_SCORES = {
-    "bleu": "BLEU {:.1f}",
-    "chrf": "chrF {:.1f}",
-    "bits_per_byte": "{:.3f} bits a byte",
-    "accuracy": "accuracy {:.1%}",
-    "macro_f1": "macro F1 {:.1%}",
-    "masked_accuracy": "masked tokens told {:.1%}",
-    "next_sentence_accuracy": "next sentences told {:.1%}",
-}
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far validations lie apart
 
 
@@ -80,14 +72,16 @@ class Trainer:
         self.model, self.folder, self.log = model, folder, log
         self.updater, self.feeder, self.validator = updater, feeder, validator
         self.settings = s = folder.settings.training
+        self.link: Link = updater.link
         assert s.schedule is not None and s.warmup_updates is not None and s.valid_updates is not None, "choose first"
         self.schedule, self.warmup, self.valid_updates = find_schedule(s.schedule), s.warmup_updates, s.valid_updates
         self.limits = Limits.of(s)
         self.live = dict(model.named_parameters())
         self.snapshots = folder.path / "averaging"
-        self.average = AVERAGES[s.average](self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay)
+        average = AVERAGES[s.average if self.link.leads else "none"]
+        self.average = average(self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay)
         self.stopper = Stopper(by=s.stop_by, patience=s.patience)
-        self.metrics = MetricsFile(folder.path / "metrics.jsonl")
+        self.metrics = (MetricsFile if self.link.leads else NoMetrics)(folder.path / "metrics.jsonl")
         self.state, self.clock, self.pace = TrainingState(), Clock(), Pace(0.0)
         self.meter = Meter(watch=Watch(s.explosion))
         self._saved_at = self._save_seconds = 0.0
@@ -95,7 +89,8 @@ class Trainer:
 
     def run(self) -> TrainingResult:
         """Train to the end."""
-        with stop_on_signals(self.log.say) as asked:
+        with stop_on_signals(self.log.say) as own:
+            asked = self.link.shared(own)
             self._take_up()
             if not self.state.finished:
                 with self.log.progress("training") as bar:
@@ -171,10 +166,11 @@ class Trainer:
         """The update, by smaller batches where memory does not suffice: that is told, once for each size."""
         updater, limit = self.updater, self.updater.too_large
         try:
-            return updater.update(feed.batches, factor)
+            return updater.update(feed.batches, factor, feed.n_targets)
         except DoesNotFit as error:
             text = self.folder.tokenizers().src.decode(error.batch.inputs[0][0].tolist())
-            self._save()
+            if self.link.size == 1:  # the others do not know yet, and could not save
+                self._save()
             raise recover.too_long(error, text, self.state.update + 1) from None
         finally:
             if updater.too_large is not None and updater.too_large != limit:
@@ -199,7 +195,7 @@ class Trainer:
         self.meter.settle()
         bar.update(state.progress, **self._shown, note="validating")
         with borrowed(self.live, self.average.candidate(state.update)):
-            scores = self.validator()
+            scores = self.link.tell(self.validator)
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {recover.ADVICE}")
         better = self.stopper.see(state.update, scores)
@@ -219,11 +215,12 @@ class Trainer:
     def _say(self, scores: dict[str, float], *, better: bool) -> None:
         state = self.state
         texts = [f"update {state.update}", f"epoch {state.epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
-        texts += [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
+        texts += shown(scores)
         self.log.say("  ".join(texts) + ("  (best)" if better else ""))
 
     def _save(self) -> None:
         """Write a checkpoint; clear what no checkpoint needs any more."""
+        self.link.check_equal(self.live)
         began = self.clock.seconds()
         self.meter.settle()
         self.state.seconds = began
@@ -248,6 +245,7 @@ class Trainer:
             self.settings.keep_checkpoints, spare=recover.worth_keeping(folder.states.updates(), self.settings)
         )
         self.average.saved(found["average"] for found in folder.states.states())
+        self.link.sync()
         self._saved_at = self.clock.seconds()
         self._save_seconds = self._saved_at - began
         self.pace.pause(self._save_seconds)
@@ -256,7 +254,7 @@ class Trainer:
 
     def _take_up(self) -> None:
         """Go on from the latest checkpoint, or begin."""
-        if self.snapshots.is_dir():
+        if self.snapshots.is_dir() and self.link.leads:
             remove_leftovers(self.snapshots)
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
@@ -267,6 +265,7 @@ class Trainer:
                 seconds = self.state.seconds
                 self.metrics.append({"event": "restart", "update": self.state.update, "seconds": seconds})
                 self.log.say(f"going on from update {self.state.update}, epoch {self.state.epochs:.2f}")
+        self.link.check_equal(self.live)
         self._start_clock(self.state.seconds)
         if checkpoint is None and self.settings.on_bad_loss == "rollback":
             self._save()  # so that there is something to go back to
@@ -276,13 +275,15 @@ class Trainer:
         self._forget_after(-1)
         n_weights = sum(parameter.numel() for parameter in self.live.values())
         start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
-        self.metrics.append({**start, "device": str(self.feeder.device), "threads": torch.get_num_threads()})
+        threads = {"threads": torch.get_num_threads(), "processes": self.link.size}
+        self.metrics.append({**start, "device": str(self.feeder.device), **threads})
+        self.link.begin_stream(self.settings.seed)
         if began_before:
             self.metrics.append({"event": "restart", "update": 0, "seconds": 0.0})
             self.log.say("beginning anew: the run was stopped before its first checkpoint")
 
     def _start_clock(self, seconds: float) -> None:
-        self.clock, self.pace, self._saved_at = Clock(seconds), Pace(seconds), seconds
+        self.clock, self.pace, self._saved_at = self.link.clock(seconds), Pace(seconds), seconds
 
     def _forget_after(self, update: int) -> None:
         for note in self.metrics.truncate_after(update):
@@ -303,8 +304,8 @@ class Trainer:
         with torch.no_grad():
             for name, value in part_of(tensors, "model").items():
                 self.live[name].copy_(value)
-        self.updater.load_state(part_of(tensors, "updater"), state["updater"])
-        notes = self.average.load(part_of(tensors, "average"), state["average"])
+        notes = self.updater.load_state(part_of(tensors, "updater"), state["updater"], self.state.update)
+        notes += self.average.load(part_of(tensors, "average"), state["average"])
         self.meter.load(state["meter"])
         self.meter.watch.load(state.get("watch", {}))
         for note in (*checkpoint.notes, *notes):
@@ -312,7 +313,8 @@ class Trainer:
 
     def _end(self) -> TrainingResult:
         state, best = self.state, self.stopper.best_update
-        shutil.rmtree(self.snapshots, ignore_errors=True)
+        if self.link.leads:
+            shutil.rmtree(self.snapshots, ignore_errors=True)
         if all(event["event"] != "end" for event in self.metrics.read()):
             event = {"event": "end", "update": state.update, "seconds": state.seconds, "minutes": state.seconds / 60}
             self.metrics.append({**event, "reason": state.finished, "epochs": state.epochs, "best_update": best})
@@ -330,7 +332,7 @@ class Trainer:
     def _recover(self, error: BadLoss) -> None:
         """Write down what did it, and go back to before it; raises `TrainingError` where that is not to be."""
         settings, states, rollbacks = self.settings, self.folder.states, self.state.rollbacks
-        path = recover.note_down(self.folder, error, self._texts)
+        path = self.link.tell(lambda: str(recover.note_down(self.folder, error, self._texts)))
         told = f"{recover.describe(error)}; the sentences are in {path}"
         if settings.on_bad_loss != "rollback":
             raise TrainingError(
@@ -339,12 +341,12 @@ class Trainer:
             )
         if len(rollbacks) >= settings.max_rollbacks:
             raise TrainingError(f"{told}; gone back {len(rollbacks)} times already; {recover.ADVICE}")
-        target = recover.target_of(error, states.updates(), settings)
+        target = self.link.tell(lambda: recover.target_of(error, states.updates(), settings))
         if target is None:
             raise TrainingError(f"{told}; there is no checkpoint from before them; {recover.ADVICE}")
         event = recover.event_of(error, target=target, number=len(rollbacks) + 1)
         skipped, seconds = [*self.state.skipped, *(one.position for one in error.suspects)], self.clock.seconds()
-        states.forget_after(target)
+        self.link.tell(lambda: states.forget_after(target))
         self._load(states.load(target))
         self.state.skipped, self.state.rollbacks, self.state.seconds = skipped, [*rollbacks, event], seconds
         self._start_clock(seconds)

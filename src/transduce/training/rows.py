@@ -13,8 +13,9 @@ from transduce.data.objectives import RowExample
 from transduce.data.packing import offset_of, plan_rows, row_end, row_starts
 from transduce.data.text_store import TextStore
 from transduce.errors import DataError
+from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import Feed, Feeder, Position
+from transduce.training.feed import Feed, Feeder, Position, padded
 
 RowObjective = Callable[[np.ndarray, np.random.Generator], RowExample]
 """Turns the ids of a row into what goes in and what should come out; the generator is the row's own in its epoch."""
@@ -75,16 +76,20 @@ class RowFeeder(Feeder):
     def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
         offset = offset_of(self.context, seed=self.seed, epoch=position.epoch)
         rows = [self._row(int(start), position, offset=offset) for start in indices]
-        n_parts = -(-len(rows) // max(1, self.micro_budget // self.context))
-        parts = np.array_split(np.arange(len(rows)), n_parts)
-        batches = [collate_rows([rows[i] for i in part], separate=self.separate) for part in parts]
+        n_rows = max(1, self.micro_budget // self.context)
+        shares = [
+            np.array_split(share, -(-len(share) // n_rows)) if len(share) else []
+            for share in np.array_split(np.arange(len(rows)), self.n_ranks)
+        ]
+        lengths = np.array([len(row.ids) for row in rows])
         return self._made(
             indices,
-            batches,
+            [collate_rows([rows[i] for i in part], separate=self.separate) for part in shares[self.rank]],
             position,
             n_batches=n_batches,
-            n_tokens=sum(len(row.ids) for row in rows),
-            n_slots=sum(batch.targets.numel() for batch in batches),
+            n_targets=sum(int(np.count_nonzero(np.asarray(row.targets) != PAD)) for row in rows),
+            n_tokens=int(lengths.sum()),
+            n_slots=padded(lengths, shares),
         )
 
     def _row(self, start: int, position: Position, *, offset: int) -> RowExample:

@@ -23,6 +23,7 @@ from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.training.criteria import Criterion, tell_tokens
+from transduce.training.distributed import ALONE, Link, name_of, stream_seed
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -108,7 +109,9 @@ class Updater:
         device: torch.device,
         precision: str,
         criterion: Criterion = tell_tokens,
+        link: Link = ALONE,
     ) -> None:
+        self.link, self.seed = link, settings.seed
         self.model: Any = model  # of any kind that the MODELS table knows
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
@@ -116,14 +119,16 @@ class Updater:
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 
-    def update(self, batches: Sequence[TrainingBatch], lr_scale: float) -> UpdateResult:
+    def update(self, batches: Sequence[TrainingBatch], lr_scale: float, n_targets: int | None = None) -> UpdateResult:
         """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`.
 
-        Raises `DoesNotFit`, the weights being as before.
+        `n_targets`: of the whole update, where other processes have some of its micro-batches; all its sums are theirs
+        too. Raises `DoesNotFit`, the weights being as before.
         """
         self.model.train()
-        n_targets = sum(batch.n_targets for batch in batches)
-        loss_sum, nll_sum = self._gradients(batches, n_targets)
+        if n_targets is None:
+            n_targets = sum(batch.n_targets for batch in batches)
+        loss_sum, nll_sum = self.link.sum_up(list(self.model.parameters()), self._gradients(batches, n_targets))
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True)
         if self.clip_norm:
@@ -189,14 +194,25 @@ class Updater:
             torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What an exact resume needs beside the weights: the optimizer's tensors and the generators of dropout."""
+        """What an exact resume needs beside the weights: the optimizer's tensors, all processes' dropout generators."""
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        return tensors | self._generators(), {"too_large": self.too_large}
+        told = {"processes": self.link.size, "too_large": self.too_large}
+        return tensors | self.link.gather(self._generators()), told
 
-    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Put back what `state` gave."""
+    def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
+        """Put back what `state` gave after so many updates; notes for the user, if something is not as it was."""
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
-        self._set_generators(tensors)
         self.too_large = state.get("too_large")
+        if (n := state.get("processes", 1)) != self.link.size:
+            torch.manual_seed(stream_seed(self.seed, update, self.link.rank))
+            return [
+                f"the run had {n} processes until update {update} and goes on with {self.link.size}: the sentences of "
+                "each update stay the same, dropout draws other numbers"
+            ]
+        cpu, cuda = (name_of(f"generator.{device}", self.link.rank) for device in ("cpu", "cuda"))
+        torch.set_rng_state(tensors[cpu])
+        if cuda in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors[cuda], self.device)
+        return []

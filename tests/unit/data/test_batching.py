@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data.batching import padding_share, plan, split
+from transduce.data.batching import padding_share, plan, share_out, split
 
 some_lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=150)
 seeds = st.integers(-(2**63), 2**63 - 1)
@@ -152,3 +152,28 @@ def test_the_type_of_the_lengths_does_not_matter() -> None:
     src, tgt = np.full(300, 300, dtype=np.int16), np.full(300, 200, dtype=np.int16)
     batches = plan(src, tgt, budget=60_000, seed=1, epoch=0)
     assert 51_000 <= max(size(batch, src, tgt) for batch in batches) <= 60_000 and len(batches) <= 3
+
+
+sides = st.integers(1, 60).flatmap(lambda n: st.tuples(*[st.lists(st.integers(1, 90), min_size=n, max_size=n)] * 2))
+
+
+@given(sides, st.integers(1, 9))
+def test_shares_are_all_of_a_batch_and_balanced(lengths: tuple[list[int], list[int]], n: int) -> None:
+    src, tgt = map(np.array, lengths)
+    longer = np.maximum(src, tgt)
+    shares = share_out(src, tgt, n)
+    assert len(shares) == n
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(src)))  # each sentence once, whatever n is
+    assert all(map(np.array_equal, shares, share_out(src, tgt, n)))
+    largest = max(len(share) * int(longer[share].max()) for share in shares if len(share))
+    assert largest == fairest(sorted(longer.tolist()), n)
+
+
+def fairest(longer: list[int], n: int) -> int:
+    """The slow twin: the largest share in the best of all ways to cut sentences in this order into at most n."""
+    best = [[0.0] * (n + 1)] + [[np.inf] * (n + 1) for _ in longer]
+    for end in range(1, len(longer) + 1):
+        for parts in range(1, n + 1):
+            best[end][parts] = min(max(best[start][parts - 1], (end - start) * longer[end - 1]) for start in range(end))
+            best[end][parts] = min(best[end][parts], best[end][parts - 1])
+    return int(best[-1][n])

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 transformers = pytest.importorskip("transformers")
 
 from berts import WORDS, config, make_folder, randomize  # noqa: E402
+from hard_strings import HARD  # noqa: E402
 from transduce.config import ModelSettings  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.interchange import bert  # noqa: E402
@@ -26,10 +27,6 @@ from transduce.text.tokenizer import Tokenizers  # noqa: E402
 
 BOUND = 2e-5
 SAME = Rows(torch.arange(len(WORDS)), len(WORDS))
-HARD = (
-    "", " ", "Hello world!", "unable impossible cats", "  two   spaces ", "tab\tand\nline", "ÉÉ é e\u0301", "猫 cat猫",
-    "[MASK] the [SEP] cat", "xyzzy", "a" * 120, "😀 the", "the\u200bcat", "don't", "\ufeffthe", "the…cat", "[mask]",
-)  # fmt: skip
 
 
 def twins(architecture: str, seed: int, **options: Any) -> tuple[Any, torch.nn.Module, ModelSettings]:
@@ -138,6 +135,8 @@ def test_a_folder_with_its_vocabulary(tmp_path: Path, architecture: str, old: bo
         ids = tokenizer.encode(text)
         their_ids = their_tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.pieces(ids) == their_tokenizer.convert_ids_to_tokens(their_ids), text
+        if "[PAD]" in text:
+            continue  # padding is padding here, in a text too; there it is a token that is looked at
         framed = torch.tensor([[BOS, *ids[:18], EOS]])
         their_framed = torch.tensor([[5, *their_ids[:18], 6]])
         with torch.no_grad():
@@ -168,7 +167,7 @@ def test_what_does_not_fit_is_listed_whole(tmp_path: Path) -> None:
     assert all(part in told for part in ("hidden_size is missing", "'mish'; supported", "'relative_key'; supported"))
     assert "model_type t5" in refused(model_type="t5")
     assert "supported here: model_type bert" in refused(architectures=["BertForTokenClassification"])
-    assert "and config.json says vocab_size 9" in refused(vocab_size=9)
+    assert "word_embeddings.weight is [32, 16], should be [9, 16]" in refused(vocab_size=9)
     path.write_text(json.dumps(whole))
     (folder / "tokenizer.json").write_text("{")
     assert "damaged" in _told(folder)

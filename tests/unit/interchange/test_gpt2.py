@@ -13,6 +13,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from berts import randomize  # noqa: E402
+from hard_strings import HARD  # noqa: E402
 from transduce.decoding.generator import Generator  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.exchange import import_run  # noqa: E402
@@ -27,8 +28,6 @@ LINES = [
     "It isn't; we've  got\tmore\n\nlines, 123 of them.",
     "ünïcödé 猫",
 ] * 9
-HARD = ("", " ", "Hello world!", "  two   spaces ", "tab\tand\n\nlines\r\n", "É é e\u0301", "猫😀", "don't we'll",
-        "a" * 90, "\u2581 \u0120", "the\u200bcat", "\ufeff…", f"a {END} b", "1,000.50 €", "\x00\x7f")  # fmt: skip
 
 
 def make_folder(path: Path, seed: int = 0, **options: Any) -> Path:
@@ -42,7 +41,7 @@ def make_folder(path: Path, seed: int = 0, **options: Any) -> Path:
     n_heads = draw.choice([1, 2, 4])
     config = transformers.GPT2Config(
         **{
-            "vocab_size": tokenizer.get_vocab_size() + 3,
+            "vocab_size": tokenizer.get_vocab_size() + 8,
             "n_embd": n_heads * draw.choice([4, 8]),
             "n_layer": draw.choice([1, 2]),
             "n_head": n_heads,
@@ -83,6 +82,8 @@ def test_the_same_logits_and_pieces(tmp_path: Path, seed: int) -> None:
         if END not in text:
             assert tokenizer.decode(ids) == text
             assert b"".join(tokenizer.bytes_of[i] for i in ids).decode() == text
+        if len(ids) > 190:
+            continue  # longer than the model
         with torch.no_grad():
             expected = theirs(torch.tensor([[0, *their_ids]])).logits[0].log_softmax(-1)
             got = ours.logits(ours(torch.tensor([[BOS, *ids]])))[0].log_softmax(-1)

@@ -87,6 +87,29 @@ def test_budgets_hold_and_lengths_are_true(make: Any) -> None:
     assert 0 <= feeder.padding() < 0.4
 
 
+@pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
+def test_two_processes_have_the_update_of_one_between_them(make: Any) -> None:
+    feeders = [make(), make(), make()]
+    for rank in (0, 1):
+        feeders[rank].rank, feeders[rank].n_ranks = rank, 2
+    for *parts, one in islice(zip(*(feeder.feeds(Position()) for feeder in feeders), strict=True), 12):
+        for part in parts:
+            assert np.array_equal(part.indices, one.indices) and part.after == one.after
+            assert (part.n_targets, part.n_tokens) == (one.n_targets, one.n_tokens)
+            assert part.n_slots == sum(batch.inputs[0].numel() for p in parts for batch in p.batches)
+        rows = [
+            sorted(
+                [i for i in row if i != PAD]
+                for feed in feeds
+                for batch in feed.batches
+                for row in batch.inputs[0].tolist()
+            )
+            for feeds in (parts, [one])
+        ]
+        assert rows[0] == rows[1]
+        assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets
+
+
 def test_an_epoch_of_runs_has_every_token_once_and_epochs_cut_elsewhere() -> None:
     feeder = masked()
     rows_of: list[list[list[int]]] = []

@@ -160,3 +160,32 @@ def test_what_cannot_be_read_back_or_becomes_too_long_keeps_its_pieces(tokenizer
     short = replace(sampling, max_length=len(known))
     for index in range(20):
         assert short([Example(known, known)], Position(0, index)) == [Example(known, known)]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 7])
+def test_several_processes_have_the_update_of_one_between_them(n_ranks: int) -> None:
+    """Also of few sentences, of which some get none."""
+    shares = [feeder(30, batch_tokens=40, micro_batch_tokens=20) for _ in range(n_ranks)]
+    for rank, share in enumerate(shares):
+        share.rank, share.n_ranks = rank, n_ranks
+    whole = feeder(30, batch_tokens=40, micro_batch_tokens=20)
+    fewest = 99
+    for one, *parts in islice(zip(*(f.feeds(Position()) for f in (whole, *shares)), strict=True), 20):
+        for part in parts:
+            assert np.array_equal(part.indices, one.indices)
+            assert (part.after, part.epochs, part.n_targets) == (one.after, one.epochs, one.n_targets)
+            assert part.n_tokens == one.n_tokens
+            assert part.n_slots == sum(b.src.numel() + b.tgt_in.numel() for p in parts for b in p.batches)
+        assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets
+        rows = [
+            sorted(
+                tuple(row[row > 3].tolist()) + tuple(tgt[tgt > 3].tolist())
+                for feed in feeds
+                for batch in feed.batches
+                for row, tgt in zip(batch.src, batch.tgt_out, strict=True)
+            )
+            for feeds in ([one], parts)
+        ]
+        assert rows[0] == rows[1]
+        fewest = min(fewest, *(len(part.batches) for part in parts))
+    assert fewest == 0 or n_ranks < 7

@@ -104,3 +104,20 @@ def test_texts_and_padding_and_nothing() -> None:
     empty = TextStore(np.zeros(0, dtype=np.uint16), {"documents": 0, "bytes": 0})
     with pytest.raises(DataError, match="no text"):
         feeder(empty).plan(0)
+
+
+def test_two_processes_have_the_update_of_one_between_them() -> None:
+    feeders = [feeder(store()) for _ in range(3)]
+    for rank in (0, 1):
+        feeders[rank].rank, feeders[rank].n_ranks = rank, 2
+    for *parts, one in islice(zip(*(f.feeds(Position()) for f in feeders), strict=True), 12):
+        for part in parts:
+            assert np.array_equal(part.indices, one.indices) and part.after == one.after
+            assert (part.n_targets, part.n_tokens) == (one.n_targets, one.n_tokens)
+            assert part.n_slots == sum(batch.targets.numel() for p in parts for batch in p.batches)
+        rows = [
+            sorted([i for i in row if i != PAD] for f in feeds for batch in f.batches for row in batch.targets.tolist())
+            for feeds in (parts, [one])
+        ]
+        assert rows[0] == rows[1]
+        assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets

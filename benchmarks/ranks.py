@@ -1,0 +1,120 @@
+"""Several processes against several threads on one CPU: target tokens a second, interleaved in one run, as ratios.
+
+    python benchmarks/ranks.py --size tiny --updates 30 --rounds 3
+
+The same updates (made-up sentence pairs with the lengths of captions, 4,096 padded tokens an update, Adam) by one
+process with all cores as threads, and by as many processes with one thread each, which share every update. Each round
+runs both, each alone, in processes of their own; the table gives the median of the rounds, and what part of the time
+of an update went into adding up gradients, the wait for the slower process included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+WARM = 3
+VOCAB = 8000
+
+
+def work(args: argparse.Namespace) -> None:
+    """One process's part; the first prints what was measured."""
+    import numpy as np
+    import torch
+
+    from transduce.config import ModelSettings, TrainingSettings
+    from transduce.data.store import TokenStore
+    from transduce.models.build import build_model, resolve_preset
+    from transduce.training.distributed import joined
+    from transduce.training.feed import PairFeeder, Position
+    from transduce.training.step import Updater, keep_freed_memory
+
+    keep_freed_memory()
+    draw, cpu = np.random.default_rng(1), torch.device("cpu")
+    lengths = np.clip(draw.normal(14, 5, size=(8000, 1)) + draw.normal(0, 2, size=(8000, 2)), 3, 60).astype(int)
+    src, tgt = ([draw.integers(4, VOCAB, size=n).tolist() for n in side] for side in lengths.T)
+    settings = TrainingSettings(optimizer="adam", lr=1e-3, batch_tokens=args.batch_tokens)
+    torch.manual_seed(1)
+    model = build_model(resolve_preset(ModelSettings(preset=args.size)), n_src=VOCAB, n_tgt=VOCAB)
+    with joined() as link:
+        link.use(cpu)
+        feeder = PairFeeder(TokenStore.from_lists(src, tgt), settings, device=cpu)
+        feeder.rank, feeder.n_ranks = link.rank, link.size
+        updater = Updater(model, settings, device=cpu, precision=args.precision, link=link)
+        adding, n_targets, began, sum_up = 0.0, 0, 0.0, link.sum_up
+
+        def timed(parameters: object, sums: object) -> object:
+            nonlocal adding
+            start = time.perf_counter()
+            try:
+                return sum_up(parameters, sums)  # type: ignore[arg-type]
+            finally:
+                adding += time.perf_counter() - start
+
+        link.sum_up = timed  # type: ignore[assignment, method-assign]
+        for number, feed in enumerate(islice(feeder.feeds(Position()), args.updates + WARM)):
+            if number == WARM:
+                adding, n_targets, began = 0.0, 0, time.perf_counter()
+            updater.update(feed.batches, 1.0, feed.n_targets)
+            n_targets += feed.n_targets
+        seconds = time.perf_counter() - began
+        if link.leads:
+            print(json.dumps({"tokens_s": n_targets / seconds, "adding": adding / seconds}))
+
+
+def run(n: int, threads: int) -> dict[str, float]:
+    """What `n` processes with so many threads each measure."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = []
+        for rank in range(n):
+            place = {"RANK": str(rank), "WORLD_SIZE": str(n), "TRANSDUCE_MEETING": str(Path(folder) / "meeting")}
+            environment = os.environ | place | {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
+            command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
+            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        told = [process.communicate()[0] for process in processes]
+    measured: dict[str, float] = json.loads(told[0].splitlines()[-1])
+    return measured
+
+
+def main() -> None:
+    """Parse, run the rounds, print the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="tiny", help="a preset")
+    parser.add_argument("--precision", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--updates", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args)
+        return
+    cores = len(os.sched_getaffinity(0))
+    ways = {f"1 process, {cores} threads": (1, cores), f"{cores} processes, 1 thread each": (cores, 1)}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for _ in range(args.rounds):
+        for name, way in ways.items():
+            found[name].append(run(*way))
+            print(f"# {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+    first = statistics.median(one["tokens_s"] for one in next(iter(found.values())))
+    print(
+        f"| {args.size}, {args.precision} | target tokens/s | ratio | adding up, share of the time |\n|---|---|---|---|"
+    )
+    for name, ones in found.items():
+        speeds = [one["tokens_s"] for one in ones]
+        middle, share = statistics.median(speeds), statistics.median(one["adding"] for one in ones)
+        print(
+            f"| {name} | {middle:,.0f} ({min(speeds):,.0f}-{max(speeds):,.0f}) | {middle / first:.2f} | {share:.1%} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

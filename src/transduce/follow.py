@@ -1,0 +1,43 @@
+"""What the processes of a training do beside the first: they learn with it, and neither read text, write nor speak."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import torch
+
+from transduce.errors import Interrupted, Lost, TrainingError, TransduceError
+from transduce.log import Log
+from transduce.place import LOST, this_place
+from transduce.run import learn
+from transduce.tasks.table import find_task
+from transduce.training.distributed import ALONE, FollowedFolder, joined
+
+
+def follow() -> int:
+    """Train with the first process of torchrun, or of `--processes`, as soon as it begins; the exit code.
+
+    What ends all processes alike the first one tells. Other errors have this one's number before them.
+    """
+    try:
+        with joined() as link:
+            assert link is not ALONE, "nobody to follow"
+            message = link.begin({})
+            if "exit" in message:
+                return int(message["exit"])
+            folder = FollowedFolder.open(Path(message["folder"]), model=False)
+            task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
+            prepared = task.find_prepared(folder, log)
+            device = torch.device(message["device"])
+            learn(task, folder, prepared, device=device, log=log, link=link)
+            return 0
+    except Lost:
+        return LOST
+    except (Interrupted, TrainingError) as error:
+        return error.exit_code
+    except TransduceError as error:
+        place = this_place()
+        print(f"transduce: error: process {place.rank + 1} of {place.size}: {error}", file=sys.stderr)
+        return error.exit_code

@@ -1,0 +1,351 @@
+"""Random models of transformers' Marian, BERT and GPT-2, and ours with the same weights, by way of a folder.
+
+A family makes a folder of a random configuration, brings it in as a user would, and gives both sides the same batch.
+Everything that an import claims to support is drawn: activations, tied matrices or not, vocabularies of one or two,
+padded to a round number or not, heads of several kinds, odd sizes, one layer to six, rows of one token to the longest.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from marians import tokenizers
+from transduce.exchange import IMPORTERS
+from transduce.interchange import bert, gpt2, marian
+from transduce.interchange.table import Line, write
+from transduce.interchange.vocabulary import Rows
+from transduce.models.build import build_model
+from transduce.text.special import BOS, EOS, PAD, UNK
+
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swish", "silu")
+TINY, LARGER = 2e-5, 1e-4
+"""The largest difference of a logit that is allowed, by size."""
+
+
+@dataclass
+class Found:
+    """What the two sides say: logits beside each other, two losses, and gradients under their names."""
+
+    ours: list[Tensor]
+    theirs: list[Tensor]
+    loss: Tensor
+    their_loss: Tensor
+    names: dict[str, str] = field(
+        default_factory=dict
+    )  # a parameter of theirs whose gradient stands under another name
+    silent: dict[str, int] = field(default_factory=dict)  # a row that takes no gradient there
+
+
+@dataclass
+class Twins:
+    """A model of theirs, ours of its folder, and the table between them."""
+
+    theirs: Any
+    ours: Any
+    lines: list[Line]
+    tied: dict[str, str]
+    found: Found
+
+    @property
+    def kinked(self) -> bool:
+        """Whether an activation has a corner: a number that rounding carries over it has another gradient there."""
+        config = self.theirs.config
+        named = (getattr(config, key, None) for key in ("activation_function", "hidden_act"))
+        return "relu" in named
+
+    def differences(self) -> tuple[float, float, float]:
+        """The largest of the logits; of the loss, in parts of it; of a gradient, in parts of its tensor's largest."""
+        pairs = zip(self.found.ours, self.found.theirs, strict=True)
+        logits = max(float((ours - theirs).detach().abs().max()) for ours, theirs in pairs)
+        self.found.loss.backward()
+        self.found.their_loss.backward()
+        loss, their_loss = self.found.loss.item(), self.found.their_loss.item()
+        return logits, abs(loss - their_loss) / max(1.0, abs(their_loss)), self._gradients()
+
+    def _gradients(self) -> float:
+        known = {line.ours for line in self.lines}
+        named = ((self.tied.get(name, name), p.grad) for name, p in self.ours.named_parameters())
+        grads = {name: grad for name, grad in named if grad is not None and name in known}
+        mine = write(grads, [line for line in self.lines if line.ours in grads])
+        expected = {name: p.grad for name, p in self.theirs.named_parameters() if p.grad is not None}
+        largest = max(float(grad.abs().max()) for grad in expected.values())
+        worst, n_seen = 0.0, 0
+        for name, grad in expected.items():
+            if not grad.abs().max():
+                continue  # sinusoids; what no logit depends on
+            got = mine[self.found.names.get(name, name)].reshape(grad.shape)
+            if name in self.found.silent:
+                rows = torch.arange(len(grad)) != self.found.silent[name]
+                got, grad = got[rows], grad[rows]
+            # A key's bias changes nothing: its gradient is rounding, and counts beside the others only.
+            worst = max(worst, float((got - grad).abs().max()) / max(float(grad.abs().max()), 0.01 * largest))
+            n_seen += 1
+        assert n_seen >= 10, "gradients were compared"
+        return worst
+
+
+def sizes(draw: random.Random, larger: bool) -> dict[str, int]:
+    """Widths, depth, heads, rows of a vocabulary and positions."""
+    heads = draw.choice([2, 3, 6, 8] if larger else [1, 2, 3, 4])
+    return {
+        "heads": heads,
+        "width": heads
+        * draw.choice([16, 24, 31] if larger else [3, 5, 8]),  # a norm of two numbers has no gradient but rounding
+        "inner": draw.choice([97, 256, 512] if larger else [1, 5, 16, 33]),
+        "layers": draw.randint(2, 6) if larger else draw.randint(1, 3),
+        "rows": draw.randint(100, 700) if larger else draw.randint(9, 40),
+        "longest": draw.choice([48, 77, 128] if larger else [7, 20, 33]),
+    }
+
+
+def randomized(model: Any, seed: int) -> Any:
+    """Every weight matters, at a scale at which the numbers stay those of a trained model."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            scale = 0.2 if weight.dim() < 2 else min(0.2, 1.5 * weight.shape[-1] ** -0.5)
+            fixed = name.endswith("embed_positions.weight")
+            if not fixed:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+            if weight.dim() == 1 and name.endswith("weight"):
+                weight.add_(1)  # of a norm
+    return model.eval()
+
+
+def batch(draw: random.Random, allowed: range, longest: int) -> Tensor:
+    """Our ids [B, S], padded: one token, the longest row, and rows between."""
+    lengths = [1, longest, *(draw.randint(1, longest) for _ in range(4))]
+    draw.shuffle(lengths)
+    rows = [[draw.choice(allowed) for _ in range(length)] + [PAD] * (longest - length) for length in lengths]
+    return torch.tensor(rows)
+
+
+def brought_in(kind: str, path: Path) -> tuple[Any, Any]:
+    """What the import of a folder gives, and the model of it."""
+    found = IMPORTERS[kind](path)
+    n = found.tokenizers
+    ours = build_model(found.settings.model, n_src=n.n_src, n_tgt=n.n_tgt).eval()
+    ours.load_state_dict(found.tensors)
+    return found, ours
+
+
+def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
+    """An encoder-decoder."""
+    import transformers
+
+    draw = random.Random(seed)
+    s = sizes(draw, larger)
+    share, tie = draw.choice([(True, True), (False, True), (False, False)])
+    n_src, n_tgt = s["rows"], s["rows"] if share or draw.random() < 0.5 else draw.randint(8, 60)
+    sides = {
+        "layers": (s["layers"], draw.randint(1, 3)),
+        "attention_heads": [s["heads"]] * 2,
+        "ffn_dim": [s["inner"]] * 2,
+    }
+    pad = draw.choice([min(n_src, n_tgt) - 1, 2])
+    config = transformers.MarianConfig(
+        d_model=s["width"],
+        **{
+            f"{side}_{key}": values[i] for i, side in enumerate(("encoder", "decoder")) for key, values in sides.items()
+        },
+        activation_function=draw.choice(ACTIVATIONS),
+        scale_embedding=draw.random() < 0.5,
+        share_encoder_decoder_embeddings=share,
+        tie_word_embeddings=tie,
+        vocab_size=n_src,
+        decoder_vocab_size=n_tgt,
+        max_position_embeddings=s["longest"],
+        pad_token_id=pad,
+        decoder_start_token_id=pad,
+        eos_token_id=0,
+        forced_eos_token_id=0,
+        attn_implementation=draw.choice(["eager", "sdpa"]),
+    )
+    theirs = randomized(transformers.MarianMTModel(config), seed)
+    theirs.final_logits_bias.copy_(torch.randn(theirs.final_logits_bias.shape))
+    theirs.save_pretrained(path)
+    for name, n in (("vocab.json", n_src), ("target_vocab.json", n_tgt)):
+        pieces = {("</s>", "<unk>")[i] if i < 2 else "<pad>" if i == pad else f"p{i}": i for i in range(n)}
+        (path / name).write_text(json.dumps(pieces))
+    (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": n_src != n_tgt}))
+    for side in ("source", "target"):
+        (path / f"{side}.spm").write_bytes(tokenizers().src.model)
+    found, ours = brought_in("marian", path)
+    src, tgt = (Rows(torch.tensor([-1, 1, pad, 0, *(i for i in range(2, n) if i != pad)]), n) for n in (n_src, n_tgt))
+    ids = batch(draw, range(EOS, n_src + 1), s["longest"])
+    out = batch(draw, range(EOS, n_tgt + 1), s["longest"])
+    tgt_in = torch.cat([torch.full((len(out), 1), BOS), out[:, :-1]], 1)
+    real = out != PAD
+
+    def moved(ours: Tensor, rows: Rows) -> Tensor:
+        return rows.index[ours].masked_fill(ours == PAD, pad)
+
+    logits = theirs(
+        input_ids=moved(ids, src), attention_mask=(ids != PAD).long(), decoder_input_ids=moved(tgt_in, tgt)
+    ).logits[real]
+    own = ours.logits(ours(ids, tgt_in))[real]
+    here = range(1, tgt.n_theirs + 1)
+    told = Found(
+        [own[:, here]],
+        [logits[:, tgt.index[here]]],
+        F.cross_entropy(own, out[real]),
+        F.cross_entropy(logits, tgt.index[out[real]]),
+        silent={name: pad for name in ("model.shared.weight", "model.encoder.embed_tokens.weight",
+                                       "model.decoder.embed_tokens.weight")},
+    )  # fmt: skip
+    model = found.settings.model
+    return Twins(theirs, ours, marian.lines(model, src=src, tgt=tgt), marian.tied_names(model), told)
+
+
+def words(n: int) -> list[str]:
+    """A WordPiece vocabulary; where n is a multiple of 8, shorter than n."""
+    special = ["[PAD]", "w0", "[UNK]", "[CLS]", "[SEP]", "w1", "[MASK]"]
+    return special + [f"x{i}" for i in range(n - len(special) - (1 if n % 8 == 0 else 0))]
+
+
+BERTS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForNextSentencePrediction",
+         "BertForSequenceClassification")  # fmt: skip
+
+
+def bert_twins(path: Path, seed: int, larger: bool) -> Twins:
+    """An encoder with each of its heads, or none, or not even a pooler."""
+    import transformers
+
+    draw = random.Random(seed)
+    s, architecture = sizes(draw, larger), draw.choice(BERTS)
+    config = transformers.BertConfig(
+        vocab_size=s["rows"],
+        hidden_size=s["width"],
+        num_hidden_layers=s["layers"],
+        num_attention_heads=s["heads"],
+        intermediate_size=s["inner"],
+        hidden_act=draw.choice(ACTIVATIONS),
+        max_position_embeddings=s["longest"],
+        type_vocab_size=draw.choice([1, 2, 3]),
+        layer_norm_eps=draw.choice([1e-12, 1e-5, 1e-3]),
+        tie_word_embeddings=draw.random() < 0.7,
+        num_labels=draw.randint(2, 6),
+        attn_implementation=draw.choice(["eager", "sdpa"]),
+    )
+    more = {"add_pooling_layer": draw.random() < 0.6} if architecture == "BertModel" else {}
+    theirs = randomized(getattr(transformers, architecture)(config, **more), seed)
+    theirs.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(words(s["rows"])) + "\n")
+    found, ours = brought_in("bert", path)
+    rows = Rows(torch.tensor(found.tokenizers.src._theirs), s["rows"])
+    assert [words(s["rows"])[i] for i in rows.index[:5]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    ids = batch(draw, range(UNK, s["rows"]), s["longest"])
+    segments = torch.randint(0, config.type_vocab_size, ids.shape, generator=torch.Generator().manual_seed(seed))
+    told = BERT_HEADS[found.settings.model.kind](theirs, ours, ids, segments, rows)
+    names = set(theirs.state_dict())
+    prefix = bert.prefix_of(names)
+    lines = bert.lines(
+        found.settings.model,
+        rows=rows,
+        prefix=prefix,
+        labels=bert.labels_head(names) or "",
+        pooler=bert.has_pooler(names),
+    )
+    told.names = {"cls.predictions.decoder.bias": "cls.predictions.bias"} if config.tie_word_embeddings else {}
+    return Twins(theirs, ours, lines, bert.tied_names(found.settings.model), told)
+
+
+def _asked(theirs: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Any:
+    return theirs(rows.index[ids], attention_mask=(ids != PAD).long(), token_type_ids=segments)
+
+
+def _masked(theirs: Any, ours: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Found:
+    places = ids.flatten().nonzero()[:, 0]
+    out, (asked, follows) = _asked(theirs, ids, segments, rows), ours(ids, segments, places)
+    logits = out[0].flatten(0, 1)[places]
+    gold, own = (places * 7) % len(rows.index), ours.logits(asked)
+    told = Found([own], [logits[:, rows.index]], F.cross_entropy(own, gold), F.cross_entropy(logits, rows.index[gold]))
+    if follows is not None:
+        answers = torch.arange(len(ids)) % 2
+        told.ours.append(follows)
+        told.theirs.append(out.seq_relationship_logits)
+        told.loss = told.loss + F.cross_entropy(follows, answers)
+        told.their_loss = told.their_loss + F.cross_entropy(out.seq_relationship_logits, answers)
+    return told
+
+
+def _labels(theirs: Any, ours: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Found:
+    logits, own = _asked(theirs, ids, segments, rows).logits, ours(ids, segments)
+    gold = torch.arange(len(ids)) % logits.shape[1]
+    return Found([own], [logits], F.cross_entropy(own, gold), F.cross_entropy(logits, gold))
+
+
+def _bare(theirs: Any, ours: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Found:
+    out, (hidden, pooled) = _asked(theirs, ids, segments, rows), ours(ids, segments)
+    real = ids != PAD
+    told = Found([hidden[real]], [out.last_hidden_state[real]], *(x[real].sin().mean() for x in (hidden, out[0])))
+    if out.pooler_output is not None:
+        told.ours.append(pooled)
+        told.theirs.append(out.pooler_output)
+        told.loss, told.their_loss = told.loss + pooled.sin().mean(), told.their_loss + out.pooler_output.sin().mean()
+    return told
+
+
+BERT_HEADS: dict[str, Callable[..., Found]] = {"bert": _masked, "bert-classifier": _labels, "bert-encoder": _bare}
+
+
+def gpt2_twins(path: Path, seed: int, larger: bool) -> Twins:
+    """A decoder alone."""
+    import transformers
+
+    draw = random.Random(seed)
+    s, tied, bare = sizes(draw, larger), draw.random() < 0.7, draw.random() < 0.2
+    config = transformers.GPT2Config(
+        vocab_size=s["rows"],
+        n_embd=s["width"],
+        n_layer=s["layers"],
+        n_head=s["heads"],
+        n_inner=draw.choice([None, s["inner"]]),
+        n_positions=s["longest"],
+        activation_function=draw.choice(ACTIVATIONS),
+        layer_norm_epsilon=draw.choice([1e-5, 1e-12, 1e-3]),
+        tie_word_embeddings=tied or bare,
+        attn_implementation=draw.choice(["eager", "sdpa"]),
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    theirs = randomized(transformers.GPT2LMHeadModel(config), seed)
+    (theirs.transformer if bare else theirs).save_pretrained(path)
+    n = s["rows"] - (3 if s["rows"] % 8 == 0 else 0)
+    end = draw.choice([0, n - 1])
+    pieces = ["<|endoftext|>" if i == end else chr(0x100 + i) for i in range(n)]
+    (path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (path / "merges.txt").write_text("#version: 0.2\n")
+    found, ours = brought_in("gpt2", path)
+    rows = Rows(torch.tensor(found.tokenizers.tgt._theirs), s["rows"])
+    assert rows.index[:4].tolist() == [-1, -1, end, end]
+    ids = batch(draw, range(EOS, s["rows"] + 3), s["longest"])
+    out = torch.cat([ids[:, 1:], torch.full((len(ids), 1), EOS)], 1)
+    real = (ids != PAD) & (out != PAD)
+    logits = theirs(rows.index[ids].clamp(min=0), attention_mask=(ids != PAD).long()).logits[real]
+    own = ours.logits(ours(ids))[real]
+    here = range(EOS, s["rows"] + 3)
+    told = Found(
+        [own[:, here]],
+        [logits[:, rows.index[here]]],
+        F.cross_entropy(own, out[real]),
+        F.cross_entropy(logits, rows.index[out[real]]),
+    )
+    model, prefix = found.settings.model, "transformer."
+    return Twins(theirs, ours, gpt2.lines(model, rows=rows, prefix=prefix), gpt2.tied_names(model), told)
+
+
+FAMILIES: dict[str, Callable[[Path, int, bool], Twins]] = {
+    "marian": marian_twins,
+    "bert": bert_twins,
+    "gpt2": gpt2_twins,
+}

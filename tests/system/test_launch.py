@@ -1,0 +1,53 @@
+"""`--processes 2` and torchrun as a user runs them: one is stopped, the other goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from system.commands import small, write_corpus
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")  # --run is torchrun's too
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(text: str, metrics: Path, process: subprocess.Popen[str]) -> None:
+    """Until the log holds it."""
+    while process.poll() is None and not (metrics.exists() and text in metrics.read_text()):
+        time.sleep(0.002)
+
+
+def told(error: str) -> list[str]:
+    return [line for line in error.splitlines() if line.startswith("transduce: error:")]
+
+
+def test_stopped_and_finished(tmp_path: Path) -> None:
+    src, tgt = write_corpus(tmp_path, "train", 200)
+    run = tmp_path / "run"
+    limits = ("training.max_updates=150", "training.valid_updates=50", "training.batch_tokens=128")
+    asked = ["transduce", "train", "--src", src, "--tgt", tgt, "--run", run, *small(*limits)]
+    metrics = run / "metrics.jsonl"
+
+    process = start(*asked, "--processes", 2)
+    wait_for('"update": 30', metrics, process)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert len(told(error)) == 1 and "SIGTERM: stopped after update" in error and "Traceback" not in error
+
+    process = start(*TORCHRUN, *asked)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [event["update"] for event in events if event["event"] == "update"] == list(range(10, 151, 10))
+    assert [event["event"] for event in events].count("restart") == 1
+    assert events[-1]["event"] == "end" and events[-1]["update"] == 150
+    assert (run / "report.html").exists() and not (run / "tokens").exists()

@@ -1,0 +1,601 @@
+"""Folders that lie, break off or attack, through the command: one line, exit code 2, nothing run, nothing left."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import shutil
+import struct
+import subprocess
+import tarfile
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from marians import make_folder, make_run
+from system.commands import Done, transduce
+
+pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers")
+transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    import berts
+
+    path = tmp_path_factory.mktemp("folders")
+    made = {"marian": make_folder(path / "marian", make_run(path / "run"))}
+    made["bert"] = berts.make_folder(path / "bert", "BertForMaskedLM", seed=3)
+    config = transformers.GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=2, n_positions=16)
+    berts.randomize(transformers.GPT2LMHeadModel(config), 1).save_pretrained(path / "gpt2")
+    pieces = ["<|endoftext|>", *(chr(0x100 + i) for i in range(39))]
+    (path / "gpt2" / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (path / "gpt2" / "merges.txt").write_text("#version: 0.2\n")
+    return {**made, "gpt2": path / "gpt2"}
+
+
+@pytest.fixture
+def place(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a copy of each, and `canary` for what must not appear."""
+    for kind, path in folders.items():
+        shutil.copytree(path, tmp_path / "work" / kind)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+@contextmanager
+def memory(more: int) -> Iterator[None]:
+    """Within: what would take `more` bytes beyond the present fails at once."""
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def refused(place: Path, kind: str, *parts: str) -> str:
+    with memory(1 << 31):
+        done = transduce("import", kind, kind, "run")
+    return _refused(place, done, *parts)
+
+
+def _refused(place: Path, done: Done, *parts: str) -> str:
+    assert done.code == 2, done
+    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
+    assert all(c.isprintable() for c in done.err[:-1]), done.err
+    assert sorted(path.name for path in Path().iterdir()) == ["bert", "gpt2", "marian"]
+    assert [path.name for path in place.iterdir()] == ["work"], "something was run or left"
+    for part in parts:
+        assert part in done.err, done.err
+    return done.err
+
+
+def change(path: Path, **values: Any) -> None:
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+
+
+def test_what_is_whole_comes_in(place: Path) -> None:
+    """Without this, nothing below would show anything."""
+    for kind in ("marian", "bert", "gpt2"):
+        done = transduce("import", kind, kind, f"runs/{kind}")
+        assert done.code == 0, done.err
+
+
+def test_another_architecture(place: Path) -> None:
+    for kind in ("marian", "bert", "gpt2"):
+        change(Path(kind) / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
+        refused(place, kind, "LlamaForCausalLM (model_type llama)", "supported here: ", kind)
+    for value in ([], {}, 3, [3], [None]):
+        change(Path("bert/config.json"), model_type=value, architectures=value)
+        refused(place, "bert", "supported here")
+
+
+def test_every_tensor_that_contradicts_is_listed(place: Path) -> None:
+    tensors = load_file("bert/model.safetensors")
+    tensors["bert.encoder.layer.7.output.dense.bias"] = torch.zeros(2)
+    tensors["evil\nname\x1b[31m" + "x" * 1000] = torch.zeros(1)
+    del tensors["bert.embeddings.LayerNorm.bias"], tensors["bert.embeddings.LayerNorm.weight"]
+    tensors["cls.predictions.bias"] = torch.zeros(3)
+    save_file(tensors, "bert/model.safetensors")
+    told = refused(place, "bert", "2 missing", "LayerNorm.bias", "LayerNorm.weight", "1 misshapen", "is [3]", "2 left")
+    assert "layer.7" in told and len(told) < 2000
+
+
+# Weights as safetensors
+
+
+def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def with_header(path: Path, header: Any, body: bytes) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def _entries(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    header, body = header_of(path)
+    header.pop("__metadata__", None)
+    edit(header)
+    with_header(path, header, body)
+
+
+def _twice(path: Path) -> None:
+    header, body = header_of(path)
+    name = "model.shared.weight"
+    text = json.dumps(header)[:-1] + f', "{name}": {json.dumps(header[name])}}}'
+    with_header(path, text.encode(), body)
+
+
+def _overlapping(header: dict[str, Any]) -> None:
+    first, second = [entry for entry in header.values() if entry["shape"] == [24]][:2]
+    second["data_offsets"] = first["data_offsets"]
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.write((1 << 33).to_bytes(8, "little"))
+        file.truncate(9 << 30)
+
+
+SAFE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut in the header": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "cut in the body": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "a byte more": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "header longer than the file": lambda path: path.write_bytes((1 << 62).to_bytes(8, "little") + b"{}"),
+    "header of 8 GB": _sparse,
+    "header of a thousand brackets": lambda path: with_header(path, b"[" * 100_000, b""),
+    "header that is a list": lambda path: with_header(path, [], b""),
+    "header that is no JSON": lambda path: with_header(path, b"\xff\xfe{}", b""),
+    "a name twice": _twice,
+    "overlapping": lambda path: _entries(path, _overlapping),
+    "an unknown type": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="F99")),
+    "numbers that are whole": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="I32")),
+    "numbers of another width": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="F16")),
+    "a shape that overflows": lambda path: _entries(path, lambda h: h["final_logits_bias"].update(shape=[1 << 40] * 3)),
+    "a negative shape": lambda path: _entries(path, lambda h: h["final_logits_bias"].update(shape=[-1, -90])),
+    "a place before the file": lambda path: _entries(
+        path, lambda h: h["final_logits_bias"].update(data_offsets=[-8, 352])
+    ),
+    "a place behind the file": lambda path: _entries(
+        path, lambda h: h["final_logits_bias"].update(data_offsets=[1 << 50, (1 << 50) + 360])
+    ),
+    "no places": lambda path: _entries(path, lambda h: h["final_logits_bias"].pop("data_offsets")),
+    "an entry that is none": lambda path: _entries(path, lambda h: h.update(x=7)),
+    "metadata that are none": lambda path: _entries(path, lambda h: h.update(__metadata__=[1])),
+    "aliases that lead nowhere": lambda path: _entries(path, lambda h: h.update(__metadata__={"aliases": '{"a":"b"}'})),
+    "aliases that are none": lambda path: _entries(path, lambda h: h.update(__metadata__={"aliases": "[["})),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a link to a device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    "a link to itself": lambda path: (path.unlink(), path.symlink_to(path)),
+}
+
+
+@pytest.mark.parametrize("harm", SAFE.values(), ids=SAFE)
+def test_damaged_and_hostile_safetensors(place: Path, harm: Callable[[Path], object]) -> None:
+    harm(Path("marian/model.safetensors"))
+    refused(place, "marian")
+
+
+def test_eight_bit_numbers_are_refused_or_read(place: Path) -> None:
+    tensors = load_file("marian/model.safetensors")
+    tensors["model.shared.weight"] = tensors["model.shared.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, "marian/model.safetensors")
+    refused(place, "marian", "model.shared.weight")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_flipped_bits(place: Path, seed: int) -> None:
+    """Of a file without a checksum: what comes in has the shapes that it should have and is finite."""
+    path, draw = Path("bert/model.safetensors"), random.Random(seed)
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    for _ in range(3):
+        content[draw.randrange(0, 8 + length)] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+    refused(place, "bert")
+
+
+# Weights as pickles
+
+
+class Calls:
+    """What a pickle would call on the way in."""
+
+    def __init__(self, what: Callable[..., Any], *given: Any) -> None:
+        self.call = what, given
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+def _global(module: str, name: str, argument: str, *, old: bool = False) -> bytes:
+    """A pickle by hand: the name called with a string, by a REDUCE or by the old INST."""
+    if old:
+        return f"(S'{argument}'\ni{module}\n{name}\n.".encode()
+    return f"c{module}\n{name}\n(S'{argument}'\ntR.".encode()
+
+
+def as_zip(path: Path, data: bytes, *, compressed: bool = False, more: dict[str, bytes] | None = None) -> None:
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        for name, content in {"data.pkl": data, "version": b"3\n", "byteorder": b"little", **(more or {})}.items():
+            archive.writestr(f"archive/{name}", content)
+
+
+def as_tar(path: Path, data: bytes) -> None:
+    """PyTorch's oldest format."""
+    with tarfile.open(path, "w") as archive:
+        for name in ("storages", "tensors", "pickle"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+
+
+def _evil(canary: Path) -> dict[str, Callable[[Path], object]]:
+    touch, python = f"touch {canary}", f"open({str(canary)!r}, 'w')"
+    tensor = {"model.shared.weight": torch.zeros(2, 2)}
+
+    def saved(value: Any, **options: Any) -> Callable[[Path], object]:
+        return lambda path: torch.save(value, path, **options)
+
+    def in_zip(data: bytes) -> Callable[[Path], object]:
+        return lambda path: as_zip(path, data)
+
+    def nested(path: Path) -> None:
+        torch.save(Calls(os.system, touch), path)
+        as_zip(path, path.read_bytes(), more={"data/0": path.read_bytes()})
+
+    built = OrderedDict(tensor)
+    built.__dict__["x"] = Calls(os.system, touch)
+    return {
+        "os.system": saved({**tensor, "x": Calls(os.system, touch)}),
+        "os.system, old format": saved({**tensor, "x": Calls(os.system, touch)}, _use_new_zipfile_serialization=False),
+        "builtins.eval": saved(Calls(builtins.eval, python)),
+        "builtins.exec": saved(Calls(builtins.exec, python)),
+        "subprocess": saved([Calls(subprocess.Popen, ["touch", str(canary)])]),
+        "as a key": saved({Calls(os.system, touch): torch.zeros(1)}),
+        "in the state of a dictionary": saved(built),
+        "by hand": in_zip(_global("posix", "system", touch)),
+        "by the old way": in_zip(_global("posix", "system", touch, old=True)),
+        "through another module": in_zip(_global("torch.serialization", "os.system", touch)),
+        "through torch": in_zip(_global("torch.utils.collect_env", "run", touch)),
+        "through getattr": in_zip(b"cbuiltins\ngetattr\n(cos\n__dict__\nS'system'\ntR(S'" + touch.encode() + b"'\ntR."),
+        "plain pickle": lambda path: path.write_bytes(pickle.dumps(Calls(os.system, touch))),
+        "plain pickle, protocol 0": lambda path: path.write_bytes(pickle.dumps(Calls(os.system, touch), 0)),
+        "tar": lambda path: as_tar(path, pickle.dumps(Calls(os.system, touch))),
+        "zip in a zip": nested,
+        "storage of a strange kind": in_zip(b"(S'storage'\ncposix\nsystem\nS'0'\nS'cpu'\nI1\ntQ."),
+        "load another file": in_zip(_global("torch", "load", str(canary))),
+        "an extension": in_zip(b"\x82\x01."),
+        "a script": lambda path: torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), path),
+    }
+
+
+@pytest.mark.parametrize("name", _evil(Path("x")))
+def test_pickles_with_code_run_nothing(place: Path, name: str) -> None:
+    path = Path("marian/pytorch_model.bin")
+    Path("marian/model.safetensors").unlink()
+    _evil(place / "canary")[name](path)
+    refused(place, "marian", "pytorch_model.bin is ")
+
+
+def test_the_canary_would_sing(place: Path) -> None:
+    """The pickles above do what they say where somebody unpickles them."""
+    path = Path("x.bin")
+    for name in ("os.system", "os.system, old format", "builtins.eval", "in the state of a dictionary"):
+        _evil(place / "canary")[name](path)
+        torch.load(path, weights_only=False)
+        assert (place / "canary").exists(), name
+        (place / "canary").unlink()
+
+
+def _storage(numel: int) -> bytes:
+    return (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ"
+        + struct.pack("<i", numel)
+        + b"tQ"
+    )
+
+
+def _bomb(path: Path) -> None:
+    body = bytes(1 << 26)
+    torch.save({"a": torch.zeros(1 << 24)}, path)
+    with zipfile.ZipFile(path) as archive:
+        data = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+    as_zip(path, data, compressed=True, more={"data/0": body})
+
+
+BOMBS: dict[str, Callable[[Path], object]] = {
+    "compressed": _bomb,
+    "one number many times": lambda path: torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path),
+    "one tensor under many names": lambda path: torch.save(dict.fromkeys(map(str, range(99)), torch.zeros(999)), path),
+    "more numbers than there are": lambda path: as_zip(
+        path, b"\x80\x02}X\x01\x00\x00\x00a" + _storage((1 << 31) - 1) + b"s.", more={"data/0": b"1234"}
+    ),
+    "a sparse tensor": lambda path: torch.save(
+        {"a": torch.sparse_coo_tensor(torch.zeros(2, 0), torch.zeros(0), (1 << 20, 1 << 20))}, path
+    ),
+    "no memory at all": lambda path: torch.save(
+        {"model.shared.weight": torch.empty(1 << 20, 1 << 20, device="meta")}, path
+    ),
+    "numbers for names": lambda path: torch.save({1: torch.zeros(1)}, path),
+    "not named": lambda path: torch.save([torch.zeros(1)], path),
+    "quantized": lambda path: torch.save({"a": torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8)}, path),
+    "a pickle in a pickle": lambda path: torch.save({"a": {"b": torch.zeros(1)}}, path),
+    "brackets": lambda path: as_zip(path, b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b"."),
+    "a jump": lambda path: as_zip(path, b"\x80\x02h\xff."),
+    "nothing to take": lambda path: as_zip(path, b"\x80\x02R."),
+    "no end": lambda path: as_zip(path, b"\x80\x02}"),
+    "length of 4 GB": lambda path: as_zip(path, b"\x80\x02X\xff\xff\xff\xffabc."),
+    "a zip without its end": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("harm", BOMBS.values(), ids=BOMBS)
+def test_pickles_that_grow_or_break(place: Path, harm: Callable[[Path], object]) -> None:
+    Path("bert/model.safetensors").unlink()
+    harm(Path("bert/pytorch_model.bin"))
+    refused(place, "bert")
+
+
+# Settings
+
+
+HUGE = 10**12
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        ("marian", {"vocab_size": HUGE, "decoder_vocab_size": HUGE}, "vocab_size = 1000000000000 is too large"),
+        ("marian", {"vocab_size": 1 << 24, "decoder_vocab_size": 1 << 24}, "should be [16777216, "),
+        ("marian", {"encoder_layers": HUGE}, "encoder_layers = 1000000000000 is too large; at most 1,024"),
+        ("marian", {"max_position_embeddings": HUGE}, "max_position_embeddings = 1000000000000 is too large"),
+        ("marian", {"encoder_ffn_dim": HUGE, "decoder_ffn_dim": HUGE}, "too large"),
+        ("marian", {"d_model": HUGE}, "d_model = 1000000000000 is too large"),
+        ("marian", {"vocab_size": 10**400}, "is too large"),
+        ("marian", {"pad_token_id": HUGE, "decoder_start_token_id": HUGE}, "need three ids within"),
+        ("marian", {"activation_function": ["relu"]}, "supported: relu"),
+        ("bert", {"vocab_size": HUGE}, "vocab_size = 1000000000000 is too large"),
+        ("bert", {"vocab_size": 1 << 24}, "should be [16777216, "),
+        ("bert", {"num_hidden_layers": HUGE}, "num_hidden_layers = 1000000000000 is too large"),
+        ("bert", {"type_vocab_size": HUGE}, "type_vocab_size = 1000000000000 is too large"),
+        ("bert", {"max_position_embeddings": HUGE}, "too large"),
+        ("bert", {"num_attention_heads": HUGE}, "too large"),
+        ("bert", {"hidden_size": 16.0}, "hidden_size = 16.0 is no size"),
+        ("bert", {"hidden_size": True}, "hidden_size = True is no size"),
+        ("bert", {"hidden_act": {"a": 1}}, "supported: relu"),
+        ("bert", {"layer_norm_eps": "small"}, "norm_eps"),
+        ("gpt2", {"vocab_size": HUGE}, "vocab_size = 1000000000000 is too large"),
+        ("gpt2", {"n_layer": HUGE}, "n_layer = 1000000000000 is too large"),
+        ("gpt2", {"n_positions": HUGE}, "n_positions = 1000000000000 is too large"),
+        ("gpt2", {"n_inner": HUGE}, "n_inner = 1000000000000 is too large"),
+        ("gpt2", {"n_inner": "a"}, "n_inner = 'a' is no size"),
+        ("gpt2", {"tie_word_embeddings": False}, "missing: lm_head.weight"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_sizes_beyond_reason(place: Path, kind: str, values: dict[str, Any], said: str) -> None:
+    change(Path(kind) / "config.json", **values)
+    refused(place, kind, said)
+
+
+def test_labels_beyond_reason(place: Path) -> None:
+    import berts
+
+    shutil.rmtree("bert")
+    berts.make_folder(Path("bert"), "BertForSequenceClassification", seed=1, num_labels=3)
+    for values in ({"id2label": None, "num_labels": HUGE}, {"id2label": {str(i): "x" for i in range(4)}}):
+        change(Path("bert/config.json"), **values)
+        refused(place, "bert", "classifier.weight is [3, ")
+    change(Path("bert/config.json"), id2label=[1], problem_type="multi_label_classification")
+    refused(place, "bert", "problem_type = 'multi_label_classification'; supported: single_label")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a":' * 50_000, b"7", b"null"])
+def test_broken_json(place: Path, name: str, content: bytes) -> None:
+    (Path("marian") / name).write_bytes(content)
+    refused(place, "marian", name)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a loop", "gone"])
+def test_what_is_no_file(place: Path, kind: str) -> None:
+    for folder, name in (("marian", "config.json"), ("marian", "source.spm"), ("bert", "tokenizer.json")):
+        path = Path(folder) / name
+        kept = path.read_bytes()
+        path.unlink()
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a folder":
+            path.mkdir()
+        elif kind != "gone":
+            path.symlink_to({"a device": "/dev/zero", "a loop": path.name}[kind])
+        if (folder, kind) not in (("bert", "a loop"), ("bert", "gone")):  # there the older file stands in
+            refused(place, folder, name)
+        shutil.rmtree(path) if kind == "a folder" else path.unlink(missing_ok=True)
+        path.write_bytes(kept)
+
+
+def test_links_to_files_are_files(place: Path) -> None:
+    """The library's own cache is made of them."""
+    for path in list(Path("marian").iterdir()):
+        kept = place / "work" / "bert" / f"blob-{path.name}"
+        path.rename(kept)
+        path.symlink_to(kept)
+    assert transduce("import", "marian", "marian", "runs/x").code == 0
+
+
+def test_names_of_files_in_settings_lead_nowhere(place: Path) -> None:
+    (place / "secret").write_text("secret")
+    path = "../../secret"
+    change(
+        Path("marian/tokenizer_config.json"),
+        source_lang=path,
+        target_lang="/etc/passwd\n# x",
+        tokenizer_file=path,
+        vocab=path,
+        source_spm=path,
+        auto_map={"AutoTokenizer": [path, None]},
+    )
+    change(Path("marian/config.json"), _name_or_path=path, auto_map={"AutoModel": f"{path}--x.py"})
+    odd = Path('a"b\nc`# x')
+    shutil.copytree("marian", odd)
+    before = sorted(place.rglob("*"))
+    assert transduce("import", "marian", odd, "run").code == 0
+    made = [p for p in sorted(place.rglob("*")) if p not in before]
+    assert all((place / "work" / "run") in (p, *p.parents) for p in made)
+    assert not any(b"secret\n" in p.read_bytes() or p.read_bytes() == b"secret" for p in made if p.is_file())
+    assert transduce("translate", "run", "marian/vocab.json", "--max-length", "2", "--beam", "1").code == 0
+    assert "\n# x" not in Path("run/README.md").read_text()
+
+
+# Vocabularies
+
+
+def _tokenizer(**parts: Any) -> None:
+    change(Path("bert/tokenizer.json"), **parts)
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _grown(n: int) -> dict[str, Any]:
+    one = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    return {"type": "Sequence", "normalizers": [one] * n}
+
+
+TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
+    "broken": (lambda: Path("bert/tokenizer.json").write_text("{"), "tokenizer.json is damaged"),
+    "brackets": (lambda: Path("bert/tokenizer.json").write_text("[" * 100_000), "tokenizer.json is damaged"),
+    "not UTF-8": (lambda: Path("bert/tokenizer.json").write_bytes(b'{"\xff":1}'), "tokenizer.json is damaged"),
+    "empty": (lambda: Path("bert/tokenizer.json").write_text(""), "tokenizer.json is damaged"),
+    "a regular expression without end": (lambda: _tokenizer(pre_tokenizer=_split("(a+)+$")), "regular expression"),
+    "one that breaks": (lambda: _tokenizer(pre_tokenizer=_split("(((")), "regular expression"),
+    "one inside": (
+        lambda: _tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [_split("(.*)*x")]}),
+        "regular expression",
+    ),
+    "text that grows": (lambda: _tokenizer(normalizer=_grown(30)), "its normalizer is 'Replace'; known: "),
+    "what aborts": (
+        lambda: _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        "its normalizer is 'Precompiled'",
+    ),
+    "misspelt": (lambda: _tokenizer(decoder={"type": "WordPeace"}), "did you mean 'WordPiece'"),
+    "no object": (lambda: _tokenizer(normalizer=[1]), "cannot be used"),
+    "no model": (lambda: _tokenizer(model=None), "lists no vocabulary"),
+    "ids that are none": (lambda: _tokenizer(model={"type": "WordPiece", "vocab": {"a": "b"}}), "no id for each piece"),
+    "ids below zero": (lambda: _tokenizer(model={"type": "WordPiece", "vocab": {"a": -1}}), "no id for each piece"),
+    "two pieces with one id": (lambda: _more_pieces({"zz": 9}), "no id for each piece"),
+    "a piece too many": (lambda: _more_pieces({"zz": 32}), "has id 32, and config.json says vocab_size 32"),
+    "an id far off": (lambda: _more_pieces({"zz": 4_000_000_000}), "has id 4000000000, and config.json says"),
+    "without its special ones": (lambda: _pieces({f"w{i}": i for i in range(32)}), "lacks [PAD], [UNK], [CLS], [SEP]"),
+    "without its unknown": (
+        lambda: _tokenizer(model=json.loads(Path("bert/tokenizer.json").read_text())["model"] | {"unk_token": "[no]"}),
+        "cannot be used",
+    ),
+}
+
+
+def _pieces(vocab: dict[str, int]) -> None:
+    model = json.loads(Path("bert/tokenizer.json").read_text())["model"]
+    _tokenizer(model=model | {"vocab": vocab}, added_tokens=[])
+
+
+def _more_pieces(more: dict[str, int]) -> None:
+    model = json.loads(Path("bert/tokenizer.json").read_text())["model"]
+    _tokenizer(model=model | {"vocab": model["vocab"] | more})
+
+
+@pytest.mark.parametrize(("harm", "said"), TOKENIZERS.values(), ids=TOKENIZERS)
+def test_hostile_tokenizers(place: Path, harm: Callable[[], object], said: str) -> None:
+    harm()
+    refused(place, "bert", said)
+
+
+def test_a_vocabulary_of_another_size(place: Path) -> None:
+    pieces = json.loads(Path("marian/vocab.json").read_text())
+    n = len(pieces)
+    longer = pieces | {"zz": n}
+    Path("marian/vocab.json").write_text(json.dumps(longer))
+    refused(place, "marian", f"ids outside 0 .. {n - 1}")
+    Path("marian/vocab.json").write_text(json.dumps({piece: i for piece, i in pieces.items() if i < n - 2}))
+    told = refused(place, "marian")
+    assert "not this model's" in told or "need three ids" in told
+    words = (Path("bert/vocab.txt")).read_text().splitlines()
+    Path("bert/tokenizer.json").unlink()
+    Path("bert/vocab.txt").write_text("\n".join([*words, "more"]))
+    refused(place, "bert", "has id 32, and config.json says vocab_size 32")
+    tensors = load_file("bert/model.safetensors")
+    for name, tensor in tensors.items():
+        if "word_embeddings" in name or name == "cls.predictions.bias":
+            tensors[name] = torch.cat([tensor, tensor[:3]])
+    save_file(tensors, "bert/model.safetensors")
+    change(Path("bert/config.json"), vocab_size=35)
+    Path("bert/vocab.txt").write_text("\n".join(words))
+    refused(place, "bert", "has 32 pieces, and config.json says vocab_size 35: it is not this model's")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_flipped_bits_of_sentencepiece(place: Path, seed: int) -> None:
+    """The library may read it all the same; then the model is one, and works."""
+    path, draw = Path("marian/source.spm"), random.Random(seed)
+    content = bytearray(path.read_bytes())
+    for _ in range(20):
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+    done = transduce("import", "marian", "marian", "run")
+    assert done.code in (0, 2) and "Traceback" not in done.err
+    if done.code == 0:
+        done = transduce("translate", "run", "bert/vocab.txt", "--max-length", "2", "--beam", "1")
+        assert done.code in (0, 2), done.err
+
+
+ODD = [None, -1, 0, 2, 2**70, 1e308, 0.5, "x", "", [], [1], {}, {"0": None}, True, float("nan")]
+
+
+@pytest.mark.parametrize("kind", ["marian", "bert", "gpt2"])
+def test_odd_values_anywhere(place: Path, kind: str) -> None:
+    """Any value of any key: it comes in, or is refused in one line; more of them with more rounds."""
+    draw = random.Random(kind)
+    names = ("config.json", "generation_config.json", "tokenizer_config.json")
+    files = {name: path.read_text() for name in names if (path := Path(kind) / name).exists()}
+    pairs = [(name, key) for name, text in files.items() for key in json.loads(text)]
+    for name, key in [("config.json", "max_length"), *draw.sample(pairs, 20)]:
+        value = draw.choice(ODD)
+        change(Path(kind) / name, **{key: value})
+        done = transduce("import", kind, kind, "run")
+        assert done.code in (0, 2), (name, key, value, done.err)
+        if done.code == 2:
+            _refused(place, done)
+        shutil.rmtree("run", ignore_errors=True)
+        (Path(kind) / name).write_text(files[name])
+
+
+@pytest.mark.parametrize("key", ["max_length", "num_beams", "length_penalty"])
+def test_a_search_that_is_none(place: Path, key: str) -> None:
+    change(Path("marian/generation_config.json"), **{key: [1]})
+    refused(place, "marian", f"{key} = [1] is no number")
