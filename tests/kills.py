@@ -90,7 +90,8 @@ class Processes:
     """Starts trainings, the most from a server, some from a shell's command."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.n = folder, 0
+        self.folder = folder
+        os.environ["PYTHONPATH"] = str(HERE.parent / "src")  # this tree's code, in all processes
         self.context = multiprocessing.get_context("forkserver")
         # The last two: a training imports them at its end only, and not in a hundredth of the time.
         names = ["torch", "torch._dynamo", "sentencepiece", "sacrebleu", "transduce.run", "transduce.__main__"]
@@ -267,13 +268,11 @@ def campaign(folder: Path, *, kills: int, seed: int, most: int = 12) -> Tally:
     began, draw, tally = time.monotonic(), random.Random(seed), Tally()
     processes = Processes(folder)
     write_texts(folder)
-    for again in (False, True):  # twice: the first waits for the server to import
+    for _ in range(2):  # twice: the first waits for the server to import
         shutil.rmtree(folder / "whole", ignore_errors=True)
         start = time.monotonic()
         assert ended(processes.start("whole")) == 0, _words(folder, "whole")
         seconds = time.monotonic() - start
-        if kills < 20 and not again:
-            break
     ways = [way for way in WAYS if way != "disk full" or os.path.ismount(folder)]
     number = 0
     while sum(tally.kills.values()) < kills:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -356,7 +355,5 @@ class Trainer:
 
     def _texts(self, at: Position) -> list[list[str]]:
         """The sentences of a batch, if the folder has a vocabulary to read them with."""
-        if not self.folder.has_tokenizers:
-            return []
-        texts = partial(self.feeder.texts, tokenizers=self.folder.tokenizers())
-        return [texts(int(i)) for i in self.feeder.plan(at.epoch)[at.index]]
+        known = self.folder.tokenizers() if self.folder.has_tokenizers else None
+        return [self.feeder.texts(int(i), known) for i in self.feeder.plan(at.epoch)[at.index] if known is not None]
