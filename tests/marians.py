@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +13,7 @@ from oracle.adapter import randomize
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings, TokenizerSettings
 from transduce.exchange import export_run
-from transduce.interchange import huggingface
+from transduce.interchange import exporting
 from transduce.interchange.check import Check
 from transduce.models.build import build_model
 from transduce.text.tokenizer import Tokenizers
@@ -29,6 +30,7 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@cache
 def tokenizers(*, joint: bool = True) -> Tokenizers:
     src, tgt = (train_tokenizer(LINES[i:], TokenizerSettings(), vocab_size=n, seed=1) for i, n in ((0, 90), (9, 80)))
     return Tokenizers(src, src if joint else tgt)
@@ -48,7 +50,7 @@ def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -
 
 def make_folder(path: Path, run: Path) -> Path:
     """The run in Marian's form, unchecked: what other tests read."""
-    with mock.patch.object(huggingface, "_check", return_value=Check("not asked")):
+    with mock.patch.object(exporting, "_check", return_value=Check("not asked")):
         list(export_run(run, "huggingface", path))
     return path
 

@@ -11,9 +11,10 @@ _LAZY = {
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
     "Translator": "transduce.decoding.pipeline",
+    "doctor": "transduce.examine",
     "train": "transduce.run",
 }
-__all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "train"]
+__all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "doctor", "train"]
 
 
 def __getattr__(name: str) -> object:

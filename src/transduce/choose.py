@@ -13,6 +13,7 @@ from typing import Any
 
 from transduce.config import ModelSettings, Settings
 from transduce.machine import Machine
+from transduce.models.kinds import KINDS
 from transduce.models.presets import PRESETS
 
 
@@ -39,14 +40,9 @@ SIZES = (
 )
 PEAK_LR = {"adam": 0.64, "adamw": 0.64, "muon": 0.64}  # times 1 / d_model: 0.005 at 128, 0.00125 at 512
 MATRIX_LR = 1.28  # the same for Muon's matrices
+FINE_TUNING_LR = 0.04  # the same for weights that know something: 3e-4 at 128, 8e-5 at 512, 5e-5 at 768
+FINE_TUNING_EPOCHS = 3.0
 LONGEST_WARMUP = 2000
-ATTENTION = {
-    "transformer": (4, 8),
-    "gpt": (0, 4),
-    "bert": (4, 0),
-    "bert-encoder": (4, 0),
-    "bert-classifier": (4, 0),
-}  # products d_model x d_model in a block of each stack
 SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
 TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
 
@@ -138,7 +134,7 @@ def table(choices: Sequence[Choice]) -> list[str]:
 def parameters_used(model: ModelSettings, vocab_size: int) -> int:
     """Weights that a target token passes through, roughly: the blocks' and the output's."""
     d, encoder, decoder = model.d_model, model.n_encoder_layers, model.n_decoder_layers
-    in_encoder, in_decoder = ATTENTION.get(model.kind, (4, 8))
+    in_encoder, in_decoder = KINDS[model.kind].attention
     encoder, decoder = encoder * (in_encoder > 0), decoder * (in_decoder > 0)
     products = in_encoder * encoder + in_decoder * decoder
     return products * d * d + 2 * (encoder + decoder) * d * model.d_ff + vocab_size * d
@@ -146,7 +142,7 @@ def parameters_used(model: ModelSettings, vocab_size: int) -> int:
 
 def bytes_a_token(model: ModelSettings, vocab_size: int) -> int:
     """Memory of a training step for one padded token on either side, roughly: activations kept for the gradient."""
-    in_encoder, in_decoder = ATTENTION.get(model.kind, (4, 8))
+    in_encoder, in_decoder = KINDS[model.kind].attention
     blocks = (in_encoder * model.n_encoder_layers + in_decoder * model.n_decoder_layers) // 4
     return 4 * (blocks * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
 
@@ -207,7 +203,14 @@ def _residual(facts: Facts) -> Answer:
     return "pre", "norm before the sub-layer learns faster and needs less warm-up"
 
 
+def begins(facts: Facts) -> bool:
+    """Whether the run begins with the weights of another."""
+    return facts.asked.training.start is not None
+
+
 def _optimizer(facts: Facts) -> Answer:
+    if begins(facts):
+        return "adamw", "changes what was learned before but little"
     if facts.on_gpu or facts.settings.model.d_model <= 256:
         return "muon", "learns more from an epoch than Adam, at small cost"
     return "adamw", "at this width Muon's products cost a CPU too much"
@@ -217,19 +220,38 @@ def _matrix_lr(facts: Facts) -> Answer:
     if facts.settings.training.optimizer != "muon":
         return None
     width = facts.settings.model.d_model
+    if begins(facts):
+        return fine_tuning_lr(facts, MATRIX_LR / PEAK_LR["muon"])
     return round(MATRIX_LR / width, 6), f"peak for the matrices under muon at d_model {width}"
+
+
+def fine_tuning_lr(facts: Facts, factor: float = 1.0) -> Answer:
+    """The peak for weights that know something, `factor` times the usual."""
+    width = facts.settings.model.d_model
+    much = PEAK_LR["adamw"] / FINE_TUNING_LR
+    reason = f"a {much:.0f}th of a fresh model's at d_model {width}: more would undo what the weights know"
+    return round(factor * FINE_TUNING_LR / width, 7), reason
 
 
 def _lr(facts: Facts) -> Answer:
     name = facts.settings.training.optimizer
     assert name is not None, "chosen first"
+    if begins(facts):
+        return fine_tuning_lr(facts)
     width = facts.settings.model.d_model
     return round(PEAK_LR[name] / width, 6), f"peak for {name} at d_model {width}"
+
+
+def fine_tuning_epochs(facts: Facts) -> Answer:
+    """Passes where the run begins with the weights of another."""
+    return FINE_TUNING_EPOCHS, "what fine-tuning takes; more fits the new text closer, and forgets more"
 
 
 def _max_epochs(facts: Facts) -> Answer:
     if _length_is_given(facts):
         return None
+    if begins(facts):
+        return fine_tuning_epochs(facts)
     return facts.size.epochs, f"passes after which {_pairs(facts)} have little more to give"
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts
+from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, begins, fine_tuning_epochs
 from transduce.models.presets import resolve_preset
-
-FINE_TUNING_LR = 0.04  # times 1 / d_model: 3e-4 at 128, 5e-5 at 768
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +42,15 @@ def _what(facts: Facts) -> str:
     return f"{facts.n_bytes / 1e6:.3g} MB of text" if facts.n_bytes else f"{facts.n_pairs:,} labelled texts"
 
 
-def _begins(facts: Facts) -> bool:
-    return facts.asked.training.start is not None
-
-
 def _vocab_size(facts: Facts) -> Answer:
-    if _begins(facts):
-        return None
     return _size(facts).vocab_size, f"suits {_what(facts)}: pieces must be seen often enough to be learned"
 
 
 def _mask(facts: Facts) -> Answer:
-    return None if _begins(facts) else (True, "the model fills gaps")
+    return True, "the model fills gaps"
 
 
 def _preset(facts: Facts) -> Answer:
-    if _begins(facts):
-        return None
     where = "on a GPU" if facts.on_gpu else "without a GPU"
     return _size(facts).preset[facts.on_gpu], f"the size that {_what(facts)} can fill in reasonable time {where}"
 
@@ -75,8 +64,6 @@ def _classifier_kind(facts: Facts) -> Answer:
 
 
 def _dropout(facts: Facts) -> Answer:
-    if _begins(facts):
-        return None
     dropout = _size(facts).dropout
     return dropout, "little text needs more of it" if dropout > 0.1 else "BERT's: there is enough text"
 
@@ -91,17 +78,6 @@ def _batch_tokens(facts: Facts) -> Answer:
     return _size(facts).batch_tokens[facts.on_gpu], f"tokens an update, from the {_what(facts)}"
 
 
-def _optimizer(facts: Facts) -> Answer:
-    return ("adamw", "changes what was learned before but little") if _begins(facts) else None
-
-
-def _lr(facts: Facts) -> Answer:
-    if not _begins(facts):
-        return None
-    width = facts.settings.model.d_model
-    return round(FINE_TUNING_LR / width, 7), f"peak for weights that know something, at d_model {width}"
-
-
 def _no_smoothing(facts: Facts) -> Answer:
     return 0.0, "probabilities are what is wanted here, unsmoothed"
 
@@ -109,8 +85,8 @@ def _no_smoothing(facts: Facts) -> Answer:
 def _max_epochs(facts: Facts) -> Answer:
     if _length_is_given(facts):
         return None
-    if _begins(facts):
-        return 3.0, "what fine-tuning takes"
+    if begins(facts):
+        return fine_tuning_epochs(facts)
     return _size(facts).epochs, f"passes after which {_what(facts)} have little more to give"
 
 
@@ -151,13 +127,8 @@ _USUAL = {(section, key): function for section, key, function in BEFORE_TRAINING
 
 
 def _ours_first(own: tuple[Chooser, ...]) -> tuple[Chooser, ...]:
-    """Our choosers, and for what they leave open, or have nothing to say of, those of translation."""
-
-    def either(key: tuple[str, str], function: Callable[[Facts], Answer]) -> Callable[[Facts], Answer]:
-        usual = _USUAL[key] if key in _USUAL and key[1] in ("optimizer", "lr") else lambda facts: None
-        return lambda facts: function(facts) or usual(facts)
-
-    ours = {(section, key): either((section, key), function) for section, key, function in own}
+    """Our choosers, and for what they have nothing to say of, those of translation."""
+    ours = {(section, key): function for section, key, function in own}
     return tuple(
         (*key, function) for key, function in (ours | {k: f for k, f in _USUAL.items() if k not in ours}).items()
     )
@@ -165,8 +136,6 @@ def _ours_first(own: tuple[Chooser, ...]) -> tuple[Chooser, ...]:
 
 _OWN: tuple[Chooser, ...] = (
     ("training", "batch_tokens", _batch_tokens),
-    ("training", "optimizer", _optimizer),
-    ("training", "lr", _lr),
     ("training", "max_epochs", _max_epochs),
     ("training", "max_minutes", _max_minutes),
 )

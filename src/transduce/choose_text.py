@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts
+from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, begins, fine_tuning_epochs, fine_tuning_lr
 from transduce.models.presets import resolve_preset
 
 
@@ -113,6 +113,8 @@ def _label_smoothing(facts: Facts) -> Answer:
 
 
 def _lr(facts: Facts) -> Answer:
+    if begins(facts):
+        return fine_tuning_lr(facts)
     training, width = facts.settings.training, facts.settings.model.d_model
     return round(LR / width, 6), f"peak for {training.optimizer} at d_model {width}"
 
@@ -120,6 +122,8 @@ def _lr(facts: Facts) -> Answer:
 def _matrix_lr(facts: Facts) -> Answer:
     if facts.settings.training.optimizer != "muon":
         return None
+    if begins(facts):
+        return fine_tuning_lr(facts, MATRIX_LR / LR)
     width = facts.settings.model.d_model
     return round(MATRIX_LR / width, 6), f"peak for the matrices under muon at d_model {width}"
 
@@ -127,6 +131,8 @@ def _matrix_lr(facts: Facts) -> Answer:
 def _max_epochs(facts: Facts) -> Answer:
     if _length_is_given(facts):
         return None
+    if begins(facts):
+        return fine_tuning_epochs(facts)
     return _size(facts).epochs, f"passes after which {_text(facts)} have little more to give"
 
 

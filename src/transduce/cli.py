@@ -12,20 +12,32 @@ import typer
 from typer import Argument, Option
 
 from transduce import cli_encoder, cli_exchange
+from transduce.cli_doctor import doctor
 from transduce.cli_text import generate
 from transduce.cli_verify import verify
 from transduce.options import (
     BatchTokens,
     Beam,
+    Both,
     Device,
+    Extend,
+    From,
     Json,
     Longest,
     Lowercase,
+    NewRun,
     Paths,
     Penalty,
     Quiet,
+    Recipe,
+    Root,
     Run,
     Set,
+    Sources,
+    SrcLang,
+    Targets,
+    Texts,
+    TgtLang,
     Tokenize,
 )
 from transduce.output import print_lines
@@ -84,43 +96,23 @@ def demo(
 
 @app.command()
 def train(
-    recipe: Annotated[
-        Path | None, Argument(metavar="RECIPE", help="Settings, a TOML file.", show_default=False)
-    ] = None,
-    src: Annotated[
-        list[Path] | None, Option(metavar="FILE", help="Source, a sentence a line; repeatable.", show_default=False)
-    ] = None,
-    tgt: Annotated[
-        list[Path] | None, Option(metavar="FILE", help="Target, line for line with --src.", show_default=False)
-    ] = None,
-    path: Annotated[
-        list[Path] | None,
-        Option(metavar="FILE", help="Both sides in one file: .tsv, .jsonl or .tmx.", show_default=False),
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        Option(
-            metavar="FILE", help="Plain text, to train a model that goes on with text; repeatable.", show_default=False
-        ),
-    ] = None,
+    recipe: Recipe = None,
+    src: Sources = None,
+    tgt: Targets = None,
+    path: Both = None,
+    text: Texts = None,
     valid_text: Paths = None,
     test_text: Paths = None,
     valid_src: Paths = None,
     valid_tgt: Paths = None,
     test_src: Paths = None,
     test_tgt: Paths = None,
-    src_lang: Annotated[str | None, Option(help="Language code, as in a TMX file.", show_default=False)] = None,
-    tgt_lang: Annotated[str | None, Option(help="Language code of the target.", show_default=False)] = None,
-    run: Annotated[
-        Path | None, Option("--run", metavar="FOLDER", help="Run folder; default: runs/RECIPE.", show_default=False)
-    ] = None,
-    start: Annotated[
-        Path | None,
-        Option("--from", metavar="RUN", help="Begin with the weights of another run.", show_default=False),
-    ] = None,
-    data: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)
-    ] = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
+    run: NewRun = None,
+    start: From = None,
+    extend: Extend = None,
+    data: Root = None,
     overrides: Set = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
     processes: Annotated[
@@ -139,7 +131,7 @@ def train(
     transduce train --path memory.tmx --src-lang en --tgt-lang de --run runs/tm
     transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
     transduce train --text book.txt --run runs/book
-    transduce train --src a.en --tgt a.de --run runs/x --set training.max_minutes=10
+    transduce train --from runs/x --src new.en --tgt new.de --run runs/y --extend-vocabulary 500
     transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
     from transduce import launch
@@ -156,6 +148,7 @@ def train(
         root=data,
         languages=(src_lang, tgt_lang),
         start=start,
+        extend=extend,
         overrides=tuple(overrides or ()),
         run=run,
     )
@@ -166,6 +159,9 @@ def train(
     from transduce.run import train as run_train
 
     run_train(settings, folder, log=Log(quiet=quiet), dry_run=dry_run)
+
+
+app.command()(doctor)
 
 
 @app.command()

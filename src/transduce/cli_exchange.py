@@ -44,15 +44,19 @@ def import_model(
 def export_model(
     run: Annotated[Path, Argument(metavar="RUN", help="Run folder: the model.", show_default=False)],
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to make.", show_default=False)],
-    to: Annotated[str, Option(help="huggingface or ctranslate2.", show_default=False)],
+    to: Annotated[str, Option(help="huggingface, onnx or ctranslate2.", show_default=False)],
     quantization: Annotated[
-        str | None, Option(help="Of ctranslate2: int8, int16, float16, ...; default: float32.", show_default=False)
+        str | None, Option(help="Of ctranslate2 (int8, int16, float16, ...) and onnx (int8).", show_default=False)
     ] = None,
 ) -> None:
-    """Make a folder that transformers (MarianMTModel) or CTranslate2 loads, and check it against the run.
+    """Make a folder that transformers, onnxruntime or CTranslate2 loads, and check it against the run.
+
+    In transformers a translator is a MarianMTModel, a language model a GPT2LMHeadModel, an encoder a Bert model; what
+    these cannot express is refused by the name of the setting. ONNX takes every run, CTranslate2 translators.
 
     \b
     transduce export runs/x --to huggingface x-marian
+    transduce export runs/shakespeare --to onnx shakespeare-onnx
     transduce export runs/x --to ctranslate2 x-ct2 --quantization int8
     """
     from transduce.exchange import export_run

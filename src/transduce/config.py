@@ -83,6 +83,9 @@ class TokenizerSettings(Section):
         None, ge=8, le=1 << 24, description="Pieces, with special ones; default: from the data."
     )
     joint: bool = Field(True, description="One vocabulary for both sides (needed to tie all embeddings) or one each.")
+    extend: int = Field(
+        0, ge=0, le=1 << 24, description="Pieces at most that the vocabulary of the run to begin with gets more."
+    )
     sampling: float = Field(0.0, ge=0, le=1, description="Subword regularisation: share of sentences or merges.")
     character_coverage: float = Field(1.0, ge=0.98, le=1, description="Characters covered; below 1 for large scripts.")
     mask: bool = Field(False, description="A piece <mask>, which models that fill gaps need.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.checkpoint import RunFolder
@@ -10,14 +11,17 @@ from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.files import write_aside, write_text
 from transduce.interchange import bert, gpt2, marian
-from transduce.interchange.ctranslate2 import export_ctranslate2
+from transduce.interchange.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from transduce.interchange.download import fetched, hub_name
-from transduce.interchange.huggingface import export_huggingface
+from transduce.interchange.exporting import Outgoing, export_marian
+from transduce.interchange.exporting_hub import export_bert, export_gpt2
 from transduce.interchange.importing import Imported, import_marian
 from transduce.interchange.importing_hub import import_bert, import_gpt2
+from transduce.interchange.onnx_export import export_onnx
 from transduce.log import Log
 from transduce.manifest import fingerprint
 from transduce.models.build import build_model, count_parameters
+from transduce.purposes import PURPOSES
 from transduce.request import to_toml
 
 IMPORTERS: dict[str, Callable[[Path], Imported]] = {
@@ -38,17 +42,31 @@ WHAT = {
     "classification": "A classifier of texts",
     "encoding": "An encoder: vectors of texts",
 }
-_COMMANDS = {
-    "translation": "transduce translate THIS_FOLDER < in.txt > out.txt",
-    "causal": 'transduce generate THIS_FOLDER --prompt "..."',
-    "masked": 'transduce fill THIS_FOLDER "The capital of France is <mask>."',
-    "classification": "transduce classify THIS_FOLDER < in.txt > labels.txt",
-    "encoding": "transduce train --from THIS_FOLDER ...",
-}
-USES = {task: ("```sh", command, "```") for task, command in _COMMANDS.items()}
+USES = {task: ("```sh", purpose.command, "```") for task, purpose in PURPOSES.items()}
 """What the card says of a model of each task."""
 
-EXPORTS = ("huggingface", "ctranslate2")
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Another program: how a run of each task that it can take is written, and the --quantization that it knows."""
+
+    exporters: Mapping[str, Callable[[Path, Outgoing], list[str]]]
+    quantizations: tuple[str, ...] = ()
+
+
+EXPORTS = {
+    "huggingface": Target(
+        {
+            "translation": export_marian,
+            "causal": export_gpt2,
+            "masked": export_bert,
+            "classification": export_bert,
+            "encoding": export_bert,
+        }
+    ),
+    "ctranslate2": Target({"translation": export_ctranslate2}, QUANTIZATIONS),
+    "onnx": Target(dict.fromkeys(USES, export_onnx), ("int8",)),
+}
 
 
 def import_run(
@@ -109,25 +127,32 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     """
     _known(to, EXPORTS, "--to")
     _make_room(out)
-    if quantization is not None and to != "ctranslate2":
-        raise SettingsError(f"--quantization goes with --to ctranslate2, not {to}")
-    folder = RunFolder.open(run)
-    settings, tokenizers, tensors = folder.settings, folder.tokenizers(), folder.load_model()
-    if settings.task != "translation":
-        raise SettingsError(f"{run} is of task '{settings.task}'; exported are translators only")
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-    model.load_state_dict(tensors)
-    model.eval()
+    target = EXPORTS[to]
+    if quantization is not None and not target.quantizations:
+        able = ", ".join(name for name, other in EXPORTS.items() if other.quantizations)
+        raise SettingsError(f"--quantization goes with --to {able}, not {to}")
+    if quantization not in (None, *target.quantizations):
+        raise SettingsError(f"--quantization {quantization}: allowed are {', '.join(target.quantizations)}")
+    outgoing = open_outgoing(run, quantization=quantization)
+    task = outgoing.settings.task
+    if task not in target.exporters:
+        raise SettingsError(f"{run} is of task '{task}'; --to {to} takes: {', '.join(target.exporters)}")
     with write_aside(out) as aside:
-        if to == "ctranslate2":
-            told = export_ctranslate2(aside, settings, tokenizers, tensors, model=model, quantization=quantization)
-        else:
-            told = export_huggingface(aside, settings, tokenizers, tensors, model=model)
-    yield f"{out}: {count_parameters(model):,} weights"
+        told = target.exporters[task](aside, outgoing)
+    yield f"{out}: {count_parameters(outgoing.model):,} weights"
     yield from told
 
 
-def _known(name: str, table: dict[str, Callable[[Path], Imported]] | tuple[str, ...], option: str) -> None:
+def open_outgoing(run: Path, *, quantization: str | None = None) -> Outgoing:
+    """The model of a run folder with all that an export needs; `RunFolderError` where it is missing or damaged."""
+    folder = RunFolder.open(run)
+    settings, tokenizers = folder.settings, folder.tokenizers()
+    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+    model.load_state_dict(folder.load_model())
+    return Outgoing(settings, tokenizers, model.state_dict(), model.eval(), quantization)
+
+
+def _known(name: str, table: Collection[str], option: str) -> None:
     if name not in table:
         raise SettingsError(f"{option} {name}{nearest(name, table)}; known: {', '.join(table)}")
 

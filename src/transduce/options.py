@@ -35,3 +35,41 @@ Tokenize = Annotated[
 Lowercase = Annotated[
     bool | None, Option("--lowercase/--cased", help="Fold case; default: the run's.", show_default=False)
 ]
+
+Recipe = Annotated[Path | None, Argument(metavar="RECIPE", help="Settings, a TOML file.", show_default=False)]
+Sources = Annotated[
+    list[Path] | None,
+    Option("--src", metavar="FILE", help="Source, a sentence a line; repeatable.", show_default=False),
+]
+Targets = Annotated[
+    list[Path] | None, Option("--tgt", metavar="FILE", help="Target, line for line with --src.", show_default=False)
+]
+Both = Annotated[
+    list[Path] | None,
+    Option("--path", metavar="FILE", help="Both sides in one file: .tsv, .jsonl or .tmx.", show_default=False),
+]
+Texts = Annotated[
+    list[Path] | None,
+    Option(
+        "--text",
+        metavar="FILE",
+        help="Plain text, to train a model that goes on with text; repeatable.",
+        show_default=False,
+    ),
+]
+SrcLang = Annotated[str | None, Option("--src-lang", help="Language code, as in a TMX file.", show_default=False)]
+TgtLang = Annotated[str | None, Option("--tgt-lang", help="Language code of the target.", show_default=False)]
+NewRun = Annotated[
+    Path | None, Option("--run", metavar="FOLDER", help="Run folder; default: runs/RECIPE.", show_default=False)
+]
+From = Annotated[
+    Path | None,
+    Option("--from", metavar="RUN", help="Fine-tune: begin with another run's model.", show_default=False),
+]
+Extend = Annotated[
+    int | None,
+    Option("--extend-vocabulary", metavar="N", help="With --from: learn N pieces more at most.", show_default=False),
+]
+Root = Annotated[
+    Path | None, Option("--data", metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)
+]

@@ -16,17 +16,16 @@ import numpy as np
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, DataSettings, Settings
 from transduce.data.clean import LeakCheck, choose_held_out, clean, comparable, told
-from transduce.data.corpus import Pair, corpus_files, read_pairs
+from transduce.data.corpus import Pair, corpus_files, distinct, read_pairs
 from transduce.data.demo import demo_pairs
 from transduce.data.lines import bare_suffix
 from transduce.data.store import TokenStore, build_store, fingerprint_of
-from transduce.errors import DataError, RunFolderError, VocabularyTooSmall
+from transduce.errors import DataError, RunFolderError
 from transduce.files import read_json, write_json
 from transduce.log import Log
 from transduce.manifest import check_file, seal_folder, sealed_files
 from transduce.request import has_read_text
 from transduce.text.tokenizer import Tokenizers
-from transduce.text.training import train_tokenizers
 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.01, 1000
 DEMO_HELD_OUT = 500  # pairs of each held-out split of the built-in corpus
@@ -100,28 +99,16 @@ def test_sets(settings: Settings) -> tuple[HeldOut, ...]:
     if data.demo:
         seed, splits = settings.training.seed, ("test", "held_out_combinations")
         return tuple(HeldOut(split, _demo(split, DEMO_HELD_OUT, seed)) for split in splits)
-    names = _distinct([_stem(corpus) for corpus in data.test])
+    names = distinct([_stem(corpus) for corpus in data.test])
     return tuple(_held_out(name, (corpus,), data) for name, corpus in zip(names, data.test, strict=True))
 
 
-def learn_vocabulary(texts: Texts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-    """Train the vocabulary on the training text; with `may_grow`, a larger one where its characters need it."""
-    size = settings.tokenizer.vocab_size
-    assert size is not None, "chosen first"
-    src = (pair.src for pair in texts.cleaned(settings.data))
-    tgt = (pair.tgt for pair in texts.cleaned(settings.data))
-    try:
-        tokenizers = train_tokenizers(src, tgt, settings.tokenizer, vocab_size=size, seed=settings.training.seed)
-    except VocabularyTooSmall as error:
-        if not may_grow:
-            raise
-        size = error.needed + error.needed // 2
-        log.say(f"the text has so many characters that its vocabulary grows to {size:,} pieces")
-        larger = settings.with_values("tokenizer", vocab_size=size)
-        return learn_vocabulary(texts, larger, log, may_grow=False)
-    for note in tokenizers.notes:
-        (log.say if may_grow else log.warn)(note)  # a size that was asked for and is not had: told when quiet, too
-    return tokenizers
+def lines_of(texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
+    """The cleaned training text of both sides."""
+    return (
+        (pair.src for pair in texts.cleaned(settings.data)),
+        (pair.tgt for pair in texts.cleaned(settings.data)),
+    )
 
 
 def count_tokens(texts: Texts, tokenizers: Tokenizers, settings: Settings) -> int:
@@ -152,7 +139,7 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
             [watched(stream) for stream in texts.train],
             tokenizers,
             data,
-            fingerprint=_fingerprint(settings, tokenizers),
+            fingerprint=fingerprint(settings, tokenizers),
             progress=lambda n_read: bar.update(n_read / max(1, texts.n_pairs)),
         )
     valid = build_store(tokens / "valid", [texts.valid.pairs], tokenizers, data, name="validation text")
@@ -178,18 +165,11 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
     return Prepared(tokenizers, train, valid, _weights(train, data), judged)
 
 
-def find_prepared(folder: RunFolder, log: Log) -> Prepared | None:
-    """What an earlier start of the run has prepared, or None where it did not come that far."""
+def open_prepared(folder: RunFolder) -> Prepared:
+    """What `encode` wrote into the run folder."""
     tokens = folder.path / "tokens"
-    if not has_read_text(folder.path) or not folder.has_tokenizers:
-        return None
     train, valid = TokenStore.open(tokens / "train"), TokenStore.open(tokens / "valid")
-    judged = read_judged(folder)
-    tokenizers = folder.tokenizers()
-    files = [path for corpus in folder.settings.data.train for path in corpus_files(corpus)]
-    if all(path.exists() for path in files) and train.fingerprint != _fingerprint(folder.settings, tokenizers):
-        log.warn("the training text has changed since this run began; the run goes on with the text of then")
-    return Prepared(tokenizers, train, valid, _weights(train, folder.settings.data), judged)
+    return Prepared(folder.tokenizers(), train, valid, _weights(train, folder.settings.data), read_judged(folder))
 
 
 def read_judged(folder: RunFolder) -> list[tuple[str, str]]:
@@ -240,7 +220,7 @@ def forget_prepared(folder: RunFolder) -> None:
     shutil.rmtree(leaving, ignore_errors=True)
 
 
-def _fingerprint(settings: Settings, tokenizers: Tokenizers) -> str:
+def fingerprint(settings: Settings, tokenizers: Tokenizers) -> str:
     """Of the training text and everything that decides what is stored of it."""
     data = settings.data
     marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
@@ -295,10 +275,6 @@ def _stem(corpus: Corpus) -> str:
     file = corpus_files(corpus)[0]
     name, suffix = file.name, bare_suffix(file)
     return name[: name.lower().rindex(suffix)] if suffix else name
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    return [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names, 1)]
 
 
 def _described(name: str, files: Sequence[str], store: TokenStore) -> dict[str, object]:

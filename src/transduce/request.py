@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import DataSettings, Settings, apply_override, read_recipe
-from transduce.errors import DataError, SettingsError
+from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.files import read_json
 
 Sides = tuple[tuple[Path, ...], tuple[Path, ...]]
 
@@ -31,6 +33,7 @@ class Request:
     root: Path | None = None
     languages: tuple[str | None, str | None] = (None, None)
     start: Path | None = None
+    extend: int | None = None
     overrides: tuple[str, ...] = ()
     run: Path | None = None
 
@@ -58,13 +61,16 @@ class Request:
             ]
         for key, files in zip(("train", "valid", "test"), self.texts, strict=True):
             if files:
-                values.setdefault("task", "causal")
+                values.setdefault("task", self._task())
                 data[key] = [{"path": str(path.absolute())} for path in files]
         data |= {key: code for key, code in zip(("src_lang", "tgt_lang"), self.languages, strict=True) if code}
-        if self.start is not None:
-            values.setdefault("training", {})["start"] = str(self.start.absolute())
-        if self.root is not None:
-            data["root"] = str(self.root.absolute())
+        for section, key, value in (
+            ("training", "start", self.start and str(self.start.absolute())),
+            ("tokenizer", "extend", self.extend),
+            ("data", "root", self.root and str(self.root.absolute())),
+        ):
+            if value is not None and isinstance(there := values.setdefault(section, {}), dict):
+                there[key] = value  # another value there is refused below, with its name
         folder = self.recipe.parent if self.recipe else Path()
         settings = Settings.from_mapping(values, origin=origin).resolve_paths(folder)
         if not settings.data.train and not settings.data.demo:
@@ -76,6 +82,18 @@ class Request:
         if not has_read_text(self.run_folder()):
             self._check_files(settings.data)
         return settings
+
+    def _task(self) -> str:
+        """What plain text is for where nothing else is said: as the run to begin with says, or the run that goes on."""
+        if self.start is None:
+            return "causal"
+        for path, section in ((self.run_folder() / "manifest.json", "asked"), (self.start / "config.json", None)):
+            with contextlib.suppress(RunFolderError):
+                known = read_json(path)
+                known = known.get(section) if section and isinstance(known, dict) else known
+                task = known.get("task") if isinstance(known, dict) else None
+                return "masked" if task in ("masked", "classification", "encoding") else "causal"
+        return "causal"
 
     def _check_overrides(self) -> None:
         """Refuse `--set` of text that options name too: one of them would be lost in silence."""

@@ -14,15 +14,20 @@ import torch
 from transduce.checkpoint import RunFolder
 from transduce.choose import choose, table
 from transduce.config import Settings
+from transduce.diagnosis.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.finish import renew
 from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
 from transduce.models.build import build_model, check_model, count_parameters, resolve_preset
 from transduce.prepare import check_prepared, has_prepared, seal_prepared
+from transduce.purposes import PURPOSES
 from transduce.request import has_read_text, to_toml
 from transduce.tasks.base import Task
+from transduce.tasks.start import Start, begin, find_start, keep, learn_more
 from transduce.tasks.table import find_task
+from transduce.tasks.vocabulary import learn_vocabulary
+from transduce.text.extension import Extended
 from transduce.text.tokenizer import Tokenizers
 from transduce.training import loop
 from transduce.training.distributed import Link, check_devices, joined
@@ -35,6 +40,11 @@ from transduce.training.step import Updater, keep_freed_memory
 AnyTask = Task[Any, Any]
 
 
+def start_of(settings: Settings) -> Start | None:
+    """The run that a training with these settings begins with, if any. Raises `UserError` as `find_start`."""
+    return find_start(settings, kind=find_task(settings.task).kinds[0])
+
+
 def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_run: bool = False) -> Path:
     """Train a model into the run folder `path`, from the text that the settings name; the folder's path.
 
@@ -44,25 +54,28 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     `Interrupted` after Ctrl-C, when all is saved; `TrainingError` when a loss is not finite.
     """
     log, path = log or Log(), Path(path)
-    task = check(settings)
+    start = None if has_read_text(path) else start_of(settings)
+    task = check(settings if start is None else start.settings)
     machine = this_machine(settings.training.device)
     check_devices(torch.device(machine.device))
     with joined() as link:
         machine = replace(machine, n_threads=machine.n_threads * link.size)
         if dry_run:
-            resolve(task, settings, task.read(settings, log), machine, log)
+            _resolved(task, settings, start, machine, log)
         else:
-            _train_in(path, settings, task, machine, log, link)
+            _train_in(path, settings, task, start, machine=machine, log=log, link=link)
     return path
 
 
-def _train_in(path: Path, settings: Settings, task: AnyTask, machine: Machine, log: Log, link: Link) -> None:
+def _train_in(
+    path: Path, settings: Settings, task: AnyTask, start: Start | None, *, machine: Machine, log: Log, link: Link
+) -> None:
     """Everything that is done in the run folder, by the process that leads."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
             renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again
-            log.say(f"{path} is finished already; {task.use} with it, or name another folder with --run")
+            log.say(f"{path} is finished already: it {PURPOSES[task.name].told()}; or name another folder with --run")
             return
         if end is None and has_read_text(path) and not has_prepared(folder):
             raise RunFolderError(
@@ -72,13 +85,15 @@ def _train_in(path: Path, settings: Settings, task: AnyTask, machine: Machine, l
         if end is None:
             prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
             if prepared is None:
-                prepared = _prepare(task, folder, settings, machine, log)
+                prepared = _prepare(task, folder, settings, start, machine, log)
             device = torch.device(machine.device)
             _tell_padding(folder, task.feeder(prepared, folder.settings, device), log)
             link.begin({"folder": str(path.absolute()), "device": machine.device})
             best_update = learn(task, folder, prepared, device=device, log=log, link=link).best_update
         else:
             best_update = end["best_update"]
+        if not best_update and settings.training.start and folder.settings.training.average in ("ema", "none"):
+            log.warn("no validation was better than the one before the first update: the run keeps its start's weights")
         task.finish(folder, update=best_update, log=log)
 
 
@@ -96,17 +111,32 @@ def check(settings: Settings) -> AnyTask:
     return task
 
 
-def resolve(task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: Log) -> tuple[Settings, Tokenizers]:
-    """Choose what was left open, and tell; the vocabulary is learned on the way, as later choices need its tokens."""
+def resolve(
+    task: AnyTask,
+    asked: Settings,
+    texts: Any,
+    machine: Machine,
+    log: Log,
+    *,
+    known: Tokenizers | None = None,
+    scale: float = 1.0,
+) -> tuple[Settings, Tokenizers]:
+    """Choose what was left open, and tell; the vocabulary, if not `known`, is learned on the way.
+
+    Later choices need its tokens. `scale`: how many times more text there is than `texts`, where they are a sample.
+    """
     log.say(f"machine: {machine.describe()}")
     facts = task.facts(asked, texts, machine)
+    facts = replace(facts, n_pairs=round(facts.n_pairs * scale), n_bytes=round(facts.n_bytes * scale))
     settings, choices = choose(facts, task.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check_model(settings.model)
     task.check(settings, settings.model)
-    tokenizers = task.learn_vocabulary(texts, settings, log, may_grow=asked.tokenizer.vocab_size is None)
+    tokenizers = known or learn_vocabulary(
+        lambda: task.lines(texts, settings), settings, log, may_grow=asked.tokenizer.vocab_size is None
+    )
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
-    tokens = task.count_tokens(texts, tokenizers, settings)
+    tokens = round(task.count_tokens(texts, tokenizers, settings) * scale)
     settings, more = choose(replace(facts, settings=settings, tokens=tokens), task.before_training)
     if choices or more:
         log.say("chosen, as nothing else was said (--set section.key=value says it):")
@@ -115,13 +145,31 @@ def resolve(task: AnyTask, asked: Settings, texts: Any, machine: Machine, log: L
     return Settings.from_mapping(settings.model_dump(mode="json")), tokenizers
 
 
-def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, machine: Machine, log: Log) -> Any:
-    """Bring the text into the folder. A user's mistake leaves no new folder behind."""
-    with _removed_on_mistake(folder):
+def _resolved(
+    task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log
+) -> tuple[Any, Settings, Extended]:
+    """The text, the settings with nothing left open, and the vocabulary."""
+    if start is None:
         texts = task.read(asked, log)
+        warn_of_data(asked, log)
         settings, tokenizers = resolve(task, asked, texts, machine, log)
+        return texts, settings, Extended(tokenizers, (), ())
+    log.say(start.took)
+    texts = task.read(start.settings, log)
+    warn_of_data(start.settings, log)
+    extended = learn_more(start, *task.lines(texts, start.settings), log)
+    settings, _ = resolve(task, start.settings, texts, machine, log, known=extended.tokenizers)
+    return texts, settings, extended
+
+
+def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
+    """Bring the text, and what to begin with, into the folder. A user's mistake leaves no new folder behind."""
+    with _removed_on_mistake(folder):
+        texts, settings, extended = _resolved(task, asked, start, machine, log)
         folder.write_settings(settings)
-        prepared = task.encode(folder, texts, tokenizers, settings, log)
+        if start is not None:
+            keep(start, extended, settings, folder.path / "tokens")
+        prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
         seal_prepared(folder)
         return prepared
 
@@ -138,7 +186,10 @@ def learn(
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(device)
     log.say(f"model: {count_parameters(model):,} weights")
     if folder.latest_checkpoint() is None:
-        task.begin(model, settings, log)
+        if link.leads:
+            warn_of_resources(settings, model, folder.path, this_machine(device.type), log)
+        if training.start is not None:
+            begin(model, folder.path / "tokens", log)
     feeder = task.feeder(prepared, settings, device)
     feeder.rank, feeder.n_ranks = link.rank, link.size
     validator = task.validator(model, prepared, settings, device)

@@ -262,7 +262,9 @@ def generate(run: Path, asked: Asking, *, stream: bool, device: str, as_json: bo
     if stream:
         if as_json or len(prompts) * asked.n_samples > 1:
             raise SettingsError("--stream prints one text as it comes: not with --json, --samples or several prompts")
-        yield from chain([prompts[0]], asked.stream(generator, prompts[0]), ["\n"])
+        yield prompts[0]
+        yield from asked.stream(generator, prompts[0])  # closed with this one
+        yield "\n"
         return
     found = asked(generator, prompts)
     if as_json:

@@ -21,8 +21,9 @@ from transduce.training.step import Updater
 NAMES = {"cat": "milk", "dog": "bones", "bird": "seeds", "horse": "grass"}
 MODEL = (
     "model.n_encoder_layers=2", "model.d_model=32", "model.d_ff=64", "model.n_heads=2", "model.positions=rotary",
-    "model.dropout=0.0", "model.residual=pre", "tokenizer.kind=bpe", "tokenizer.vocab_size=100", "data.context=32",
+    "model.dropout=0.0", "model.residual=pre", "tokenizer.kind=bpe", "tokenizer.vocab_size=100",
 )  # fmt: skip
+CONTEXT = "data.context=32"  # of the masked ones
 TRAINING = ("training.batch_tokens=512", "training.precision=float32", "training.lr=0.01", "training.matrix_lr=0.02")
 
 
@@ -107,7 +108,7 @@ def masked(folder: Path) -> Path:
         "training.valid_updates=60",
     )
     done = transduce(
-        "train", folder / "masked.toml", "--run", folder / "bert", *with_settings(*MODEL, *TRAINING, *lines)
+        "train", folder / "masked.toml", "--run", folder / "bert", *with_settings(*MODEL, CONTEXT, *TRAINING, *lines)
     )
     assert done.code == 0, done.err
     for part in ("masked tokens told", "tokenizer.mask", "valid.txt: "):
@@ -142,7 +143,7 @@ def test_it_learns_what_stands_in_gaps(masked: Path) -> None:
 
 
 def test_it_learns_what_follows(folder: Path) -> None:
-    given = with_settings(*MODEL, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
+    given = with_settings(*MODEL, CONTEXT, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
     done = transduce("train", folder / "masked.toml", "--run", folder / "pairs", *given)
     assert done.code == 0 and "next sentences told" in done.err, done.err
     scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
@@ -184,10 +185,9 @@ def test_a_classifier_begins_with_a_masked_models_weights(masked: Path, folder: 
     run = folder / "fine"
     done = transduce("train", folder / "labels.toml", "--from", masked, "--run", run, *given)
     assert done.code == 0, done.err
-    assert (
-        f"tensors of {masked}; fresh: pooler.dense.weight, pooler.dense.bias, labels.weight" in done.err
-        and "adamw" in done.err
-    )
+    assert f"begins with {masked}: its vocabulary (100 pieces, bpe), its model (bert, d_model 32" in done.err
+    assert "fresh: pooler.dense.weight, pooler.dense.bias, labels.weight" in done.err and "adamw" in done.err
+    assert "not used: " in done.err and "update 0  epoch 0.0" in done.err
     settings = RunFolder.open(run).settings
     assert (settings.model.d_model, settings.model.positions, settings.model.kind) == (32, "rotary", "bert-classifier")
     assert settings.data.labels == ("neg", "pos") and settings.tokenizer.mask
@@ -201,12 +201,27 @@ def test_a_classifier_begins_with_a_masked_models_weights(masked: Path, folder: 
     assert not (run / "x").exists()
 
 
+def test_a_masked_model_is_tuned_on_plain_text(masked: Path, folder: Path) -> None:
+    """The task is the start's, its vocabulary grows behind <mask>, and the gap keeps its id."""
+    (folder / "fish.txt").write_text("the fish wants algae\nthe octopus eats 蟹 now\n" * 30, encoding="utf-8")
+    given = with_settings("training.max_updates=4", "training.valid_updates=2", "training.precision=float32")
+    text = ["--text", folder / "fish.txt", "--valid-text", folder / "valid.txt"]
+    run = folder / "fish"
+    done = transduce("train", *text, "--from", masked, "--run", run, "--extend-vocabulary", 20, *given)
+    assert done.code == 0, done.err
+    settings, tokenizer = RunFolder.open(run).settings, RunFolder.open(run).tokenizers().tgt
+    assert (settings.task, settings.model.kind) == ("masked", "bert")
+    assert tokenizer.pieces([4]) == ["<mask>"] and "蟹" in tokenizer.pieces(range(100, tokenizer.vocab_size))
+    assert Filler.load(run).fill(["the <mask> eats 蟹"])[0].gaps
+
+
 def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its last checkpoint, which holds the masks and the order of what is to come by their numbers alone."""
     given = with_settings(*MODEL, *TRAINING, "training.valid_updates=10", "training.schedule=constant")
     for task in ("masked", "labels"):
         whole, parts = folder / f"{task}-whole", folder / f"{task}-parts"
-        asked = [folder / f"{task}.toml", *given, *with_settings("training.max_updates=20")]
+        more = with_settings("training.max_updates=20", *([CONTEXT] if task == "masked" else []))
+        asked = [folder / f"{task}.toml", *given, *more]
         assert transduce("train", *asked, "--run", whole).code == 0
         with monkeypatch.context() as patch:
             patch.setattr(Updater, "update", _dies_at(13))
@@ -236,7 +251,8 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
     ],
 )
 def test_what_cannot_be_is_refused(folder: Path, recipe: str, values: list[str], said: str) -> None:
-    given = [value for value in MODEL if value.split("=")[0] not in {v.split("=")[0] for v in values}]
+    usual = (*MODEL, CONTEXT) if recipe == "masked" else MODEL
+    given = [value for value in usual if value.split("=")[0] not in {v.split("=")[0] for v in values}]
     done = transduce("train", folder / f"{recipe}.toml", "--run", folder / "bad", *with_settings(*given, *values))
     assert_refused(done, said)
     assert not (folder / "bad").exists()

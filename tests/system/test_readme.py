@@ -15,7 +15,7 @@ from system.commands import SMALL, write_corpus
 from transduce.config import Settings
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-FEW = "--set training.max_updates=3 " + " ".join(f"--set {value}" for value in SMALL if "d_" in value or "n_" in value)
+FEW = "--set training.max_updates=3 " + " ".join(f"--set {value}" for value in SMALL if value.startswith("model."))
 
 
 def blocks(language: str) -> list[str]:
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 def at_small_size(command: str) -> str:
     """The command as it stands, but for the length of trainings, and vocabularies that the little text supports."""
-    if not command.startswith("transduce train") or "--dry-run" in command:
+    if not command.startswith(("transduce train", "transduce doctor")) or "--dry-run" in command:
         return command
     command = re.sub(r" --set (training\.max_minutes|model\.preset)=\S+", "", command)
     return command if "recipe.toml" in command else f"{command} {FEW}"

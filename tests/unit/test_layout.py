@@ -15,28 +15,28 @@ FILES = sorted(SRC.rglob("*.py"))
 # The design's levels. What a folder holds is on one level, and within a level a file imports only what stands before it
 # here, or (folders of one level) files of its own folder.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "files", "log", "lock", "place", "output"),
+    ("errors", "config", "purposes", "files", "log", "lock", "place", "output"),
     ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
     ("migrate", "manifest", "states", "checkpoint"),
     ("training", "decoding"),
     ("evaluation", "interchange", "inspection", "serving"),
     (
+        *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks"),
         *(
-            "machine",
-            "choose",
-            "choose_text",
-            "choose_encoder",
-            "request",
-            "prepare",
-            "finish",
-            "tasks",
+            "diagnosis",
             "run",
             "follow",
             "launch",
+            "use",
+            "use_encoder",
+            "showcase",
+            "exchange",
+            "examine",
+            "integrity",
+            "verify",
         ),
-        *("use", "use_encoder", "showcase", "exchange", "integrity", "verify"),
-        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_verify", "cli", "__main__"),
+        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_doctor", "cli_verify", "cli", "__main__"),
     ),
 )
 

@@ -15,14 +15,16 @@ from transduce.log import Log
 from transduce.prepare import (
     count_tokens,
     encode,
-    find_prepared,
     forget_prepared,
     has_prepared,
-    learn_vocabulary,
+    lines_of,
     read_texts,
 )
+from transduce.tasks.translation import Translation
+from transduce.tasks.vocabulary import learn_vocabulary
 
 QUIET = Log(quiet=True)
+TASK = Translation()
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -94,7 +96,7 @@ def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pyte
 def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run", asked, "")
     texts = read_texts(asked, QUIET)
-    tokenizers = learn_vocabulary(texts, asked, QUIET, may_grow=False)
+    tokenizers = learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
     folder.write_settings(asked)
     encode(folder, texts, tokenizers, asked, log)
     return folder
@@ -106,7 +108,7 @@ def test_what_was_prepared_is_found_again_with_weights(tmp_path: Path) -> None:
         data={"train": corpora, "valid": [corpus(tmp_path, "v", 5, first=900)]}, training={"valid_bleu_sentences": 3}
     )
     with prepared_run(tmp_path, asked) as folder:
-        found = find_prepared(folder, QUIET)
+        found = TASK.find_prepared(folder, QUIET)
         assert found is not None and len(found.train) == 100 and len(found.valid) == 5
         assert found.weights is not None and np.array_equal(found.weights, [1.0] * 60 + [2.0] * 40)
         assert (
@@ -126,7 +128,7 @@ def test_nothing_is_found_where_preparing_was_cut_short(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     with prepared_run(tmp_path, asked) as folder:
         (folder.path / "data.json").unlink()
-        assert find_prepared(folder, QUIET) is None
+        assert TASK.find_prepared(folder, QUIET) is None
 
 
 def test_what_was_cleaned_away_is_told_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,12 +147,12 @@ def test_what_was_cleaned_away_is_told_with_an_example(tmp_path: Path, capsys: p
 def test_training_text_that_has_changed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     with prepared_run(tmp_path, asked) as folder:
-        find_prepared(folder, Log())
+        TASK.find_prepared(folder, Log())
         assert "changed" not in capsys.readouterr().err
         with (tmp_path / "a.en").open("a") as src, (tmp_path / "a.de").open("a") as tgt:
             src.write("one more\n")
             tgt.write("noch eins\n")
-        found = find_prepared(folder, Log())
+        found = TASK.find_prepared(folder, Log())
         assert found is not None and len(found.train) == 59
         assert "the training text has changed since this run began" in capsys.readouterr().err
 
@@ -158,7 +160,7 @@ def test_training_text_that_has_changed_is_told(tmp_path: Path, capsys: pytest.C
 def test_tokens_are_estimated_from_the_first_pairs(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     texts = read_texts(asked, QUIET)
-    tokenizers = learn_vocabulary(texts, asked, QUIET, may_grow=False)
+    tokenizers = learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
     pairs = list(texts.cleaned(asked.data))
     exact = sum(1 + max(len(tokenizers.src.encode(p.src)), len(tokenizers.tgt.encode(p.tgt))) for p in pairs)
     assert count_tokens(texts, tokenizers, asked) == exact
@@ -173,5 +175,5 @@ def test_a_chosen_vocabulary_grows_where_the_characters_need_it_and_a_given_one_
     asked = settings(data={"train": [sides], "valid": [sides]}, tokenizer={"vocab_size": 50})
     texts = read_texts(asked, QUIET)
     with pytest.raises(SettingsError, match=r"tokenizer\.vocab_size = 50"):
-        learn_vocabulary(texts, asked, QUIET, may_grow=False)
-    assert learn_vocabulary(texts, asked, QUIET, may_grow=True).n_src > 200
+        learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
+    assert learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=True).n_src > 200

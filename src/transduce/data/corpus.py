@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transduce.data.lines import COMPRESSIONS, bare_suffix, read_lines
 from transduce.data.tmx import choose_language, read_units
 from transduce.errors import DataError, SettingsError
 
-__all__ = ["FORMATS", "Pair", "corpus_files", "corpus_name", "read_lines", "read_pairs"]
+__all__ = ["FORMATS", "Pair", "corpus_files", "corpus_name", "distinct", "read_lines", "read_pairs"]
 
 _BREAKS = re.compile(r"\s*[\r\n]\s*")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
@@ -54,6 +54,24 @@ def corpus_files(corpus: Corpus) -> list[Path]:
 def corpus_name(corpus: Corpus) -> str:
     """What reports call a corpus: its file names."""
     return " + ".join(path.name for path in corpus_files(corpus))
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names of test sets, each its own, and none that of another set of a run; numbered where they are not.
+
+    >>> distinct(["a", "b", "a", "valid"])
+    ['a.1', 'b', 'a.3', 'valid.4']
+    """
+    taken = {"train", "valid", *names}
+    found = []
+    for number, name in enumerate(names, 1):
+        if names.count(name) > 1 or name in ("train", "valid"):
+            name = f"{name}.{number}"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+        found.append(name)
+    return found
 
 
 def _read_text(src: Path, tgt: Path) -> Iterator[Pair]:
@@ -104,7 +122,7 @@ def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", None) or error
             raise DataError(f"{path}, line {number}: not valid JSON: {reason}") from None
-        sides = _json_sides(value, src_lang, tgt_lang)
+        sides = json_sides(value, src_lang, tgt_lang)
         if sides is None:
             expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
             raise DataError(f"{path}, line {number}: expected {expected}")
@@ -114,7 +132,7 @@ def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
         yield Pair(_one_line(sides[0]), _one_line(sides[1]), (name, number))
 
 
-def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
+def json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
     """Source and target of a JSON object, or None where it does not hold two strings."""
     if isinstance(value, dict) and isinstance(value.get("translation"), dict):
         value = value["translation"]

@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import zstandard
 
@@ -31,8 +31,8 @@ class _ZstdFile(io.RawIOBase):
 
     _CHUNK = 512  # bytes read at once: of a bomb these become 16 MiB at most
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self._file = file
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._rest = b""  # compressed bytes beyond the end of a frame
         self._ready = memoryview(b"")  # decompressed bytes not yet handed out
@@ -61,23 +61,24 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
-def _open_plain(path: Path) -> io.BufferedIOBase:
-    return path.open("rb")
+def _open_plain(file: io.BufferedIOBase) -> io.BufferedIOBase:
+    return file
 
 
-def _open_zst(path: Path) -> io.BufferedIOBase:
-    return io.BufferedReader(_ZstdFile(path), 1 << 16)
+def _open_zst(file: io.BufferedIOBase) -> io.BufferedIOBase:
+    return io.BufferedReader(_ZstdFile(file), 1 << 16)
 
 
-def _open_gz(path: Path) -> io.BufferedIOBase:
-    return gzip.GzipFile(path)
+def _open_gz(file: io.BufferedIOBase) -> io.BufferedIOBase:
+    return gzip.GzipFile(fileobj=file, mode="rb")
 
 
-def _open_xz(path: Path) -> io.BufferedIOBase:
-    return lzma.LZMAFile(path)
+def _open_xz(file: io.BufferedIOBase) -> io.BufferedIOBase:
+    return lzma.LZMAFile(cast(IO[bytes], file))
 
 
-COMPRESSIONS: dict[str, Callable[[Path], io.BufferedIOBase]] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}
+Opener = Callable[[io.BufferedIOBase], io.BufferedIOBase]
+COMPRESSIONS: dict[str, Opener] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}
 
 
 def bare_suffix(path: Path) -> str:
@@ -88,10 +89,17 @@ def bare_suffix(path: Path) -> str:
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file for reading, decompressed by its suffix. Missing and damaged files become a `DataError`."""
+    with open_watched(path) as (file, _):
+        yield file
+
+
+@contextlib.contextmanager
+def open_watched(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
+    """As `open_bytes`; the function tells how many bytes of the file as it lies there have been read so far."""
     path = Path(path)
     try:
-        with COMPRESSIONS.get(path.suffix.lower(), _open_plain)(path) as file:
-            yield file
+        with path.open("rb") as raw, COMPRESSIONS.get(path.suffix.lower(), _open_plain)(raw) as file:
+            yield file, raw.tell
     except _DAMAGE as error:
         raise DataError(f"{path}: damaged or cut short: {error}") from None
     except OSError as error:

@@ -14,21 +14,21 @@ def offset_of(context: int, *, seed: int, epoch: int) -> int:
     return int(_generator(seed, epoch, "offset").integers(context))
 
 
-def row_starts(n_tokens: int, *, context: int, lead: int, offset: int) -> np.ndarray:
-    """Where rows begin in `n_tokens` ids, the first `lead` of which are not asked for; the first row has `offset`."""
-    starts = np.arange(lead + offset, n_tokens, context)
-    return np.concatenate(([lead], starts)) if offset and n_tokens > lead else starts
+def row_starts(n_tokens: int, *, context: int, offset: int) -> np.ndarray:
+    """Where the targets of rows begin in `n_tokens` ids, all but the first asked for; the first row has `offset`."""
+    starts = np.arange(1 + offset, n_tokens, context)
+    return np.concatenate(([1], starts)) if offset and n_tokens > 1 else starts
 
 
-def row_end(start: int, n_tokens: int, *, context: int, lead: int, offset: int) -> int:
+def row_end(start: int, n_tokens: int, *, context: int, offset: int) -> int:
     """Where the row that begins at `start` ends."""
-    return min(n_tokens, start + context - (start - lead - offset) % context)
+    return min(n_tokens, start + context - (start - 1 - offset) % context)
 
 
-def plan_rows(n_tokens: int, *, context: int, lead: int, n_rows: int, seed: int, epoch: int) -> list[np.ndarray]:
+def plan_rows(n_tokens: int, *, context: int, n_rows: int, seed: int, epoch: int) -> list[np.ndarray]:
     """The batches of an epoch: arrays of at most `n_rows` row starts, of equal number but for one."""
     offset = offset_of(context, seed=seed, epoch=epoch)
-    starts = row_starts(n_tokens, context=context, lead=lead, offset=offset)
+    starts = row_starts(n_tokens, context=context, offset=offset)
     if not len(starts):
         return []
     shuffled = _generator(seed, epoch, "rows").permutation(starts)

@@ -73,8 +73,10 @@ def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, s
     lengths: tokens of each sentence. document_starts: the number of each document's first sentence, and at the end
     that of all sentences. room: tokens of both segments together. Sentences are gathered until they fill the room; A is
     a random number of them from the front; B is the rest or, in half of the pairs, text of another document, and then
-    the rest goes into the next pair. One document alone, or a single sentence, gives B from elsewhere or no pair.
+    the rest goes into the next pair. A single sentence at a document's end gets its B from elsewhere. There must be two
+    documents at least: of one alone, every B would follow.
     """
+    assert len(document_starts) > 2, "there is no other document"
     draw = np.random.default_rng([seed & (2**63 - 1), epoch, *b"sentence pairs"])
     plans: list[PairPlan] = []
     n_documents = len(document_starts) - 1
@@ -84,14 +86,12 @@ def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, s
             target = room if draw.random() >= _SHORT else int(draw.integers(2, room + 1))
             last = _filled(lengths, first, end, target)
             cut = first + (int(draw.integers(1, last - first)) if last - first > 1 else 1)
-            elsewhere = n_documents > 1 and (last - first == 1 or draw.random() < 0.5)
-            if elsewhere:
+            if last - first == 1 or draw.random() < 0.5:
                 b = _elsewhere(lengths, document_starts, number, target - int(lengths[first:cut].sum()), draw)
                 plans.append(PairPlan((first, cut), b, RANDOM, len(plans)))
                 first = cut
                 continue
-            if last - first > 1:
-                plans.append(PairPlan((first, cut), (cut, last), FOLLOWS, len(plans)))
+            plans.append(PairPlan((first, cut), (cut, last), FOLLOWS, len(plans)))
             first = last
     return plans
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 import queue
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,10 @@ from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
 MOST = 64  # rows of a batch
 
 See = Callable[[int], None]
+
+
+class _Left(Exception):
+    """Nobody reads the stream any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +120,31 @@ class Generator:
         seed: int = 1,
         cut_prompt: bool = False,
     ) -> Iterator[str]:
-        """What `generate` gives for one prompt, in parts, as the text comes; no part ends within a character."""
+        """What `generate` gives for one prompt, in parts, as the text comes; no part ends within a character.
+
+        Whoever has seen enough may stop at any time: nothing more is then computed.
+        """
         sampling, limit = self._sampling(temperature, top_k, top_p), self._limit(max_length)
         ids = self._prompt(prompt, 0, cut_prompt)
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        left = threading.Event()  # whoever reads has gone: Ctrl-C, a closed pipe, `close()`
+
+        def see(token: int) -> None:
+            if left.is_set():
+                raise _Left
+            tokens.put(token)
+
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self._grown, [_Job(0, 0, ids, len(ids))], limit, sampling, seed, tokens.put)
+            done = pool.submit(self._grown, [_Job(0, 0, ids, len(ids))], limit, sampling, seed, see)
             done.add_done_callback(lambda _: tokens.put(None))
-            while (token := tokens.get()) is not None:
-                if text := decoder.decode(self.tokenizer.bytes_of[token]):
-                    yield text
-            done.result()
+            try:
+                while (token := tokens.get()) is not None:
+                    if text := decoder.decode(self.tokenizer.bytes_of[token]):
+                        yield text
+                done.result()
+            finally:
+                left.set()  # the thread ends with its next token
         if text := decoder.decode(b"", final=True):
             yield text
 

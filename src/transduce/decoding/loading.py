@@ -11,16 +11,10 @@ from torch import nn
 from transduce.checkpoint import RunFolder
 from transduce.errors import SettingsError
 from transduce.models.build import build_model
+from transduce.purposes import PURPOSES
 from transduce.text.tokenizer import Tokenizers
 
 Precision = Literal["float32", "bfloat16"]
-COMMANDS: dict[str, str] = {
-    "translation": "translates, with `transduce translate` or `Translator`",
-    "masked": "fills gaps, with `transduce fill` or `Filler`",
-    "classification": "tells labels, with `transduce classify` or `TextClassifier`",
-    "causal": "goes on with text, with `transduce generate` or `Generator`",
-}
-"""What a model of each task does, and how to have it do so."""
 
 
 def open_model(
@@ -33,8 +27,7 @@ def open_model(
     folder = RunFolder.open(Path(path))
     settings, tokenizers = folder.settings, folder.tokenizers()
     if settings.task != task:
-        does = COMMANDS.get(settings.task, f"was trained for task '{settings.task}'")
-        raise SettingsError(f"{path} cannot do that: it {does}")
+        raise SettingsError(f"{path} cannot do that: it {PURPOSES[settings.task].told()}")
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(folder.load_model())
     model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)

@@ -25,8 +25,6 @@ _LEAVE = 8  # sentences that are done leave the batch together, as soon as they 
 class Stepper(Protocol):
     """What search needs of a model. Rows: sentence * n_beams + beam.
 
-    Of a language model without a source, `src` is the beginning of the text but for its last token.
-
     Of the state it needs `reorder(rows)`: row r goes on from the history of rows[r], a row of the same sentence; and
     `select(sentences)`: only these sentences stay, with all their beams.
     """
@@ -64,7 +62,6 @@ def beam_search(
     length_penalty: float = 1.0,
     n_best: int = 1,
     patience: float = 1.0,
-    first: Int[Tensor, " B"] | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses of every sentence, best first; fewer where the search found fewer.
 
@@ -80,8 +77,6 @@ def beam_search(
     - max_length tokens (one limit or one a sentence; the end counts) are reached: the best live hypotheses then fill
       the places that are left, after all finished ones, with `finished=False`.
 
-    `first`: the token that each output begins after; BOS where none is given. It is no part of the output.
-
     The second rule never changes a result. With patience `inf` only the last two hold, and the search gives up nothing.
     """
     if not 1 <= n_best <= beam:
@@ -93,8 +88,6 @@ def beam_search(
         return []
     with torch.inference_mode():
         search = _Search(limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience)
-        if first is not None:
-            search.last_ids = first.repeat_interleave(beam)[:, None]
         state = model.start(src, capacity=search.capacity, n_beams=beam)
         while True:
             rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])

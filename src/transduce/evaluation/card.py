@@ -111,7 +111,8 @@ def _samples(record: Record) -> str:
 def _training(record: Record) -> str:
     t, lines = record.settings.training, ["## Training", ""]
     lines += [_set_line(found) for found in record.data.get("sets", ())]
-    lines += [f"- {plain(name)}: {n:,} of its pairs stand in the training text too" for name, n in _leaked(record.data)]
+    for name, n, unit in _leaked(record.data):
+        lines.append(f"- {plain(name)}: {n:,} of its {unit} stand in the training text too")
     if record.data.get("fingerprint"):
         lines.append(f"- fingerprint of the encoded training data: `{record.data['fingerprint']}`")
     if record.events:
@@ -139,8 +140,12 @@ def _set_line(found: Mapping[str, Any]) -> str:
     return f"- {plain(found['name'])}: {size}" + (f" ({files})" if files else "")
 
 
-def _leaked(data: Mapping[str, Any]) -> list[tuple[str, int]]:
-    return [(leak["name"], leak["leaked"]) for leak in data.get("leaks", ()) if leak.get("leaked")]
+def _leaked(data: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+    return [
+        (leak["name"], leak["leaked"], leak.get("unit", "pairs"))
+        for leak in data.get("leaks", ())
+        if leak.get("leaked")
+    ]
 
 
 def _limits(record: Record) -> str:

@@ -63,7 +63,7 @@ def _leaks(leaks: Iterable[Mapping[str, Any]]) -> str:
     parts = []
     for leak in leaks:
         n, total, sources = leak.get("leaked", 0), leak.get("pairs", 0), leak.get("sources", 0)
-        text = f"{leak['name']}: {n:,} of {total:,} pairs stand in the training text too"
+        text = f"{leak['name']}: {n:,} of {total:,} {leak.get('unit', 'pairs')} stand in the training text too"
         if sources > n:
             text += f", and {sources - n:,} more sources with another translation"
         found = n or sources
@@ -77,7 +77,7 @@ def _folded(title: str, body: str) -> str:
 
 def _pairs(samples: Sequence[Mapping[str, Any]]) -> str:
     """Sentence pairs and where they stand; `train` is where a held-out one stands in the training text."""
-    columns = {"src": "source", "tgt": "target", "place": "place", "train": "in the training text"}
+    columns = {"text": "text", "src": "source", "tgt": "target", "place": "place", "train": "in the training text"}
     shown = [key for key in columns if any(key in sample for sample in samples)]
     return table([columns[key] for key in shown], [[sample.get(key, "") for key in shown] for sample in samples])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transduce.evaluation.records import Record
+from transduce.purposes import PURPOSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ WORDINGS: dict[str, Wording] = {
         head=lambda record: "A translator from `{}` to `{}`".format(*record.languages),
         shape=_translator,
         samples="Translations",
-        command="transduce translate THIS_FOLDER < in.txt > out.txt",
+        command=PURPOSES["translation"].command,
         python=(
             "from transduce import Translator\n\n"
             'translator = Translator.load("THIS_FOLDER")\nprint(translator.translate(["..."])[0].text)'
@@ -69,7 +70,7 @@ WORDINGS: dict[str, Wording] = {
         head=lambda record: "A language model that goes on with text",
         shape=_generator,
         samples="Texts",
-        command='transduce generate THIS_FOLDER --prompt "..."',
+        command=PURPOSES["causal"].command,
         python=(
             "from transduce import Generator\n\n"
             'generator = Generator.load("THIS_FOLDER")\nprint(generator.generate(["..."])[0].text)'
@@ -80,7 +81,7 @@ WORDINGS: dict[str, Wording] = {
         head=lambda record: "A model that fills gaps in text",
         shape=lambda record: f"gaps are filled · {_shape(record, str(record.settings.model.n_encoder_layers))}",
         samples="Gaps",
-        command='transduce fill THIS_FOLDER "The capital of France is <mask>."',
+        command=PURPOSES["masked"].command,
         python=(
             "from transduce import Filler\n\n"
             'filler = Filler.load("THIS_FOLDER")\nprint(filler.fill(["A <mask> runs."])[0].gaps[0])'
@@ -91,7 +92,7 @@ WORDINGS: dict[str, Wording] = {
         head=lambda record: "A classifier: " + ", ".join(f"`{label}`" for label in record.settings.data.labels or ()),
         shape=lambda record: f"texts get labels · {_shape(record, str(record.settings.model.n_encoder_layers))}",
         samples="Texts",
-        command="transduce classify THIS_FOLDER < in.txt > labels.txt",
+        command=PURPOSES["classification"].command,
         python=(
             "from transduce import TextClassifier\n\n"
             'classifier = TextClassifier.load("THIS_FOLDER")\nprint(classifier.classify(["..."])[0].label)'

@@ -5,7 +5,7 @@ Which heads there are is told by the weights, not by the architecture's name: fi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,53 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str, labels: str = "classifie
     if s.kind == "bert-classifier":
         found += _linear("labels", (labels,), (s.n_labels or 0, d))
     return found
+
+
+def architecture_of(s: ModelSettings) -> str:
+    """The name of the model that has the heads of ours."""
+    masked = "BertForPreTraining" if s.next_sentence else "BertForMaskedLM"
+    return {"bert": masked, "bert-classifier": "BertForSequenceClassification", "bert-encoder": "BertModel"}[s.kind]
+
+
+def config_of(s: ModelSettings, *, n: int, pad: int, labels: Sequence[str] | None) -> dict[str, Any]:
+    """The config.json of a model of ours that BERT's architecture can express; n: rows of its embedding."""
+    named = {} if labels is None else {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }  # fmt: skip
+    return {
+        "architectures": [architecture_of(s)],
+        "model_type": "bert",
+        "vocab_size": n,
+        "hidden_size": s.d_model,
+        "num_hidden_layers": s.n_encoder_layers,
+        "num_attention_heads": s.n_heads,
+        "intermediate_size": s.d_ff,
+        "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == s.activation),
+        "hidden_dropout_prob": s.dropout,
+        "attention_probs_dropout_prob": s.attention_dropout,
+        "max_position_embeddings": s.max_positions,
+        "type_vocab_size": s.n_segments,
+        "layer_norm_eps": s.norm_eps or 1e-5,
+        "pad_token_id": pad,
+        "tie_word_embeddings": s.tie != "none",
+        "dtype": "float32",
+        **named,
+    }
+
+
+NEEDED: dict[str, tuple[Any, ...]] = {
+    "kind": ("bert", "bert-encoder", "bert-classifier"),
+    "residual": ("post",),
+    "norm": ("layer",),
+    "embedding_norm": (True,),
+    "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can be a table of vectors
+    "feed_forward": ("plain",),
+    "activation": tuple(ACTIVATIONS.values()),
+    "projection": ("full",),
+    "pooling": ("first",),
+}
+"""What its architecture can express of our settings, some by way of `plain_form`."""
 
 
 def tied_names(s: ModelSettings) -> dict[str, str]:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import ModelSettings
 from transduce.errors import UserError
 from transduce.interchange.check import LONGEST, Check, examples, logits_of, settle
+from transduce.interchange.exporting import Outgoing
 from transduce.interchange.vocabulary import NEVER
 from transduce.nn.positions import POSITIONS
 from transduce.text.special import BOS, PAD
@@ -33,28 +34,18 @@ _NEEDED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def export_ctranslate2(
-    out: Path,
-    settings: Settings,
-    tokenizers: Tokenizers,
-    tensors: Mapping[str, Tensor],
-    *,
-    model: Any,
-    quantization: str | None = None,
-) -> list[str]:
-    """Write the folder `out`, check it against `model`, and tell what was found. CTranslate2 must be installed.
+def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
+    """Write the folder `out`, check it against the model, and tell what was found. CTranslate2 must be installed.
 
     What is quantized is checked before that, in float32; how far quantization moves it is told, too.
     """
-    s = settings.model
+    s, tokenizers, tensors, quantization = run.settings.model, run.tokenizers, run.tensors, run.quantization
     lacking = [
         f"model.{k} = {getattr(s, k)!r} (there: {', '.join(v)})" for k, v in _NEEDED.items() if getattr(s, k) not in v
     ]
     lacking += [f"model.n_kv_heads = {s.n_kv_heads}"] if s.n_kv_heads not in (None, s.n_heads) else []
     if lacking:
         raise UserError(f"CTranslate2 cannot express {', '.join(lacking)}")
-    if quantization not in (None, *QUANTIZATIONS):
-        raise UserError(f"--quantization {quantization}: allowed are {', '.join(QUANTIZATIONS)}")
     try:
         import ctranslate2
     except ImportError:
@@ -62,11 +53,11 @@ def export_ctranslate2(
     spec = _spec(s, tokenizers, tensors)
     _save(spec, out, None)
     what = f"log-probabilities of ctranslate2 {ctranslate2.__version__}"
-    told = [settle(f"{what}, float32", _difference(out, model, tokenizers, s)).line()]
+    told = [settle(f"{what}, float32", _difference(out, run.model, tokenizers, s)).line()]
     if quantization not in (None, "float32"):
         shutil.rmtree(out)
         _save(_spec(s, tokenizers, tensors), out, quantization)
-        moved = Check(f"{what}, {quantization}", _difference(out, model, tokenizers, s)).difference
+        moved = Check(f"{what}, {quantization}", _difference(out, run.model, tokenizers, s)).difference
         told.append(f"{quantization} moves log-probabilities by {moved:.2f} at most")
     for name, side in (("source.spm", tokenizers.src), ("target.spm", tokenizers.tgt)):
         (out / name).write_bytes(side.model)

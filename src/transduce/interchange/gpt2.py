@@ -102,6 +102,42 @@ def tied_names(s: ModelSettings) -> dict[str, str]:
     return {"output_embedding.weight": "embedding.table.weight"} if s.tie != "none" else {}
 
 
+def config_of(s: ModelSettings, *, n: int, begin: int, end: int) -> dict[str, Any]:
+    """The config.json of a model of ours that GPT-2's architecture can express; n: rows of its embedding."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": n,
+        "n_positions": s.max_positions,
+        "n_embd": s.d_model,
+        "n_layer": s.n_decoder_layers,
+        "n_head": s.n_heads,
+        "n_inner": s.d_ff,
+        "activation_function": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == s.activation),
+        "layer_norm_epsilon": s.norm_eps or 1e-5,
+        "resid_pdrop": s.dropout,
+        "embd_pdrop": s.dropout,
+        "attn_pdrop": s.attention_dropout,
+        "bos_token_id": begin,
+        "eos_token_id": end,
+        "tie_word_embeddings": s.tie != "none",
+        "dtype": "float32",
+    }
+
+
+NEEDED: dict[str, tuple[Any, ...]] = {
+    "kind": ("gpt",),
+    "residual": ("pre",),
+    "norm": ("layer",),
+    "embedding_norm": (False,),
+    "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can be a table of vectors
+    "feed_forward": ("plain",),
+    "activation": tuple(ACTIVATIONS.values()),
+    "projection": ("full",),
+}
+"""What its architecture can express of our settings, some by way of `plain_form`."""
+
+
 def never(rows: Rows) -> list[float]:
     """Our bias on the logits: ids that they have not, and the second of two that are one there, are never written."""
     index = rows.index.tolist()

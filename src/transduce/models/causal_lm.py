@@ -12,6 +12,7 @@ from transduce.nn.cache import DecoderState
 from transduce.nn.init import initialize
 from transduce.nn.linear import linear
 from transduce.nn.masks import attention_bias
+from transduce.nn.positions import places_within
 
 
 class CausalLM(nn.Module):
@@ -68,11 +69,15 @@ class CausalLM(nn.Module):
     def forward(self, ids: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
         """Hidden states [B, T, D] before the output matrix: position t knows of ids[:, :t + 1].
 
-        With `documents`, the number of the document that each token belongs to, it knows of its own document only.
+        With `documents`, the number of the document that each token belongs to, it knows of its own document only,
+        whose positions count from its beginning.
         """
         state = self.start(ids[:, :0])
-        hidden = None if documents is None else attention_bias(documents[:, :, None] == documents[:, None, :])
-        return self.decoder(self.embedding(ids), state, positions=self.embedding.positions, hidden=hidden)
+        if documents is None:
+            return self.decoder(self.embedding(ids), state, positions=self.embedding.positions)
+        hidden = attention_bias(documents[:, :, None] == documents[:, None, :])
+        x = self.embedding(ids, places=places_within(documents))
+        return self.decoder(x, state, positions=self.embedding.positions, hidden=hidden)
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalised log-probabilities of the next token."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from transduce.config import ModelSettings
 from transduce.errors import SettingsError, nearest
+from transduce.models.kinds import KINDS
 
 _GPT: dict[str, Any] = {"kind": "gpt", "n_encoder_layers": 0, "residual": "pre", "activation": "gelu"}
 
@@ -45,6 +46,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Those of Vaswani et al. 2017 (base, big) and smaller ones; gpt2 is the smallest of Radford et al. 2019; bert-base is
 that of Devlin et al. 2019, and the smaller ones beside it are those of Turc et al. 2019."""
+
+
+def presets_of(family: str) -> list[str]:
+    """The names of the presets of one family of kinds."""
+    return [
+        name for name, values in PRESETS.items() if KINDS[values.get("kind", ModelSettings().kind)].family == family
+    ]
 
 
 def resolve_preset(settings: ModelSettings) -> ModelSettings:

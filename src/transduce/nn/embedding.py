@@ -33,8 +33,18 @@ class TokenEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, ids: Int[Tensor, "B T"], *, offset: int = 0, more: Float[Tensor, "*T D"] | None = None
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        offset: int = 0,
+        more: Float[Tensor, "*T D"] | None = None,
+        places: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Vectors of `ids` that stand at positions offset .. offset + T; `more`: what else is added, segments say."""
+        """Vectors of `ids` that stand at positions offset .. offset + T, or at `places`, each at its own.
+
+        `more`: what else is added, segments say.
+        """
         x = self.table(ids) * self.scale
-        return self.dropout(self.norm(self.positions.add(x if more is None else x + more, offset)))
+        x = x if more is None else x + more
+        x = self.positions.add(x, offset) if places is None else self.positions.add_at(x, places)
+        return self.dropout(self.norm(x))

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 def sinusoids(n_positions: int, d_model: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
@@ -30,6 +31,17 @@ def rotate_pairs(x: Tensor, angle: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
+def places_within(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Each token's place in its own document, from 0; `documents` is the number of the document of each token.
+
+    >>> places_within(torch.tensor([[0, 0, 1, 1, 1, 2]])).tolist()
+    [[0, 1, 0, 1, 2, 0]]
+    """
+    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = documents != F.pad(documents, (1, 0), value=-1)[:, :-1]
+    return place - torch.where(begins, place, 0).cummax(1).values
+
+
 class Positions(Protocol):
     """What a kind of positions offers."""
 
@@ -37,8 +49,12 @@ class Positions(Protocol):
         """Embeddings with position information, for positions offset .. offset + T."""
         ...
 
+    def add_at(self, x: Float[Tensor, "B T D"], places: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Embeddings with position information, each for the place that is told."""
+        ...
+
     def rotate(self, x: Float[Tensor, "B H T K"], offset: int) -> Float[Tensor, "B H T K"]:
-        """Queries or keys of self-attention with position information."""
+        """Queries or keys of self-attention with position information; only distances may matter."""
         ...
 
 
@@ -50,6 +66,10 @@ class NoPositions(nn.Module):
         self.d_model, self.d_head, self.max_positions = d_model, d_head, max_positions
 
     def add(self, x: Tensor, offset: int) -> Tensor:
+        """x as it is."""
+        return x
+
+    def add_at(self, x: Tensor, places: Tensor) -> Tensor:
         """x as it is."""
         return x
 
@@ -77,6 +97,12 @@ class SinusoidalPositions(NoPositions):
         rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
         return x + rows.to(x.dtype)
 
+    def add_at(self, x: Tensor, places: Tensor) -> Tensor:
+        """x plus the sinusoids of these places."""
+        n = x.shape[1]
+        rows = self.table if n <= self.max_positions else self._rows(n, device=x.device)
+        return x + rows[places].to(x.dtype)
+
 
 class HalvedSinusoidalPositions(SinusoidalPositions):
     """The same sinusoids, all sines in the first half of the columns and all cosines in the second, as Marian has them.
@@ -102,6 +128,10 @@ class LearnedPositions(NoPositions):
         if end > self.max_positions:
             raise ValueError(f"a sequence of {end} tokens; learned positions hold {self.max_positions}")
         return x + self.embedding.weight[offset:end].to(x.dtype)
+
+    def add_at(self, x: Tensor, places: Tensor) -> Tensor:
+        """x plus the learned vectors of these places, which are below `max_positions`."""
+        return x + self.embedding(places).to(x.dtype)
 
 
 class RotaryPositions(NoPositions):

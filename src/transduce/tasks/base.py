@@ -6,8 +6,10 @@ validate, finish. A task says how each of these is done. It keeps nothing: what 
 Another task is one more class here beside, one line of the table, and a test. What it needs to think of:
 
 - `read` opens and counts the text, so that every fault of the files is found before anything is made;
-- `encode` writes what training eats into `tokens/` of the run folder, `data.json` at the very end, and `find_prepared`
-  reads it back, so that a killed run goes on;
+- `lines` gives the text that a vocabulary is learned from, or grows by (`vocabulary.py`, `start.py`);
+- `encode` writes what training eats into `tokens/` of the run folder, and `data.json` with its `fingerprint` at the
+  very end; `open_prepared` reads it back, so that a killed run goes on;
+- `uses` names the settings that have an effect here and not everywhere: others are refused;
 - `feeder` gives batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact; their
   `inputs` go to the model's `forward`, which gives hidden states for their `targets`;
 - `validator` may bring a judge, whose scores are logged, drawn in the report and can be stopped by;
@@ -17,7 +19,7 @@ Another task is one more class here beside, one line of the table, and a test. W
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -25,14 +27,30 @@ from torch import nn
 
 from transduce.checkpoint import RunFolder
 from transduce.choose import Chooser, Facts
-from transduce.config import ModelSettings, Settings
+from transduce.config import DataSettings, DecodingSettings, EvaluationSettings, ModelSettings, Settings
+from transduce.data.corpus import corpus_files
 from transduce.errors import SettingsError
+from transduce.files import read_json
 from transduce.log import Log
 from transduce.machine import Machine
+from transduce.models.kinds import KINDS
+from transduce.models.presets import presets_of
+from transduce.request import has_read_text
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.feed import Feeder
 from transduce.training.validate import Validator
+
+SOME = frozenset(
+    {
+        *(f"data.{key}" for key in DataSettings.model_fields if key not in ("root", "train", "valid", "test", "demo")),
+        *(f"tokenizer.{key}" for key in ("joint", "sampling", "mask", "exact")),
+        "training.valid_bleu_sentences",
+        *(f"decoding.{key}" for key in DecodingSettings.model_fields),
+        *(f"evaluation.{key}" for key in EvaluationSettings.model_fields),
+    }
+)
+"""Settings that have an effect in some tasks only; what is not among a task's `uses` is refused."""
 
 TextsT = TypeVar("TextsT")
 PreparedT = TypeVar("PreparedT")
@@ -46,26 +64,28 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     """Names in MODELS that do this task; the first where none is asked for."""
     before_text: ClassVar[Sequence[Chooser]]
     before_training: ClassVar[Sequence[Chooser]]
-    begins: ClassVar[bool] = False
-    """Whether a training can begin with the weights of another run (`begin`)."""
-    samples_pieces: ClassVar[bool] = False
-    """Whether `tokenizer.sampling` has an effect."""
-    use: ClassVar[str]
-    """What one does with a finished run, as in: it is finished already; ... with it."""
+    uses: ClassVar[frozenset[str]]
+    """The settings of SOME that have an effect."""
 
     criterion: Criterion = staticmethod(tell_tokens)
     """What is made small."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse what cannot work for this task, before any work is done; `model` has the preset's sizes."""
+        preset, fitting = settings.model.preset, presets_of(KINDS[self.kinds[0]].family)
+        if preset is not None and preset not in fitting:
+            raise SettingsError(
+                f"model.preset = '{preset}' is another kind of model; task '{self.name}' takes {', '.join(fitting)}"
+            )
         if "kind" in model.model_fields_set and model.kind not in self.kinds:
             raise SettingsError(
                 f"model.kind = '{model.kind}' does not do task '{self.name}', which takes {' or '.join(self.kinds)}"
             )
-        if settings.training.start is not None and not self.begins:
-            raise SettingsError(f"--from (training.start): task '{self.name}' cannot begin with a run's weights yet")
-        if settings.tokenizer.sampling and not self.samples_pieces:
-            raise SettingsError(f"tokenizer.sampling has no effect in task '{self.name}'; leave it out")
+        for name in sorted(SOME - self.uses):
+            section, key = name.split(".")
+            part = getattr(settings, section)
+            if key in part.model_fields_set and getattr(part, key) != type(part).model_fields[key].default:
+                raise SettingsError(f"{name} has no effect in task '{self.name}'; leave it out")
 
     @abstractmethod
     def read(self, settings: Settings, log: Log) -> TextsT:
@@ -76,8 +96,8 @@ class Task(ABC, Generic[TextsT, PreparedT]):
         """What choices may depend on, before encoding."""
 
     @abstractmethod
-    def learn_vocabulary(self, texts: TextsT, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-        """Train the vocabulary on the training text; with `may_grow`, a larger one where its characters need it."""
+    def lines(self, texts: TextsT, settings: Settings) -> tuple[Iterable[str], Iterable[str]]:
+        """The training text of both sides, to learn a vocabulary from; the second is empty where there is one."""
 
     @abstractmethod
     def count_tokens(self, texts: TextsT, tokenizers: Tokenizers, settings: Settings) -> int:
@@ -89,12 +109,27 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     ) -> PreparedT:
         """Encode all into the run folder."""
 
-    @abstractmethod
     def find_prepared(self, folder: RunFolder, log: Log) -> PreparedT | None:
-        """What an earlier start of the run has prepared, or None where it did not come that far."""
+        """What an earlier start of the run has prepared, or None where it did not come that far.
 
-    def begin(self, model: nn.Module, settings: Settings, log: Log) -> None:
-        """Give a fresh model what it is to begin with; most begin with nothing."""
+        Warns where the training text is no more what it was.
+        """
+        if not has_read_text(folder.path) or not folder.has_tokenizers:
+            return None
+        prepared, data = self.open_prepared(folder), folder.settings.data
+        then = read_json(folder.path / "data.json").get("fingerprint")
+        files = [path for corpus in data.train for path in corpus_files(corpus)]
+        if all(path.exists() for path in files) and then != self.fingerprint(folder.settings, folder.tokenizers()):
+            log.warn("the training text has changed since this run began; the run goes on with the text of then")
+        return prepared
+
+    @abstractmethod
+    def open_prepared(self, folder: RunFolder) -> PreparedT:
+        """What `encode` wrote into the run folder."""
+
+    @abstractmethod
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+        """Of the training text and everything that decides what is stored of it; `encode` writes it into data.json."""
 
     @abstractmethod
     def feeder(self, prepared: PreparedT, settings: Settings, device: torch.device) -> Feeder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -36,13 +37,23 @@ class Causal(Task[PlainTexts, PreparedText]):
     kinds = ("gpt",)
     before_text: ClassVar[tuple[Chooser, ...]] = before_text("gpt")
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_ON_TEXT
-    use = "generate"
+    uses = frozenset(
+        {
+            *(f"data.{key}" for key in ("documents", "context", "separate_documents")),
+            *("tokenizer.exact", "decoding.max_length", "decoding.batch_tokens"),
+        }
+    )
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, and a context that does not fit."""
         super().check(settings, model)
         plain_text.check_text(settings)
         context, batch = settings.data.context, settings.training.batch_tokens
+        if settings.data.separate_documents and model.feed_forward == "conv" and model.kernel_size > 1:
+            raise SettingsError(
+                "data.separate_documents = true: model.feed_forward = 'conv' looks beyond the beginning of a document; "
+                "use another, or leave it out"
+            )
         if context is None:
             return
         if model.positions == "learned" and context > model.max_positions:
@@ -63,9 +74,9 @@ class Causal(Task[PlainTexts, PreparedText]):
         """The number of bytes decides."""
         return Facts(asked, asked, machine, 0, n_bytes=texts.n_bytes)
 
-    def learn_vocabulary(self, texts: PlainTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-        """An exact one."""
-        return plain_text.learn_text_vocabulary(texts, settings, log, may_grow=may_grow)
+    def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
+        """Of the one text."""
+        return plain_text.lines_of(texts)
 
     def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
         """Tokens of the text."""
@@ -77,9 +88,13 @@ class Causal(Task[PlainTexts, PreparedText]):
         """One row of ids for all documents."""
         return plain_text.encode_text(folder, texts, tokenizers, settings, log)
 
-    def find_prepared(self, folder: RunFolder, log: Log) -> PreparedText | None:
-        """The stores of an earlier start."""
-        return plain_text.find_prepared_text(folder, log)
+    def open_prepared(self, folder: RunFolder) -> PreparedText:
+        """Both stores."""
+        return plain_text.open_prepared_text(folder)
+
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+        """Of files and vocabulary."""
+        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt)
 
     def feeder(self, prepared: PreparedText, settings: Settings, device: torch.device) -> RowFeeder:
         """Rows of the context's length."""

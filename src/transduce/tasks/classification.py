@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,10 +16,13 @@ from transduce.checkpoint import RunFolder
 from transduce.choose import Chooser, Facts
 from transduce.choose_encoder import BEFORE_LABELLED, BEFORE_TRAINING_LABELLED
 from transduce.config import Corpus, ModelSettings, Settings
+from transduce.data.corpus import distinct
 from transduce.data.label_store import LabelStore, build_label_store, count_labels
 from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
+from transduce.data.seen import SeenCheck, watch
+from transduce.data.text_store import fingerprint_of_text
 from transduce.decoding.classifier import TextClassifier, longest_of
-from transduce.errors import DataError, SettingsError, VocabularyTooSmall
+from transduce.errors import DataError, SettingsError
 from transduce.evaluation.classification import score_labels
 from transduce.evaluation.records import save_continuations, save_label_scores
 from transduce.files import read_json, write_json
@@ -28,9 +30,8 @@ from transduce.finish import conclude
 from transduce.log import Log
 from transduce.machine import Machine
 from transduce.tasks.base import Task
-from transduce.tasks.start import begin, tokenizers_of, with_start
+from transduce.tasks.plain_text import told_leaks
 from transduce.text.tokenizer import Tokenizers
-from transduce.text.training import train_tokenizer
 from transduce.training.criteria import tell_labels
 from transduce.training.encoder_feed import LabelFeeder
 from transduce.training.validate import Judge, Validator
@@ -65,8 +66,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     kinds = ("bert-classifier",)
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_LABELLED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_LABELLED
-    begins = True
-    use = "classify"
+    uses = frozenset({"data.max_length", "data.labels", "tokenizer.mask", "tokenizer.exact"})
     criterion = staticmethod(tell_labels)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
@@ -80,7 +80,6 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
                 raise SettingsError("task 'classification' takes path = \"...\" of label<TAB>text, without weights")
         if data.max_length < 8:
             raise SettingsError(f"data.max_length = {data.max_length}: must hold 8 tokens, the special ones among them")
-        with_start(settings, self.kinds[0])
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):
             raise SettingsError(f"data.labels = {list(data.labels)}: at least two, and none twice")
 
@@ -88,13 +87,14 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         """Read all files; labels are those of the training text, or those that the settings name."""
         data = settings.data
         train = list(chain.from_iterable(read_labelled(_path(c)) for c in data.train))
-        tests = {_path(c).name: list(read_labelled(_path(c))) for c in data.test}
+        labels = data.labels or labels_in(train)  # of all of it: the only text with a label may be held out
+        names = distinct([_path(c).name for c in data.test])
+        tests = {name: list(read_labelled(_path(c))) for name, c in zip(names, data.test, strict=True)}
         if data.valid:
             valid = list(chain.from_iterable(read_labelled(_path(c)) for c in data.valid))
         else:
             train, valid = _hold_out(train, settings.training.seed)
             log.say(f"no validation text given: {len(valid):,} texts are held out for it, drawn by seed")
-        labels = data.labels or labels_in(train)
         if len(labels) < 2:
             raise DataError(
                 f"the training text has one label only, {labels[0] if labels else 'none'!r}: nothing to tell"
@@ -108,6 +108,8 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
                 raise DataError(
                     f"{name} text has {len(found[0].texts)} texts a line, training text {len(train[0].texts)}"
                 )
+        for label in sorted(set(labels) - {example.label for example in train}):
+            log.warn(f"label {label!r} stands in no training text: it will not be learned")
         log.say(
             f"{len(train):,} labelled texts to train on, {len(valid):,} to validate on; labels: {', '.join(labels)}"
         )
@@ -116,15 +118,12 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
         """The number of texts decides."""
         known = asked.with_values("data", labels=list(texts.labels))
-        known = with_start(_of_kind(known).with_values("model", n_labels=len(texts.labels)), self.kinds[0])
+        known = _of_kind(known).with_values("model", n_labels=len(texts.labels))
         return Facts(known, known, machine, len(texts.train))
 
-    def learn_vocabulary(self, texts: LabelledTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-        """One, from the training text, or that of the run to begin with."""
-        if (known := tokenizers_of(settings)) is not None:
-            return known
-        lines = chain.from_iterable(example.texts for example in texts.train)
-        return _learn(lines, settings, log, may_grow=may_grow)
+    def lines(self, texts: LabelledTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
+        """The texts without their labels."""
+        return chain.from_iterable(example.texts for example in texts.train), iter(())
 
     def count_tokens(self, texts: LabelledTexts, tokenizers: Tokenizers, settings: Settings) -> int:
         """Tokens of all texts, estimated."""
@@ -140,7 +139,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         tokens.mkdir(exist_ok=True)
         longest, described = longest_of(settings.model, settings.data.max_length), []
         for number, (name, examples) in enumerate(sets.items()):
-            mark = _fingerprint(examples, tokenizers) if not number else ""
+            mark = "" if number else self.fingerprint(settings, tokenizers)
             at = tokens / (name if number < 2 else f"test.{number - 2}")
             store = build_label_store(at, examples, texts.labels, tokenizers.tgt, longest=longest, fingerprint=mark)
             files = sorted({Path(example.place[0]).name for example in examples})
@@ -160,19 +159,24 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         write_json(tokens / "samples.json", [[e.label, list(e.texts)] for e in texts.valid[:N_SAMPLES]])
         folder.save_tokenizers(tokenizers)
         train = LabelStore.open(tokens / "train")
-        folder.write_record("data.json", {"fingerprint": train.facts["fingerprint"], "sets": described})
+        held_out = {name: examples for name, examples in sets.items() if name != "train"}
+        checks = [SeenCheck(name, map(_whole, examples), unit="texts") for name, examples in held_out.items()]
+        for _ in watch(texts.train, _whole, checks):
+            pass
+        report = {"fingerprint": train.facts["fingerprint"], "sets": described, "leaks": told_leaks(checks, log)}
+        folder.write_record("data.json", report)
         return PreparedLabels(tokenizers, train, LabelStore.open(tokens / "valid"))
 
-    def find_prepared(self, folder: RunFolder, log: Log) -> PreparedLabels | None:
-        """The stores of an earlier start."""
+    def open_prepared(self, folder: RunFolder) -> PreparedLabels:
+        """Both stores."""
         tokens = folder.path / "tokens"
-        if not (folder.path / "data.json").exists() or not folder.has_tokenizers:
-            return None
         return PreparedLabels(folder.tokenizers(), LabelStore.open(tokens / "train"), LabelStore.open(tokens / "valid"))
 
-    def begin(self, model: nn.Module, settings: Settings, log: Log) -> None:
-        """With another run's weights, where asked for."""
-        begin(model, settings, log)
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+        """Of files, labels and vocabulary."""
+        data = settings.data
+        marks = (f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}")
+        return fingerprint_of_text([_path(c) for c in data.train], tokenizers.tgt, *marks)
 
     def feeder(self, prepared: PreparedLabels, settings: Settings, device: torch.device) -> LabelFeeder:
         """Batches of texts of like length."""
@@ -224,6 +228,11 @@ def _of_kind(settings: Settings) -> Settings:
     return settings if given else settings.with_values("model", kind=ClassificationTask.kinds[0])
 
 
+def _whole(example: Labelled) -> str:
+    """What stands for an example when texts are compared."""
+    return " ".join(example.texts)
+
+
 def _path(corpus: Corpus) -> Path:
     assert corpus.path is not None, "checked before"
     return corpus.path
@@ -236,30 +245,6 @@ def _hold_out(examples: list[Labelled], seed: int) -> tuple[list[Labelled], list
         raise DataError(f"{len(examples)} labelled texts are too few to hold some out; give data.valid")
     held = set(random.Random(seed).sample(range(len(examples)), n))
     return [e for i, e in enumerate(examples) if i not in held], [examples[i] for i in sorted(held)]
-
-
-def _learn(lines: chain[str], settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-    size, texts = settings.tokenizer.vocab_size, list(lines)
-    assert size is not None, "chosen first"
-    try:
-        both = train_tokenizer(texts, settings.tokenizer, vocab_size=size, seed=settings.training.seed)
-    except VocabularyTooSmall as error:
-        if not may_grow:
-            raise
-        size = error.needed + error.needed // 2
-        log.say(f"the text has so many characters that its vocabulary grows to {size:,} pieces")
-        larger = settings.with_values("tokenizer", vocab_size=size).tokenizer
-        both = train_tokenizer(texts, larger, vocab_size=size, seed=settings.training.seed)
-    for note in both.notes:
-        log.say(note)
-    return Tokenizers(both, both)
-
-
-def _fingerprint(examples: Sequence[Labelled], tokenizers: Tokenizers) -> str:
-    total = hashlib.sha256(hashlib.sha256(tokenizers.tgt.model).digest())
-    for example in examples:
-        total.update("\t".join((example.label, *example.texts)).encode() + b"\n")
-    return total.hexdigest()
 
 
 def _judge(prepared: PreparedLabels, settings: Settings) -> Judge:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +17,8 @@ from transduce.config import ModelSettings, Settings
 from transduce.data.encoder_batch import MaskedBatch
 from transduce.data.masking import word_starts
 from transduce.data.sentence_store import SentenceStore, build_sentence_store
-from transduce.data.text_store import fingerprint_of_text
 from transduce.decoding.filler import Filler
-from transduce.errors import SettingsError
+from transduce.errors import DataError, SettingsError
 from transduce.evaluation.records import save_continuations, save_masked_scores
 from transduce.files import read_json, write_json
 from transduce.finish import conclude
@@ -29,8 +27,7 @@ from transduce.machine import Machine
 from transduce.tasks import plain_text
 from transduce.tasks.base import Task
 from transduce.tasks.plain_text import PlainTexts
-from transduce.tasks.start import begin, tokenizers_of, with_start
-from transduce.text.special import MASK, MASK_PIECE, Vocabulary
+from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import tell_masked
 from transduce.training.encoder_feed import MaskedFeeder
@@ -55,18 +52,21 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
     kinds = ("bert",)
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_MASKED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_MASKED
-    begins = True
-    use = "fill gaps"
+    uses = frozenset(
+        {
+            *(f"data.{key}" for key in ("documents", "context", "masked", "whole_words")),
+            *("tokenizer.mask", "tokenizer.exact"),
+        }
+    )
     criterion = staticmethod(tell_masked)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, vocabularies without <mask>, and pairs that cannot be."""
         super().check(settings, model)
         plain_text.check_files(settings)
-        with_start(settings, self.kinds[0])
         context = settings.data.context
         own = settings.tokenizer
-        if "mask" in own.model_fields_set and not own.mask and own.kind != "hub":
+        if "mask" in own.model_fields_set and not own.mask and settings.training.start is None:
             raise SettingsError("tokenizer.mask = false: task 'masked' needs a piece <mask>; leave it out")
         if model.next_sentence and settings.data.documents == "line":
             raise SettingsError(
@@ -91,17 +91,11 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
 
     def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
         """The number of bytes decides."""
-        known = with_start(asked, self.kinds[0])
-        return Facts(known, known, machine, 0, n_bytes=texts.n_bytes)
+        return Facts(asked, asked, machine, 0, n_bytes=texts.n_bytes)
 
-    def learn_vocabulary(self, texts: PlainTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-        """One with <mask>, or that of the run to begin with."""
-        found = tokenizers_of(settings) or plain_text.learn_text_vocabulary(texts, settings, log, may_grow=may_grow)
-        if settings.tokenizer.kind != "hub" and found.tgt.pieces([MASK]) != [MASK_PIECE]:
-            raise SettingsError(
-                f"the vocabulary of {settings.training.start} has no {MASK_PIECE}: it is of no masked model"
-            )
-        return found
+    def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
+        """Of the one text."""
+        return plain_text.lines_of(texts)
 
     def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
         """Tokens of the text."""
@@ -115,33 +109,34 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
         tokens.mkdir(exist_ok=True)
         context = settings.data.context
         assert context is not None, "chosen first"
-        mark = _fingerprint(settings, vocabulary)
+        mark = self.fingerprint(settings, tokenizers)
         sets = {"train": texts.train, "valid": texts.valid} | dict(texts.tests)
-        described = []
+        described, checks = [], texts.checks()
         for number, (name, stream) in enumerate(sets.items()):
             at = tokens / (name if number < 2 else f"test.{number - 2}")
+            pieces = stream() if number else plain_text.watched(stream(), checks)
             store = build_sentence_store(
-                at, stream(), vocabulary, longest=context - 3, fingerprint="" if number else mark, name=f"{name} text"
+                at, pieces, vocabulary, longest=context - 3, fingerprint="" if number else mark, name=f"{name} text"
             )
+            _check_rows(store, name, vocabulary, settings)
             files: Iterable[str] = (texts.files, texts.valid_files)[number] if number < 2 else (name,)
             numbers = {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
             described.append({"name": name, "files": list(files), **numbers})
         write_json(tokens / "tests.json", [name for name, _ in texts.tests])
         folder.save_tokenizers(tokenizers)
-        folder.write_record("data.json", {"fingerprint": mark, "sets": described})
+        report = {"fingerprint": mark, "sets": described, "leaks": plain_text.told_leaks(checks, log)}
+        folder.write_record("data.json", report)
         return PreparedSentences(tokenizers, SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid"))
 
-    def find_prepared(self, folder: RunFolder, log: Log) -> PreparedSentences | None:
-        """The stores of an earlier start."""
+    def open_prepared(self, folder: RunFolder) -> PreparedSentences:
+        """Both stores."""
         tokens = folder.path / "tokens"
-        if not (folder.path / "data.json").exists() or not folder.has_tokenizers:
-            return None
         train, valid = SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid")
         return PreparedSentences(folder.tokenizers(), train, valid)
 
-    def begin(self, model: nn.Module, settings: Settings, log: Log) -> None:
-        """With another run's weights, where asked for."""
-        begin(model, settings, log)
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+        """Of files, vocabulary and context."""
+        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt, f"context: {settings.data.context}")
 
     def feeder(self, prepared: PreparedSentences, settings: Settings, device: torch.device) -> MaskedFeeder:
         """Rows with gaps."""
@@ -207,6 +202,17 @@ def _feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings, de
     )
 
 
+def _check_rows(store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings) -> None:
+    """Refuse a set that gives nothing to tell, before training comes to it."""
+    if settings.model.next_sentence and store.n_documents < 2:
+        raise DataError(
+            f"{name} text has {store.n_documents} document: model.next_sentence = true needs two at least, as half of "
+            "the pairs come from two; data.documents says what ends one; or leave it out"
+        )
+    if not _feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
+        raise DataError(f"{name} text: there is nothing to tell in it")
+
+
 def _judge(feeder: MaskedFeeder) -> Judge:
     def judge(model: nn.Module) -> dict[str, float]:
         right = n = followed = n_pairs = 0
@@ -234,10 +240,3 @@ def _with_gaps(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:
             place = 1 + (i * 5) % (len(words) - 2)
             texts.append(" ".join([*words[:place], MASK_PIECE, *words[place + 1 :]]))
     return list(dict.fromkeys(texts))
-
-
-def _fingerprint(settings: Settings, vocabulary: Vocabulary) -> str:
-    data = settings.data
-    paths = [Path(corpus.path) for corpus in data.train if corpus.path is not None]
-    marks = (f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}")
-    return fingerprint_of_text(paths, vocabulary, *marks, f"context: {data.context}")

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, Settings
+from transduce.data.corpus import distinct
+from transduce.data.seen import SeenCheck, watch
 from transduce.data.text import Piece, choose_held_out, measure, part_of, read_pieces
 from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
-from transduce.errors import DataError, SettingsError, VocabularyTooSmall
+from transduce.errors import DataError, SettingsError
 from transduce.files import read_json, write_json
 from transduce.log import Log
-from transduce.request import has_read_text
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
-from transduce.text.training import train_tokenizer
 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 1 << 20  # of the text, and bytes
 TRIED = 2000  # pieces that are encoded to estimate the tokens
@@ -36,6 +37,11 @@ class PlainTexts:
     n_valid_bytes: int
     files: tuple[str, ...]
     valid_files: tuple[str, ...]
+
+    def checks(self) -> list[SeenCheck]:
+        """What looks for the lines of the held-out sets in the training text."""
+        sets = {"valid": self.valid, **dict(self.tests)}
+        return [SeenCheck(name, (piece.text for piece in stream()), unit="lines") for name, stream in sets.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ def check_files(settings: Settings) -> None:
 def check_text(settings: Settings) -> None:
     """Refuse settings that text which must come back as it was does not know."""
     check_files(settings)
+    if settings.training.start is not None:  # whose vocabulary gives text back too
+        return
     given = settings.tokenizer.model_fields_set
     if "exact" in given and not settings.tokenizer.exact:
         raise SettingsError(f"tokenizer.exact = false: task '{settings.task}' needs text to come back as it was")
@@ -100,22 +108,9 @@ def read_plain_texts(settings: Settings, log: Log) -> PlainTexts:
     return PlainTexts(train, valid, tests, n_train, n_valid, files, files)
 
 
-def learn_text_vocabulary(texts: PlainTexts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-    """One vocabulary, from the training text; with `may_grow`, a larger one where its characters need it."""
-    size = settings.tokenizer.vocab_size
-    assert size is not None, "chosen first"
-    lines = (piece.text.removesuffix("\n") for piece in texts.train())
-    try:
-        both = train_tokenizer(lines, settings.tokenizer, vocab_size=size, seed=settings.training.seed)
-    except VocabularyTooSmall as error:
-        if not may_grow:
-            raise
-        size = error.needed + error.needed // 2
-        log.say(f"the text has so many characters that its vocabulary grows to {size:,} pieces")
-        return learn_text_vocabulary(texts, settings.with_values("tokenizer", vocab_size=size), log, may_grow=False)
-    for note in both.notes:
-        log.say(note)
-    return Tokenizers(both, both)
+def lines_of(texts: PlainTexts) -> tuple[Iterator[str], Iterator[str]]:
+    """The lines of the training text, and nothing, as there is one side only."""
+    return (piece.text.removesuffix("\n") for piece in texts.train()), iter(())
 
 
 def count_text_tokens(texts: PlainTexts, tokenizer: Vocabulary) -> int:
@@ -131,12 +126,13 @@ def encode_text(
     """Encode all into the run folder."""
     tokens, tokenizer = folder.path / "tokens", tokenizers.tgt
     tokens.mkdir(exist_ok=True)
+    checks = texts.checks()
     with log.progress("encoding") as bar:
         train = build_text_store(
             tokens / "train",
-            texts.train(),
+            watched(texts.train(), checks),
             tokenizer,
-            fingerprint=_fingerprint(settings, tokenizer),
+            fingerprint=fingerprint_of_plain(settings, tokenizer),
             progress=lambda n_read: bar.update(n_read / texts.n_bytes),
         )
     valid = build_text_store(tokens / "valid", texts.valid(), tokenizer, name="validation text")
@@ -147,22 +143,29 @@ def encode_text(
     write_json(tokens / "tests.json", [name for name, _ in tests])
     folder.save_tokenizers(tokenizers)
     described = [_described("train", texts.files, train), _described("valid", texts.valid_files, valid)]
-    report = {"fingerprint": train.fingerprint, "sets": described + [_described(name, (), s) for name, s in tests]}
+    described += [_described(name, (), s) for name, s in tests]
+    report = {"fingerprint": train.fingerprint, "sets": described, "leaks": told_leaks(checks, log)}
     folder.write_record("data.json", report)
     return PreparedText(tokenizers, train, valid)
 
 
-def find_prepared_text(folder: RunFolder, log: Log) -> PreparedText | None:
-    """What an earlier start of the run has prepared, or None where it did not come that far."""
-    tokens, data = folder.path / "tokens", folder.settings.data
-    if not has_read_text(folder.path) or not folder.has_tokenizers:
-        return None
-    tokenizers = folder.tokenizers()
-    train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")
-    there = all(_path(corpus).exists() for corpus in data.train)
-    if there and train.fingerprint != _fingerprint(folder.settings, tokenizers.tgt):
-        log.warn("the training text has changed since this run began; the run goes on with the text of then")
-    return PreparedText(tokenizers, train, valid)
+def watched(pieces: Iterator[Piece], checks: Sequence[SeenCheck]) -> Iterator[Piece]:
+    """Training text that all checks look through on its way."""
+    return watch(pieces, lambda piece: piece.text, checks)
+
+
+def told_leaks(checks: Sequence[SeenCheck], log: Log) -> list[dict[str, Any]]:
+    """Warn of held-out text in the training text; what data.json keeps of it."""
+    for check in checks:
+        if warning := check.warning():
+            log.warn(warning)
+    return [check.to_json() for check in checks]
+
+
+def open_prepared_text(folder: RunFolder) -> PreparedText:
+    """What `encode_text` wrote into the run folder."""
+    tokens = folder.path / "tokens"
+    return PreparedText(folder.tokenizers(), TextStore.open(tokens / "train"), TextStore.open(tokens / "valid"))
 
 
 def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
@@ -172,12 +175,12 @@ def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
 
 
 def _tests(settings: Settings) -> tuple[tuple[str, Stream], ...]:
-    tests = []
-    for corpus in settings.data.test:
+    tests, corpora = [], settings.data.test
+    for name, corpus in zip(distinct([_path(c).name for c in corpora]), corpora, strict=True):
         stream = _stream((corpus,), settings.data.documents)
         if not measure(stream()).n_bytes:
             raise DataError(f"{_path(corpus).name}: there is no text")
-        tests.append((_path(corpus).name, stream))
+        tests.append((name, stream))
     return tuple(tests)
 
 
@@ -194,11 +197,11 @@ def _part(stream: Stream, held: dict[int, int], *, held_out: bool) -> Stream:
     return lambda: part_of(stream(), held, held_out=held_out)
 
 
-def _fingerprint(settings: Settings, tokenizer: Vocabulary) -> str:
+def fingerprint_of_plain(settings: Settings, tokenizer: Vocabulary, *marks: str) -> str:
     """Of the training text and everything that decides what is stored of it."""
     data = settings.data
-    marks = (f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}")
-    return fingerprint_of_text([_path(corpus) for corpus in data.train], tokenizer, *marks)
+    usual = (f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}")
+    return fingerprint_of_text([_path(corpus) for corpus in data.train], tokenizer, *usual, *marks)
 
 
 def _described(name: str, files: Sequence[str], store: TextStore) -> dict[str, object]:

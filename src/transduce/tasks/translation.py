@@ -11,7 +11,7 @@ from torch import nn
 from transduce import prepare
 from transduce.checkpoint import RunFolder
 from transduce.choose import BEFORE_TEXT, BEFORE_TRAINING, Chooser, Facts
-from transduce.config import ModelSettings, Settings
+from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, Settings
 from transduce.data.batch import Batch, collate
 from transduce.data.batching import plan
 from transduce.data.objectives import Example
@@ -36,8 +36,18 @@ class Translation(Task[Texts, Prepared]):
     kinds = ("transformer",)
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING
-    samples_pieces = True
-    use = "translate"
+    uses = frozenset(
+        {
+            *(
+                f"data.{key}"
+                for key in ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies")
+            ),
+            *(f"tokenizer.{key}" for key in ("joint", "sampling", "exact")),
+            "training.valid_bleu_sentences",
+            *(f"decoding.{key}" for key in DecodingSettings.model_fields),
+            *(f"evaluation.{key}" for key in EvaluationSettings.model_fields),
+        }
+    )
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse tokenizers, metrics and lengths that do not fit."""
@@ -66,9 +76,9 @@ class Translation(Task[Texts, Prepared]):
         """The number of pairs decides."""
         return Facts(asked, asked, machine, texts.n_pairs)
 
-    def learn_vocabulary(self, texts: Texts, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-        """One for both sides, or one each."""
-        return prepare.learn_vocabulary(texts, settings, log, may_grow=may_grow)
+    def lines(self, texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
+        """Of both sides, cleaned."""
+        return prepare.lines_of(texts, settings)
 
     def count_tokens(self, texts: Texts, tokenizers: Tokenizers, settings: Settings) -> int:
         """Tokens of the longer side of all pairs."""
@@ -78,9 +88,13 @@ class Translation(Task[Texts, Prepared]):
         """Clean and encode, and look for held-out text in the training text."""
         return prepare.encode(folder, texts, tokenizers, settings, log)
 
-    def find_prepared(self, folder: RunFolder, log: Log) -> Prepared | None:
+    def open_prepared(self, folder: RunFolder) -> Prepared:
         """Both stores, and what is judged."""
-        return prepare.find_prepared(folder, log)
+        return prepare.open_prepared(folder)
+
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+        """Of files, cleaning and vocabulary."""
+        return prepare.fingerprint(settings, tokenizers)
 
     def feeder(self, prepared: Prepared, settings: Settings, device: torch.device) -> PairFeeder:
         """Batches of pairs of like length."""

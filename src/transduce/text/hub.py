@@ -41,6 +41,11 @@ class HubTokenizer:
         """Pieces, special ones included."""
         return len(self._theirs)
 
+    @property
+    def theirs(self) -> list[int]:
+        """The library's id of each of ours, -1 where it has none."""
+        return list(self._theirs)
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special ones but `UNK`, and those that the text itself names, as `[MASK]`."""
         return self.encode_batch([text])[0]

@@ -113,6 +113,9 @@ class Trainer:
     def _straight(self, bar: Bar, asked: StopRequest) -> None:
         state = self.state
         self.model.train()
+        if self.settings.start is not None and state.validated < 0:
+            self._validate(bar)  # what it begins with: whether training makes it better shows from there
+            self.model.train()
         feeds_from_here = self.feeder.feeds(state.position, skip=frozenset(state.skipped))
         with ahead(feeds_from_here, n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
             while not (reason := self._reason_to_end()):
@@ -193,13 +196,13 @@ class Trainer:
         state, began = self.state, self.clock.seconds()
         self.meter.settle()
         bar.update(state.progress, **self._shown, note="validating")
-        with borrowed(self.live, self.average.candidate(state.update)):
+        with borrowed(self.live, self.average.candidate(state.update) if state.update else None):
             scores = self.link.tell(self.validator)
         if not math.isfinite(scores["loss"]):
             raise TrainingError(f"the validation loss after update {state.update} is not finite; {recover.ADVICE}")
         better = self.stopper.see(state.update, scores)
         score = score_of(scores, self.settings.stop_by)[0]
-        kept = self.average.keep(state.update, score, better=better)
+        kept = self.average.keep(state.update, score, better=better) if state.update else self.live
         if kept is not None:
             self.folder.save_model(full_weights(self.model, kept))
         seconds = self.clock.seconds() - began
@@ -238,11 +241,9 @@ class Trainer:
             "watch": self.meter.watch.state(),
             "metrics": self.metrics.mark(),
         }
-        folder = self.folder
+        folder, s = self.folder, self.settings
         folder.save_checkpoint(self.state.update, joined(parts), state)
-        folder.prune(
-            self.settings.keep_checkpoints, spare=recover.worth_keeping(folder.states.updates(), self.settings)
-        )
+        folder.prune(s.keep_checkpoints, spare=recover.worth_keeping(folder.states.updates(), s))
         self.average.saved(found["average"] for found in folder.states.states())
         self.link.sync()
         self._saved_at = self.clock.seconds()

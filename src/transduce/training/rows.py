@@ -32,22 +32,17 @@ class RowFeeder(Feeder):
         device: torch.device,
         context: int,
         objective: RowObjective,
-        lead: int = 1,
         separate: bool = False,
     ) -> None:
-        """`lead`: ids that a row is given before its first target, as for a model that tells the next one.
-
-        `separate`: batches tell which document a token belongs to.
-        """
+        """A row is given the id before its first target. `separate`: batches tell which document a token belongs to."""
         super().__init__(settings, device=device)
-        self.store, self.context, self.objective, self.lead, self.separate = store, context, objective, lead, separate
+        self.store, self.context, self.objective, self.separate = store, context, objective, separate
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The batches of an epoch, as the places in the store of their rows' first targets."""
         batches = plan_rows(
             len(self.store),
             context=self.context,
-            lead=self.lead,
             n_rows=self.budget // self.context,
             seed=self.seed,
             epoch=epoch,
@@ -59,15 +54,15 @@ class RowFeeder(Feeder):
     def padding(self) -> float:
         """The share of padding in the batches of the first epoch: of two rows at most."""
         n_rows = sum(map(len, self.plan(0)))
-        return 1 - (len(self.store) - self.lead) / (n_rows * self.context)
+        return 1 - (len(self.store) - 1) / (n_rows * self.context)
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
         """The text around a row: where an epoch cuts it may lie anywhere in here."""
-        return [tokenizers.tgt.decode(self.store.ids[max(0, index - self.lead) : index + self.context].tolist())]
+        return [tokenizers.tgt.decode(self.store.ids[max(0, index - 1) : index + self.context].tolist())]
 
     def in_order(self) -> Iterator[RowBatch]:
         """All rows from the beginning to the end of the text, each in the middle of nothing: what validation reads."""
-        starts = row_starts(len(self.store), context=self.context, lead=self.lead, offset=0)
+        starts = row_starts(len(self.store), context=self.context, offset=0)
         n_rows = max(1, self.micro_budget // self.context)
         for first in range(0, len(starts), n_rows):
             rows = [self._row(int(start), Position(), offset=0) for start in starts[first : first + n_rows]]
@@ -93,6 +88,6 @@ class RowFeeder(Feeder):
         )
 
     def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
-        end = row_end(start, len(self.store), context=self.context, lead=self.lead, offset=offset)
-        ids = np.asarray(self.store.ids[start - self.lead : end], dtype=np.int64)
+        end = row_end(start, len(self.store), context=self.context, offset=offset)
+        ids = np.asarray(self.store.ids[start - 1 : end], dtype=np.int64)
         return self.objective(ids, np.random.default_rng([self.seed & (2**63 - 1), position.epoch, start]))

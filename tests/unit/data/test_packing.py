@@ -14,31 +14,30 @@ from transduce.data.packing import offset_of, plan_rows, row_end, row_starts
 @given(
     n_tokens=st.integers(0, 200),
     context=st.integers(1, 40),
-    lead=st.integers(0, 1),
     n_rows=st.integers(1, 9),
     seed=st.integers(0, 2**63),
     epoch=st.integers(0, 50),
 )
 def test_rows_lie_side_by_side_and_hold_every_target_once(
-    n_tokens: int, context: int, lead: int, n_rows: int, seed: int, epoch: int
+    n_tokens: int, context: int, n_rows: int, seed: int, epoch: int
 ) -> None:
     offset = offset_of(context, seed=seed, epoch=epoch)
-    batches = plan_rows(n_tokens, context=context, lead=lead, n_rows=n_rows, seed=seed, epoch=epoch)
+    batches = plan_rows(n_tokens, context=context, n_rows=n_rows, seed=seed, epoch=epoch)
     spans = [
-        (int(start), row_end(int(start), n_tokens, context=context, lead=lead, offset=offset))
+        (int(start), row_end(int(start), n_tokens, context=context, offset=offset))
         for batch in batches
         for start in batch
     ]
     assert all(0 < end - start <= context for start, end in spans)
     told = sorted(i for start, end in spans for i in range(start, end))
-    assert told == list(range(lead, n_tokens))
+    assert told == list(range(1, n_tokens))
     assert sum(end - start < context for start, end in spans) <= 2, "only the first and the last may be short"
     sizes = [len(batch) for batch in batches]
     assert all(0 < size <= n_rows for size in sizes) and (not sizes or max(sizes) - min(sizes) <= 1)
 
 
 def test_an_epoch_is_cut_and_shuffled_otherwise_than_the_one_before() -> None:
-    size = {"context": 16, "lead": 1, "n_rows": 4}
+    size = {"context": 16, "n_rows": 4}
     epochs = [np.concatenate(plan_rows(1000, seed=3, epoch=epoch, **size)) for epoch in range(20)]
     again = [np.concatenate(plan_rows(1000, seed=3, epoch=epoch, **size)) for epoch in range(20)]
     assert all(map(np.array_equal, epochs, again))
@@ -48,6 +47,6 @@ def test_an_epoch_is_cut_and_shuffled_otherwise_than_the_one_before() -> None:
 
 
 def test_in_order_from_the_beginning() -> None:
-    assert row_starts(10, context=4, lead=1, offset=0).tolist() == [1, 5, 9]
-    assert row_starts(10, context=4, lead=1, offset=3).tolist() == [1, 4, 8]
-    assert row_starts(1, context=4, lead=1, offset=3).tolist() == []
+    assert row_starts(10, context=4, offset=0).tolist() == [1, 5, 9]
+    assert row_starts(10, context=4, offset=3).tolist() == [1, 4, 8]
+    assert row_starts(1, context=4, offset=3).tolist() == []

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,3 +235,23 @@ def test_runs_of_another_task_are_refused(make: Callable[..., Path], make_run: C
 
 def test_no_prompt(generator: Generator) -> None:
     assert generator.generate([]) == [] and generator.score([]) == []
+
+
+def test_a_stream_can_be_left(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has seen enough goes: what was left to compute is not computed, and no thread stays."""
+    advance, n_steps, n_threads = generator.model.advance, [0], threading.active_count()
+
+    def counted(*arguments: Any) -> Any:
+        n_steps[0] += 1
+        time.sleep(0.001)
+        return advance(*arguments)
+
+    monkeypatch.setattr(generator.model, "advance", counted, raising=False)
+    stream = generator.stream("a", max_length=100_000, top_k=1)
+    next(stream)
+    stream.close()
+    assert n_steps[0] < 1000 and threading.active_count() == n_threads
+    assert (
+        "".join(generator.stream("a", max_length=5, temperature=0))
+        == generator.generate(["a"], max_length=5, temperature=0)[0].text
+    )

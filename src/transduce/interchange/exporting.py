@@ -1,9 +1,10 @@
-"""A run as a folder that transformers' MarianMTModel and MarianTokenizer load, without code of ours."""
+"""A translator as a folder that transformers' MarianMTModel and MarianTokenizer load, without code of ours."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,26 @@ from transduce.text.special import BOS, PAD, UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
 
-def export_huggingface(
-    out: Path, settings: Settings, tokenizers: Tokenizers, tensors: Mapping[str, Tensor], *, model: Any
-) -> list[str]:
-    """Write the folder `out`, check it against `model` where transformers is there, and tell what was found.
+@dataclass(frozen=True, slots=True, eq=False)
+class Outgoing:
+    """A run on its way to another program: `model`, in eval mode, has these settings and tensors."""
+
+    settings: Settings
+    tokenizers: Tokenizers
+    tensors: Mapping[str, Tensor]
+    model: Any  # of any kind that the MODELS table knows
+    quantization: str | None = None
+
+
+def export_marian(out: Path, run: Outgoing) -> list[str]:
+    """Write the folder `out`, check it against the model where transformers is there, and tell what was found.
 
     Raises `UserError` where Marian's architecture lacks one of the settings, `TransduceError` where the check fails.
     """
+    settings, tokenizers, tensors = run.settings, run.tokenizers, run.tensors
     s = settings.model
     if lacking := marian.inexpressible(s):
-        raise UserError(f"transformers' Marian cannot express {', '.join(lacking)}; --to ctranslate2 may")
+        raise UserError(f"transformers' Marian cannot express {', '.join(lacking)}; --to ctranslate2 or onnx may")
     src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt))
     shared = src_pieces == tgt_pieces
     keep_null = not _null_is_idle(tensors)
@@ -52,7 +63,7 @@ def export_huggingface(
     write_tensors(out / "model.safetensors", theirs)
     _write_tokenizer(out, settings, tokenizers, src_ids, None if shared else tgt_ids)
     write_text(out / "README.md", _card(settings))
-    return [_check(out, model, tokenizers, src, tgt).line()]
+    return [_check(out, run.model, tokenizers, src, tgt).line()]
 
 
 def _null_is_idle(tensors: Mapping[str, Tensor]) -> bool:

@@ -1,0 +1,132 @@
+"""Does the doctor predict what happens? Memory of the worst batch from smaller ones, and a short training against it.
+
+    python benchmarks/doctor.py memory                       # the built-in corpus, several model sizes
+    python benchmarks/doctor.py training RECIPE --data FOLDER --updates 120
+
+`memory`: peaks of batches of a sixteenth, an eighth and a quarter of the tokens, continued to the whole, beside the
+peak that a fresh process has with the whole batch. `training`: the doctor's figures, then a real `transduce train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings
+from transduce.diagnosis import trial
+from transduce.diagnosis.measuring import extrapolated, told
+from transduce.examine import doctor
+from transduce.log import Log
+from transduce.machine import this_machine
+from transduce.run import check, resolve
+
+SIZES = {
+    "tiny": (8192, {}),
+    "small": (4096, {}),
+    "base": (4096, {}),
+    "gpt-small": (4096, {"task": "causal"}),
+    "bert-mini": (4096, {"task": "masked"}),
+}
+
+
+def prepare(name: str, tokens: int, more: dict[str, str], folder: Path) -> Path:
+    """A run folder with encoded text, as a training makes it."""
+    data: dict[str, object] = {"demo": 4000}
+    if more:
+        from transduce.data.demo import demo_pairs
+
+        text = folder / "text.txt"
+        text.write_text("\n".join(pair.src for pair in demo_pairs("train", 6000, seed=1)), encoding="utf-8")
+        data = {"train": [{"path": str(text)}], "context": 256}
+    settings = Settings.from_mapping(
+        {
+            **more,
+            "data": data,
+            "model": {"preset": name},
+            "tokenizer": {"vocab_size": 2000},
+            "training": {"batch_tokens": tokens, "micro_batch_tokens": tokens, "max_updates": 10, "device": "cpu"},
+        }
+    )
+    task, log = check(settings), Log(quiet=True)
+    texts = task.read(settings, log)
+    settings, tokenizers = resolve(task, settings, texts, this_machine("cpu"), log)
+    with RunFolder.create(folder / "run", settings, "") as run:
+        run.write_settings(settings)
+        task.encode(run, texts, tokenizers, settings, log)
+    return folder / "run"
+
+
+def child(folder: Path, shares: list[float]) -> list[dict[str, object]]:
+    """Peaks of batches of these shares, in a process of their own."""
+    command = [sys.executable, __file__, "child", str(folder), *map(str, shares)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def memory() -> None:
+    """The table."""
+    print(f"{'model':<12} {'tokens':>7} {'predicted MiB':>14} {'measured MiB':>13} {'ratio':>6}")
+    for name, (tokens, more) in SIZES.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = prepare(name, tokens, more, Path(temporary))
+            predicted = extrapolated(told(child(folder, [1 / 16, 1 / 8, 1 / 4])).points)
+            real = extrapolated(told(child(folder, [1.0])).points)
+            assert predicted is not None and real is not None
+            a, b = predicted.worst / 2**20, real.worst / 2**20
+            print(f"{name:<12} {tokens:>7,} {a:>14,.0f} {b:>13,.0f} {a / b:>6.2f}", flush=True)
+
+
+def training(recipe: Path, data: Path, updates: int) -> None:
+    """The doctor's figures, and what came."""
+    overrides = [f"training.max_updates={updates}", f"training.valid_updates={updates // 2}", "data.test=[]"]
+    settings = Settings.from_toml(recipe, [*overrides, f"data.root={data.absolute()}"])
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / "run"
+        found = doctor(settings, run=run)
+        assert found.trial is not None and found.trial.memory is not None and found.time is not None
+        options = [part for value in overrides for part in ("--set", value)]
+        command = [sys.executable, "-m", "transduce", "train", str(recipe), "--data", str(data), "--run", str(run)]
+        began = time.time()
+        subprocess.run([*command, "--quiet", *options], check=True)
+        whole = time.time() - began
+        end = next(e for e in map(json.loads, (run / "metrics.jsonl").open()) if e["event"] == "end")
+        size = sum(path.stat().st_size for path in next((run / "checkpoints").iterdir()).iterdir())
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    rows = {
+        "peak memory, MiB": (found.trial.memory.worst / 2**20, peak / 2**20),
+        "updates and validations, s": (found.time.updating + found.time.validating, end["seconds"]),
+        "the whole command, s": (found.time.total, whole),
+        "checkpoint, MiB": (found.trial.checkpoint_bytes / 2**20, size / 2**20),
+    }
+    print(f"{'':<28} {'predicted':>10} {'happened':>10} {'ratio':>6}   (the doctor took {found.seconds:.1f} s)")
+    for name, (a, b) in rows.items():
+        print(f"{name:<28} {a:>10,.1f} {b:>10,.1f} {a / b:>6.2f}")
+
+
+def main() -> None:
+    """The command line."""
+    if sys.argv[1:2] == ["child"]:
+        one = trial.Trial(RunFolder.open(Path(sys.argv[2]), model=False))
+        for fact in trial.memory(one, time.monotonic() + 1e6, tuple(map(float, sys.argv[3:]))):
+            print(json.dumps(fact), flush=True)
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["memory", "training"])
+    parser.add_argument("recipe", type=Path, nargs="?")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--updates", type=int, default=120)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    memory() if given.what == "memory" else training(given.recipe, given.data, given.updates)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Do the lines of two files belong together? Pure functions of the two sides of some lines.
+
+Sentences and their translations are long and short together, and carry the same numbers. For a window of lines that is
+looked at under every shift from -20 to 20: if one other than 0 fits and 0 does not, a line was lost or added before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+FARTHEST = 20  # lines of a shift that is looked for
+_LEAST = 60  # lines of a window that can tell
+_DIGITS = re.compile(r"\d+")
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well the sides of a window go together: the best shift, and at it and at none the correlation of lengths.
+
+    `numbers` of them: lines with digits; `same`: whose counterpart has the same, at shift 0.
+    """
+
+    shift: int
+    best: float
+    straight: float
+    sure: bool
+    numbers: int = 0
+    same: int = 0
+
+
+def fit(rows: Sequence[Row]) -> Fit:
+    """Look at one window. `sure`: another shift than 0 fits so much better that it is no chance.
+
+    >>> words = [("a" * n, "b" * (2 * n)) for n in (7, 1, 9, 3, 12, 5, 8, 2, 14, 4, 6, 11) * 8]
+    >>> fit([(src, words[i - 1][1]) for i, (src, _) in enumerate(words)]).shift
+    1
+    """
+    src, tgt = lengths(rows)
+    n = len(rows)
+    digits = [(_digits(a), _digits(b)) for a, b in rows]
+    having = [i for i, (a, _) in enumerate(digits) if a]
+    by_shift: dict[int, float] = {}
+    scores: dict[int, float] = {}
+    for shift in range(-FARTHEST, FARTHEST + 1):
+        begin, end = max(0, -shift), min(n, n - shift)
+        if end - begin < _LEAST:
+            continue
+        r = correlation(src[begin:end], tgt[begin + shift : end + shift])
+        by_shift[shift] = r
+        inside = [i for i in having if begin <= i < end]
+        same = sum(digits[i][0] == digits[i + shift][1] for i in inside)
+        copied = same / len(inside) if len(inside) >= 5 else 0.0
+        scores[shift] = math.atanh(min(0.999, max(-0.999, r))) * math.sqrt(end - begin - 3) + 8 * copied
+    if not by_shift:
+        return Fit(0, 0.0, 0.0, sure=False)
+    shift = max(scores, key=lambda s: (scores[s], -abs(s)))
+    straight = by_shift.get(0, 0.0)
+    sure = shift != 0 and scores[shift] - scores[0] > 6 and by_shift[shift] > 0.4 and by_shift[shift] - straight > 0.25
+    same = sum(digits[i][0] == digits[i][1] for i in having)
+    return Fit(shift, by_shift[shift], straight, sure, len(having), same)
+
+
+def lengths(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the characters of both sides."""
+    return tuple(np.log1p([float(len(row[side])) for row in rows]) for side in (0, 1))  # type: ignore[return-value]
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's; 0 where one side does not vary."""
+    x, y = x - x.mean(), y - y.mean()
+    norm = math.sqrt(float(x @ x) * float(y @ y))
+    return float(x @ y) / norm if norm > 1e-9 else 0.0
+
+
+def turning_point(rows: Sequence[Row], before: int, after: int) -> int:
+    """The row from which on `after` fits better than `before`: where the sums of the misfits are least."""
+    src, tgt = lengths(rows)
+    mean = float(np.median(tgt) - np.median(src))
+    digits = [(_digits(a), _digits(b)) for a, b in rows]
+
+    def misfit(shift: int) -> np.ndarray:
+        at = np.clip(np.arange(len(rows)) + shift, 0, len(rows) - 1)
+        differing = [2.0 * (digits[i][0] != digits[j][1]) for i, j in enumerate(at.tolist())]
+        return np.minimum(2.0, np.abs(tgt[at] - src - mean)) + np.array(differing)
+
+    gained = np.concatenate(([0.0], np.cumsum(misfit(before) - misfit(after))))
+    return int(np.argmin(gained))
+
+
+def locate(
+    reread: Callable[[int, int], Sequence[Row]], low: int, high: int, *, before: int, after: int, window: int = 200
+) -> int:
+    """The line, between `low` (where `before` fits) and `high` (where `after` does), where the shift changes."""
+    while high - low > 2 * window:
+        middle = (low + high) // 2
+        found = fit(reread(middle, window))
+        if abs(found.shift - after) < abs(found.shift - before):
+            high = middle
+        else:
+            low = middle
+    return low + turning_point(reread(low, high - low + window), before, after)
+
+
+def _digits(text: str) -> tuple[str, ...]:
+    return tuple(sorted(str(int(number[:18])) for number in _DIGITS.findall(text)))  # of any script, full-width too

@@ -1,0 +1,165 @@
+"""Which script and, for some languages, which language: by Unicode's names and by the commonest words.
+
+A small test of our own, as those libraries that identify languages well are large or fetch their models. It is made
+to see whole sides that are swapped, or of another language than was said; of a single line it is told only what
+scripts, or two common words and none of the other language, make clear.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+_NAMED = {
+    "CJK": "Han",
+    "HIRAGANA": "Kana",
+    "KATAKANA": "Kana",
+    "KATAKANA-HIRAGANA": "Kana",
+    "HALFWIDTH": "Kana",
+    "FULLWIDTH": "Latin",
+    "MODIFIER": "",
+    "FEMININE": "Latin",
+    "MASCULINE": "Latin",
+    "MICRO": "Greek",
+}
+_SCRIPTS = {
+    "Cyrillic": "ru uk bg mk be kk ky mn tg",
+    "Greek": "el grc",
+    "Han": "zh yue cmn",
+    "Kana Han": "ja",
+    "Hangul Han": "ko",
+    "Arabic": "ar fa ur ps ug sd ckb",
+    "Hebrew": "he yi",
+    "Devanagari": "hi mr ne sa",
+    "Bengali": "bn as",
+    "Tamil": "ta",
+    "Telugu": "te",
+    "Kannada": "kn",
+    "Malayalam": "ml",
+    "Gujarati": "gu",
+    "Gurmukhi": "pa",
+    "Thai": "th",
+    "Lao": "lo",
+    "Khmer": "km",
+    "Myanmar": "my",
+    "Georgian": "ka",
+    "Armenian": "hy",
+    "Ethiopic": "am ti",
+    "Sinhala": "si",
+    "Tibetan": "bo",
+    "Latin": (
+        "en de fr es it pt nl sv da no nb nn fi et lv lt pl cs sk sl hr hu ro sq tr id ms vi eu ca gl ga cy is mt af "
+        "sw la eo lb tl ha yo ig zu xh so oc br"
+    ),
+}
+SCRIPTS_OF = {code: frozenset(scripts.split()) for scripts, codes in _SCRIPTS.items() for code in codes.split()}
+_SHORT = {
+    "eng": "en",
+    "deu": "de",
+    "ger": "de",
+    "fra": "fr",
+    "fre": "fr",
+    "spa": "es",
+    "ita": "it",
+    "por": "pt",
+    "nld": "nl",
+    "dut": "nl",
+    "rus": "ru",
+    "ukr": "uk",
+    "pol": "pl",
+    "ces": "cs",
+    "swe": "sv",
+    "zho": "zh",
+    "jpn": "ja",
+    "kor": "ko",
+    "ara": "ar",
+    "ell": "el",
+    "tur": "tr",
+    "fin": "fi",
+    "hun": "hu",
+    "ron": "ro",
+}
+_COMMON = {
+    "en": "the of and to in is that it was for on are with as his they be at have this from an by not you who what",
+    "de": "der die und das ist nicht ein eine ich zu mit auf für dem den von sie wir des sich auch im einem einer wird",
+    "fr": "le la les et est une des pas du dans que qui pour je il vous nous sur avec au ce ne elle sont cette aux",
+    "es": "el los las y es una del que por no con para se lo como más pero su está son al muy hay yo este esta",
+    "it": "il di che è la un una non per sono si con gli del della ho nel più anche ha dei alla lo questo i le",
+    "pt": "o os as e é um uma do da que não em para com se dos das na no por mais ele está são ao você muito isso",
+    "nl": "de het een en van is dat niet ik op te zijn met voor aan er hij ze wij maar om ook bij naar uit deze wat",
+    "sv": "och att det som en är på för med inte av till jag den har ett de han vi om var du så kan från detta",
+    "da": "og det at er en på for med ikke af til jeg den har et de han vi der som var du kan fra dette blev",
+    "fi": "ja on ei se että hän oli ovat mutta niin kun tämä olen minä sinä mitä kuin joka nyt vain myös siitä",
+    "pl": "i w na nie się z do to że jest jak o co tak ale po od za ma już jego dla czy przez są był tego",
+    "cs": "a se na v je že to s z do o i si ve ale jsem jak pro by tak co jsou byl když za jeho nebo této",
+    "hu": "a az és hogy nem egy van is ez meg volt csak de mint ki már még vagy azt kell ezt lesz nagyon itt",
+    "ro": "și de la în nu a cu că este pe un o să din mai pentru care sunt ce am fost se dar ca sau această",
+    "tr": "ve bir bu da de için çok ne ben o mi ile değil var daha gibi ama kadar sen olarak onun bunu şey",
+}
+COMMON = {code: frozenset(words.split()) for code, words in _COMMON.items()}
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def language(code: str) -> str:
+    """The short code of a language: `en` of en-US, EN_us and eng; as it is where none is known."""
+    first = re.split("[-_]", code.lower())[0]
+    return _SHORT.get(first, first)
+
+
+@lru_cache(maxsize=1 << 16)
+def script(character: str) -> str:
+    """The script of a letter, as Latin or Han; nothing for what is no letter.
+
+    >>> script("ж"), script("漢"), script("1")
+    ('Cyrillic', 'Han', '')
+    """
+    if not character.isalpha():
+        return ""
+    name = unicodedata.name(character, "").partition(" ")[0]
+    return _NAMED.get(name, name.title())
+
+
+def scripts(texts: Iterable[str]) -> dict[str, float]:
+    """The share of each script among the letters, the largest first."""
+    counts: Counter[str] = Counter()
+    for character, n in Counter(character for text in texts for character in text).items():
+        if found := script(character):
+            counts[found] += n
+    total = sum(counts.values())
+    return {name: n / total for name, n in counts.most_common()}
+
+
+def main_script(text: str) -> str:
+    """The script of most of a text's letters."""
+    counts = Counter(filter(None, map(script, text)))
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def words(text: str) -> list[str]:
+    """Words in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def looks_like(texts: Sequence[str]) -> str:
+    """The language whose commonest words stand in the texts most often, if they are a tenth of all and clearly ahead.
+
+    >>> looks_like(["the dog is in the house", "that was for you"] * 30)
+    'en'
+    """
+    counts = Counter(word for text in texts for word in words(text))
+    total = sum(counts.values())
+    if total < 200:
+        return ""
+    shares = {code: sum(counts[word] for word in known) / total for code, known in COMMON.items()}
+    first, second = sorted(shares, key=lambda code: -shares[code])[:2]
+    return first if shares[first] > 0.1 and shares[first] > 1.4 * shares[second] else ""
+
+
+def is_clearly(text: str, code: str, other: str) -> bool:
+    """Whether a line has two common words of one language and none that only the other has."""
+    found = set(words(text))
+    ours, theirs = COMMON[code] - COMMON[other], COMMON[other] - COMMON[code]
+    return len(found & ours) >= 2 and not found & theirs

@@ -1,0 +1,35 @@
+"""What is to be known of each kind of model without making one; `build.MODELS` makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of model.
+
+    family: kinds of one family have the same names for what they share, so that one can begin with another's weights.
+    attention: products d_model x d_model in a block of the encoder and of the decoder; 0: it has no such stack.
+    """
+
+    family: str
+    attention: tuple[int, int]
+
+
+KINDS: dict[str, Kind] = {
+    "transformer": Kind("an encoder and a decoder", (4, 8)),
+    "gpt": Kind("a decoder alone", (0, 4)),
+    "bert": Kind("an encoder alone", (4, 0)),
+    "bert-encoder": Kind("an encoder alone", (4, 0)),
+    "bert-classifier": Kind("an encoder alone", (4, 0)),
+}
+
+
+def kinds_of(family: str) -> tuple[str, ...]:
+    """The kinds of one family.
+
+    >>> kinds_of("a decoder alone")
+    ('gpt',)
+    """
+    return tuple(name for name, kind in KINDS.items() if kind.family == family)

@@ -1,0 +1,31 @@
+"""Learns the vocabulary of a run: the one way of all tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from transduce.config import Settings
+from transduce.errors import VocabularyTooSmall
+from transduce.log import Log
+from transduce.text.tokenizer import Tokenizers
+from transduce.text.training import train_tokenizers
+
+Lines = Callable[[], tuple[Iterable[str], Iterable[str]]]
+"""The training text of both sides, anew at each call; the second is empty where there is one side only."""
+
+
+def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+    """Train the vocabulary on the training text; with `may_grow`, a larger one where its characters need it."""
+    size = settings.tokenizer.vocab_size
+    assert size is not None, "chosen first"
+    try:
+        found = train_tokenizers(*lines(), settings.tokenizer, vocab_size=size, seed=settings.training.seed)
+    except VocabularyTooSmall as error:
+        if not may_grow:
+            raise
+        size = error.needed + error.needed // 2
+        log.say(f"the text has so many characters that its vocabulary grows to {size:,} pieces")
+        return learn_vocabulary(lines, settings.with_values("tokenizer", vocab_size=size), log, may_grow=False)
+    for note in found.notes:
+        (log.say if may_grow else log.warn)(note)  # a size that was asked for and is not had: told when quiet, too
+    return found

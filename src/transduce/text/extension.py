@@ -1,0 +1,295 @@
+"""A vocabulary that grows: all its pieces keep their ids, and pieces learned from new text come behind them.
+
+First come the characters that the vocabulary lacks, the most frequent first. Then the text is cut as it was before, and
+the two neighbours within a word that stand together most often become one piece, again and again: byte-pair encoding
+(Sennrich et al. 2016) that goes on where the old vocabulary ended. So every new piece is made of known ones. A text in
+which no new piece can be formed is cut exactly as before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import struct
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise, zip_longest
+
+import sentencepiece
+
+from transduce.errors import SettingsError
+from transduce.text.pieces import PieceTokenizer
+from transduce.text.sampling import kind_of
+from transduce.text.special import Vocabulary, characters
+from transduce.text.tokenizer import Tokenizer, Tokenizers
+from transduce.text.training import sample_of
+
+SAMPLE_LINES = 100_000
+"""Lines that new pieces are learned from; of more, a random sample."""
+
+_LEAST = 5  # times that two neighbours must stand together to become a piece
+_LONGEST = 16  # characters of a piece, as in SentencePiece
+_ABOVE = 0.01  # how much more a new piece scores than what it is made of, at least
+_SPACE = "\u2581"
+
+Parts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A new piece, its score in the SentencePiece model (None: that has it already), and the pieces that it is made of.
+
+    A character is made of none.
+    """
+
+    text: str
+    score: float | None
+    made_of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """Vocabularies with more pieces. `src` and `tgt`: of each new id, in order, the old ids that it stands for.
+
+    A new character stands for none, or for its bytes where the vocabulary has these.
+    """
+
+    tokenizers: Tokenizers
+    src: tuple[Parts, ...]
+    tgt: tuple[Parts, ...]
+
+
+def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n: int) -> Extended:
+    """At most `n` pieces more in each vocabulary, learned from the lines of the two sides (`tgt` may be empty).
+
+    Two sides that share one list of pieces, as Marian's do, share the new ones too. Raises `SettingsError` for a
+    vocabulary that cannot grow.
+    """
+    if tokenizers.joint:
+        both, parts = _extended(tokenizers.tgt, [_learned(tokenizers.tgt, chain(src, tgt), n)])
+        return Extended(Tokenizers(both, both), parts, parts)
+    if not _one_list(tokenizers):
+        (new_src, src_parts), (new_tgt, tgt_parts) = (
+            _extended(vocabulary, [_learned(vocabulary, lines, n)])
+            for vocabulary, lines in ((tokenizers.src, src), (tokenizers.tgt, tgt))
+        )
+        return Extended(Tokenizers(new_src, new_tgt), src_parts, tgt_parts)
+    shared = _shared_out(_learned(tokenizers.src, src, n), _learned(tokenizers.tgt, tgt, n), n)
+    (new_src, parts), (new_tgt, _) = (
+        _extended(vocabulary, shared, own=own) for own, vocabulary in enumerate((tokenizers.src, tokenizers.tgt))
+    )
+    return Extended(Tokenizers(new_src, new_tgt), parts, parts)
+
+
+def _shared_out(of_src: Sequence[Piece], of_tgt: Sequence[Piece], n: int) -> tuple[list[Piece], list[Piece]]:
+    """What each side keeps of its pieces so that together they are `n`: characters first, then by turns."""
+    taken: tuple[list[Piece], list[Piece]] = ([], [])
+    texts = set[str]()
+    for made in (False, True):
+        turns = zip_longest(*([p for p in pieces if bool(p.made_of) == made] for pieces in (of_src, of_tgt)))
+        for side, piece in ((side, piece) for turn in turns for side, piece in enumerate(turn) if piece is not None):
+            if len(texts) == n and piece.text not in texts:
+                return taken
+            texts.add(piece.text)
+            taken[side].append(piece)
+    return taken
+
+
+def new_pieces(old: Vocabulary, new: Vocabulary) -> list[str]:
+    """What a vocabulary has more than before."""
+    return new.pieces(range(old.vocab_size, new.vocab_size))
+
+
+def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]]) -> bytes:
+    """A serialised SentencePiece model with more pieces, each with its score, behind those that it has.
+
+    In protobuf's form the elements of a repeated field (1, `pieces`: a text, 1, and a score, 2) may stand anywhere.
+    """
+    written = [model]
+    for text, score in pieces:
+        encoded = text.encode("utf-8")
+        message = b"\x0a" + _varint(len(encoded)) + encoded + b"\x15" + struct.pack("<f", score)
+        written.append(b"\x0a" + _varint(len(message)) + message)
+    return b"".join(written)
+
+
+def _varint(n: int) -> bytes:
+    """A number as protobuf writes it, seven bits a byte."""
+    found = bytearray()
+    while n > 0x7F:
+        found.append(n & 0x7F | 0x80)
+        n >>= 7
+    return bytes([*found, n])
+
+
+def _one_list(tokenizers: Tokenizers) -> bool:
+    """Whether two tokenizers give the same ids to the same pieces."""
+    src, tgt = tokenizers.src, tokenizers.tgt
+    marian = isinstance(src, PieceTokenizer) and isinstance(tgt, PieceTokenizer)
+    return (
+        marian
+        and src.vocab_size == tgt.vocab_size
+        and src.pieces(range(src.vocab_size)) == tgt.pieces(range(tgt.vocab_size))
+    )
+
+
+def _extended(
+    vocabulary: Vocabulary, learned: Sequence[Sequence[Piece]], *, own: int = 0
+) -> tuple[Vocabulary, tuple[Parts, ...]]:
+    """The vocabulary with all that was learned, and what each new piece stands for; it cuts by its `own` ones only."""
+    pieces = vocabulary.pieces(range(vocabulary.vocab_size))
+    known = {piece: i for i, piece in enumerate(pieces)}
+    found: dict[str, Parts] = {}
+    for piece in chain.from_iterable(learned):
+        if piece.text not in known and piece.text not in found:
+            parts = [found[p] if p in found else (known[p],) for p in piece.made_of if p in found or p in known]
+            found[piece.text] = tuple(chain.from_iterable(parts)) or _bytes_of(piece.text, known)
+    scored = [(piece.text, piece.score) for piece in learned[own] if piece.score is not None]
+    model = with_pieces(vocabulary.model, scored)
+    if isinstance(vocabulary, PieceTokenizer):
+        return PieceTokenizer(model, [*pieces, *found]), tuple(found.values())
+    return Tokenizer(model), tuple(found.values())
+
+
+def _bytes_of(text: str, known: Mapping[str, int]) -> Parts:
+    """The ids of the bytes of a text, where a vocabulary has them all."""
+    names = [f"<0x{byte:02X}>" for byte in text.encode("utf-8")]
+    return tuple(known[name] for name in names) if all(name in known for name in names) else ()
+
+
+def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[Piece]:
+    """At most `n` new pieces: characters, then what frequent neighbours make."""
+    if not isinstance(vocabulary, Tokenizer | PieceTokenizer):
+        raise SettingsError(
+            "tokenizer.extend: a vocabulary of the tokenizers library (as BERT's and GPT-2's) stays as it came"
+        )
+    sample = [characters(line) for line in sample_of(lines, SAMPLE_LINES, seed=0)]
+    sp = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model)
+    known = {sp.id_to_piece(i): sp.get_score(i) for i in range(sp.vocab_size())}
+    kind, lowest = kind_of(sp), min(known.values())
+    lacking = Counter(c for line in sample for c in sp.normalize(line) if c not in known).most_common(n)
+    whole = with_pieces(vocabulary.model, [(c, lowest) for c, _ in lacking])
+    sp = sentencepiece.SentencePieceProcessor(model_proto=whole)
+    words = Counter(chain.from_iterable(_words(pieces) for pieces in sp.encode(sample, out_type=str)))
+    listed = set(vocabulary.pieces(range(vocabulary.vocab_size)))  # of Marian's two lists the one that has rows
+    unlisted = [Piece(text, None) for text in sorted({p for word in words for p in word if p in known} - listed)]
+    room = max(0, n - len(lacking) - len(unlisted))
+    joined = Joined() if kind == "char" else _join(words, room, known=known.keys())
+    if kind == "unigram":
+        return (unlisted + _as_unigram([c for c, _ in lacking], joined, words, known))[:n]
+    made = [Piece(c, lowest - 1) for c, _ in lacking]
+    made += [Piece(text, lowest - 2 - i, pair) for i, (text, (pair, _)) in enumerate(joined.items())]
+    return (unlisted + made)[:n]
+
+
+Words = Counter[tuple[str, ...]]
+Joined = dict[str, tuple[tuple[str, str], int]]
+
+
+def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Mapping[str, float]) -> list[Piece]:
+    """With log-probabilities as scores; what served only to make longer pieces is left out.
+
+    A score is that of the piece's share of the text, and somewhat above that of its parts together, so that it is used.
+    """
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for piece in word:
+            counts[piece] += count
+    for text, (pair, count) in joined.items():
+        counts[text] += count
+        for part in pair:
+            counts[part] -= count
+    total = max(1, sum(counts.values()))
+    scores = dict(known) | {c: math.log(max(1, counts[c]) / total) for c in lacking}
+    found, made = [Piece(c, scores[c]) for c in lacking], dict[str, tuple[str, ...]]()
+    for text, (pair, _) in joined.items():
+        own = math.log(max(1, counts[text]) / total)
+        scores[text] = max(own, sum(scores[part] for part in pair) + _ABOVE)
+        made[text] = tuple(chain.from_iterable(made.get(part, (part,)) for part in pair))
+        if counts[text] >= _LEAST:
+            found.append(Piece(text, scores[text], made[text]))
+    return found
+
+
+def _words(pieces: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The pieces of a text, word by word."""
+    word: list[str] = []
+    for piece in pieces:
+        if piece.startswith(_SPACE) and word:
+            yield tuple(word)
+            word = []
+        word.append(piece)
+    if word:
+        yield tuple(word)
+
+
+def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
+    """At most `n` new pieces, in the order of their making: the two that each is made of, and how often they met."""
+    old, made = set(known), Joined()
+    texts, counts = [list(word) for word in words], list(words.values())
+    meetings: Counter[tuple[str, str]] = Counter()
+    where: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    for i, word in enumerate(texts):
+        for pair in pairwise(word):
+            meetings[pair] += counts[i]
+            where[pair].add(i)
+    queue = [(-count, pair) for pair, count in meetings.items() if count >= _LEAST and _may_join(*pair, old)]
+    heapq.heapify(queue)
+    while queue and len(made) < n:
+        count, pair = heapq.heappop(queue)
+        if -count != meetings[pair]:  # it has changed since
+            if meetings[pair] >= _LEAST:
+                heapq.heappush(queue, (-meetings[pair], pair))
+            continue
+        made.setdefault("".join(pair), (pair, -count))
+        changes: Counter[tuple[str, str]] = Counter()
+        for i in where.pop(pair):
+            before = texts[i]
+            texts[i] = after = _merged(before, pair)
+            for other in pairwise(before):
+                changes[other] -= counts[i]
+            for other in pairwise(after):
+                changes[other] += counts[i]
+                where[other].add(i)
+        for other, change in changes.items():
+            meetings[other] += change
+            if change > 0 and meetings[other] >= _LEAST and _may_join(*other, old):
+                heapq.heappush(queue, (-meetings[other], other))
+    return made
+
+
+def _merged(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    found, i = [], 0
+    while i < len(word):
+        together = tuple(word[i : i + 2]) == pair
+        found.append("".join(pair) if together else word[i])
+        i += 1 + together
+    return found
+
+
+def _may_join(a: str, b: str, old: set[str]) -> bool:
+    """Whether two neighbours can be one piece: letters of one script within one word, not known together already."""
+    left, right = _script(a.removeprefix(_SPACE)), _script(b)
+    if left is None or not right or len(a) + len(b) > _LONGEST or a + b in old:
+        return False
+    return left in ("", right)
+
+
+@lru_cache(maxsize=1 << 16)
+def _script(text: str) -> str | None:
+    """The script of letters; nothing of no text; None where other characters, or several scripts, are among them."""
+    found = {_script_of(c) for c in text if not unicodedata.category(c).startswith("M")}
+    if not text or not found:
+        return None if text else ""
+    return found.pop() if len(found) == 1 else None
+
+
+@lru_cache(maxsize=1 << 16)
+def _script_of(c: str) -> str | None:
+    if not unicodedata.category(c).startswith("L"):
+        return None
+    script = unicodedata.name(c, "").split(" ")[0].split("-")[0]
+    return "CJK" if script in ("HIRAGANA", "KATAKANA") else script

@@ -1,0 +1,205 @@
+"""Language models and encoders on their way to transformers: they load there without code of ours, and come back.
+
+More random configurations: TRANSDUCE_HUB_MODELS=100.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import berts
+import text_runs
+from oracle.cases import combination
+from text_runs import BERT, GPT, vocabulary
+from transduce.decoding.filler import Filler
+from transduce.decoding.generator import Generator
+from transduce.errors import TransduceError, UserError
+from transduce.exchange import export_run, import_run, open_outgoing
+from transduce.interchange import check, exporting_hub
+from transduce.tensors import load_tensors
+
+transformers = pytest.importorskip("transformers")
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+BOUND = 2e-5
+N_MODELS = int(os.environ.get("TRANSDUCE_HUB_MODELS", "12"))
+LEARNED = {"positions": "learned", "scale_embeddings": False}
+
+
+def gpt2_folder(path: Path) -> Path:
+    """A folder as transformers writes it, with a byte-level vocabulary."""
+    from tokenizers.implementations import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        text_runs.LINES, vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    path.mkdir(parents=True)
+    tokenizer.save_model(str(path))
+    config = transformers.GPT2Config(
+        vocab_size=304, n_embd=16, n_layer=2, n_head=4, n_positions=60, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    berts.randomize(transformers.GPT2LMHeadModel(config), 3).save_pretrained(path)
+    transformers.GPT2TokenizerFast(vocab=str(path / "vocab.json"), merges=str(path / "merges.txt")).save_pretrained(
+        path
+    )
+    return path
+
+
+def comes_back(kind: str, theirs: Path, tmp_path: Path) -> None:
+    """In, out and in again: the same file of weights, the same run, the same outputs."""
+    list(import_run(kind, theirs, tmp_path / "run"))
+    told = list(export_run(tmp_path / "run", "huggingface", tmp_path / "out"))
+    assert "checked: outputs of transformers" in told[1]
+    before, after = (load_tensors(path / "model.safetensors", sealed=False) for path in (theirs, tmp_path / "out"))
+    assert after.keys() <= before.keys() | {"lm_head.weight"}
+    unused = {"cls.predictions.bias"} if "cls.predictions.decoder.bias" in after else set()  # of two one counts
+    assert all(torch.equal(before[name], tensor) for name, tensor in after.items() if name not in unused)
+    list(import_run(kind, tmp_path / "out", tmp_path / "again"))
+    first, second = (open_outgoing(tmp_path / name) for name in ("run", "again"))
+    assert first.tensors.keys() == second.tensors.keys() and first.settings.model == second.settings.model
+    assert all(torch.equal(first.tensors[name], tensor) for name, tensor in second.tensors.items())
+    text = "a man reads, 12 猫 [MASK]\n"
+    assert first.tokenizers.tgt.encode(text) == second.tokenizers.tgt.encode(text)
+    architecture = json.loads((theirs / "config.json").read_text())["architectures"][0]
+    models = [getattr(transformers, architecture).from_pretrained(path).eval() for path in (theirs, tmp_path / "out")]
+    inputs = [transformers.AutoTokenizer.from_pretrained(path)(text, return_tensors="pt") for path in
+              (theirs, tmp_path / "out")]  # fmt: skip
+    assert {key: value.tolist() for key, value in inputs[0].items()} == {
+        key: value.tolist() for key, value in inputs[1].items()
+    }
+    with torch.no_grad():
+        outputs = [model(**given).to_tuple() for model, given in zip(models, inputs, strict=True)]
+    differences = [float((a - b).abs().max()) for a, b in zip(*outputs, strict=True) if isinstance(a, torch.Tensor)]
+    print(differences)
+    assert differences and max(differences) <= 1e-6  # where the weights lie in memory moves the last bits
+
+
+def test_gpt2_comes_back(tmp_path: Path) -> None:
+    comes_back("gpt2", gpt2_folder(tmp_path / "theirs"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("BertForPreTraining", {}),
+        ("BertForMaskedLM", {}),
+        ("BertForMaskedLM", {"tie_word_embeddings": False}),
+        ("BertForSequenceClassification", {"num_labels": 3}),
+        ("BertModel", {}),
+    ],
+)
+def test_bert_comes_back(tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
+    comes_back("bert", berts.make_folder(tmp_path / "theirs", architecture, type_vocab_size=2, **options), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+@pytest.mark.parametrize(
+    "options",
+    [LEARNED, {"bias": False, "tie": "none"}, {"positions": "none", "activation": "gelu_tanh", "norm_eps": 1e-3}],
+)
+def test_our_language_models_go_on_alike(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    """Scaled embeddings, sinusoids and what lacks biases are written as an equal model."""
+    run = text_runs.make_run(
+        tmp_path / "run", tokenizer=vocabulary(kind, 400, exact=True), **{**GPT, "positions": "sinusoidal", **options}
+    )
+    told = list(export_run(run, "huggingface", tmp_path / "out"))
+    assert "checked: outputs of transformers" in told[1]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
+    for prompt in ("a man\nreads", "die  Kinder 猫😀 \u2581"):
+        (expected,) = Generator.load(run).generate([prompt], temperature=0, max_length=12)
+        inputs = tokenizer(prompt, return_tensors="pt")
+        found = theirs.generate(**inputs, max_new_tokens=12, do_sample=False)[
+            0, inputs["input_ids"].shape[1] :
+        ].tolist()
+        assert tuple(found[: found.index(3)] if 3 in found else found) == expected.ids
+        assert tokenizer.decode(inputs["input_ids"][0]) == prompt
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("options", [{}, {"next_sentence": True, "tie": "none", "n_segments": 0},
+                                     {"positions": "sinusoidal_halves", "scale_embeddings": True, "bias": False,
+                                      "output_bias": False}])  # fmt: skip
+def test_our_masked_models_fill_alike(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    run = text_runs.make_run(tmp_path / "run", tokenizer=vocabulary(kind, mask=True), **{**BERT, **options})
+    assert "checked" in list(export_run(run, "huggingface", tmp_path / "out"))[1]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = transformers.AutoModelForPreTraining if options.get("next_sentence") else transformers.AutoModelForMaskedLM
+    model = theirs.from_pretrained(tmp_path / "out").eval()
+    text = "a man <mask> the ball ."
+    (expected,) = Filler.load(run).fill([text], top=3)
+    inputs = tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs)[0][0, inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)]
+    logits[:5] = float("-inf")
+    best = logits.softmax(-1).topk(3)
+    assert best.values.tolist() == pytest.approx([c.probability for c in expected.gaps[0]], abs=BOUND)
+    pieces = [piece.lstrip("\u2581") or piece for piece in tokenizer.convert_ids_to_tokens(best.indices.tolist())]
+    assert pieces == [c.token for c in expected.gaps[0]]
+    pair = tokenizer("a man", "two women")
+    assert pair["input_ids"].count(3) == 2 and pair["input_ids"][0] == 2 and pair["token_type_ids"][-1] == 1
+
+
+def test_our_classifiers_and_encoders(tmp_path: Path) -> None:
+    run = text_runs.make_run(tmp_path / "run", **{**BERT, "kind": "bert-classifier"})
+    assert "checked" in list(export_run(run, "huggingface", tmp_path / "out"))[1]
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert list(model.config.id2label.values()) == text_runs.LABELS
+    other = text_runs.make_run(tmp_path / "other", **{**BERT, "kind": "bert-encoder"})
+    assert "checked" in list(export_run(other, "huggingface", tmp_path / "encoder"))[1]
+
+
+@pytest.mark.parametrize("seed", range(N_MODELS))
+def test_every_configuration_goes_or_is_refused_by_name(tmp_path: Path, seed: int) -> None:
+    base = GPT if seed % 2 else BERT
+    drawn = {key: value for key, value in combination(seed).items() if key not in ("residual", "n_encoder_layers")}
+    easy = {"norm": "layer", "feed_forward": "plain", "kernel_size": 1, "projection": "full", "n_kv_heads": None}
+    if seed % 3:
+        drawn |= easy | {"positions": "none" if drawn["positions"] == "rotary" else drawn["positions"]}
+        drawn |= {"embedding_norm": base is BERT} | ({"output_bias": False} if base is GPT else {})
+    run = text_runs.make_run(tmp_path / "run", **{**base, **drawn, "kind": base["kind"]})
+    try:
+        told = list(export_run(run, "huggingface", tmp_path / "out"))
+    except UserError as error:
+        assert "cannot express model." in str(error) and seed % 3 == 0
+        named = [part.split(" ")[0] for part in str(error).split("model.")[1:]]
+        assert named and all(hasattr(open_outgoing(run).settings.model, name) for name in named)
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    else:
+        assert float(told[1].split("difference ")[1].split(" ")[0]) <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({**GPT, "positions": "rotary"}, r"GPT-2 cannot express model\.positions = 'rotary' \(there: 'learned' or"),
+        ({**GPT, "norm": "rms", "n_kv_heads": 2}, r"model\.norm = 'rms' .*model\.n_kv_heads = 2"),
+        ({**GPT, "output_bias": True}, r"model\.output_bias = true"),
+        ({**BERT, "embedding_norm": False}, r"BERT cannot express model\.embedding_norm = False"),
+        ({**BERT, "kind": "bert-classifier", "pooling": "mean"}, r"model\.pooling = 'mean'"),
+    ],
+)
+def test_what_cannot_go(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    run = text_runs.make_run(tmp_path / "run", **options)
+    with pytest.raises(UserError, match=said):
+        list(export_run(run, "huggingface", tmp_path / "out"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = text_runs.make_run(tmp_path / "run", **GPT)
+    plain = exporting_hub.plain_form
+    monkeypatch.setattr(exporting_hub, "plain_form", lambda s, t: plain(s.model_copy(update={"positions": "none"}), t))
+    with pytest.raises(TransduceError, match="not the same"):
+        list(export_run(run, "huggingface", tmp_path / "out"))
+    monkeypatch.setattr(check, "TEXTS", ())
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,0 +1,217 @@
+"""Exported ONNX graphs in onnxruntime beside ours: every option of every table, cached steps, whole translations.
+
+More random configurations: TRANSDUCE_ONNX_MODELS=200.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import marians
+import text_runs
+from marians import LINES
+from oracle.cases import CHOICES, SINGLE, combination
+from transduce.decoding.generator import Generator
+from transduce.decoding.pipeline import Translator
+from transduce.errors import TransduceError, UserError
+from transduce.exchange import export_run
+from transduce.interchange import check
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+from onnx_user import first_state, translate  # noqa: E402
+from transduce.interchange import onnx_layers  # noqa: E402
+
+BOUND = 2e-5
+N_MODELS = int(os.environ.get("TRANSDUCE_ONNX_MODELS", "12"))
+
+
+def export(run: Path, **options: Any) -> tuple[Path, list[str]]:
+    out = run.parent / "onnx"
+    return out, list(export_run(run, "onnx", out, **options))
+
+
+def open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """transduce.json, and the graphs that it names."""
+    how = json.loads((folder / "transduce.json").read_text())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    names = [name for name in ("encoder", "decoder") if name in how]
+    graphs = {name: onnxruntime.InferenceSession(folder / how[name]["file"], options) for name in names}
+    for name, graph in graphs.items():
+        for names, found in ((how[name]["inputs"], graph.get_inputs()), (how[name]["outputs"], graph.get_outputs())):
+            assert names == [one.name for one in found]
+    return how, graphs
+
+
+def difference(found: np.ndarray, expected: torch.Tensor) -> float:
+    assert found.shape == tuple(expected.shape)
+    return float(np.abs(found - expected.numpy()).max())
+
+
+def translator_difference(run: Path, out: Path) -> float:
+    """Padded sources, the beginning of the target in parts of several lengths."""
+    how, graphs = open_folder(out)
+    ours = Translator.load(run)
+    model: Any = ours.model
+    most = min(ours.tokenizers.n_src, ours.tokenizers.n_tgt)
+    generator = torch.Generator().manual_seed(3)
+    src = torch.randint(4, most, (5, 9), generator=generator)
+    for row, length in enumerate((1, 9, 4, 7, 2)):
+        src[row, length:] = 0
+    ids = torch.randint(1, most, (5, 11), generator=generator)
+    with torch.no_grad():
+        expected = model.logits(model(src, ids))
+    mask = (src != 0).numpy()
+    cross = graphs["encoder"].run(None, {"ids": src.numpy(), "mask": mask})
+    fixed = {"mask": mask, **dict(zip(how["encoder"]["outputs"], cross, strict=True))}
+    return stepped_difference(how, graphs["decoder"], ids, expected, fixed)
+
+
+def stepped_difference(
+    how: dict[str, Any], decoder: Any, ids: torch.Tensor, expected: torch.Tensor, fixed: dict[str, Any]
+) -> float:
+    state, at, largest = first_state(how, n_rows=len(ids)), 0, 0.0
+    for n in (1, 1, 4, 2, 1, 1, 1):
+        logits, *values = decoder.run(None, {"ids": ids[:, at : at + n].numpy(), **fixed, **state})
+        state = dict(zip(state, values, strict=True))
+        largest, at = max(largest, difference(logits, expected[:, at : at + n])), at + n
+    assert at == ids.shape[1]
+    return largest
+
+
+@pytest.mark.parametrize("seed", range(N_MODELS))
+def test_translators_of_random_configurations(tmp_path: Path, seed: int) -> None:
+    options = combination(seed)
+    run = marians.make_run(tmp_path / "run", joint=options["tie"] == "three_way", **options)
+    out, told = export(run)
+    assert "checked: outputs of onnxruntime" in told[1]
+    assert translator_difference(run, out) <= BOUND, options
+
+
+@pytest.mark.parametrize("name", ["sines, then cosines, odd", "conv 3", "modern", "shared projection", "one key head"])
+def test_translators_of_single_options(tmp_path: Path, name: str) -> None:
+    run = marians.make_run(tmp_path / "run", **SINGLE[name])
+    out, _ = export(run)
+    assert translator_difference(run, out) <= BOUND
+
+
+@pytest.mark.parametrize("seed", range(N_MODELS // 3))
+def test_language_models_of_random_configurations(tmp_path: Path, seed: int) -> None:
+    run = text_runs.make_run(tmp_path / "run", **{**combination(100 + seed), **text_runs.GPT})
+    out, _ = export(run)
+    how, graphs = open_folder(out)
+    model = Generator.load(run).model
+    ids = torch.randint(1, 80, (3, 11), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        expected = model.logits(model(ids))
+    assert stepped_difference(how, graphs["decoder"], ids, expected, {}) <= BOUND
+
+
+@pytest.mark.parametrize("kind", ["bert", "bert-classifier", "bert-encoder"])
+@pytest.mark.parametrize("seed", range(max(1, N_MODELS // 5)))
+def test_encoders_of_random_configurations(tmp_path: Path, kind: str, seed: int) -> None:
+    draw = random.Random(seed)
+    more = {
+        "n_segments": draw.choice([0, 1, 2]),
+        "next_sentence": kind == "bert" and draw.random() < 0.5,
+        "pooling": "first" if kind == "bert" else draw.choice(["first", "mean", "max"]),
+        "n_encoder_layers": draw.choice([1, 2]),
+    }
+    run = text_runs.make_run(tmp_path / "run", **{**combination(200 + seed), **more, "kind": kind})
+    out, told = export(run)
+    assert "checked" in told[1]
+    how, graphs = open_folder(out)
+    ids = torch.tensor([[2, 7, 9, 3, 8, 3], [2, 11, 3, 0, 0, 0]])
+    segments = torch.tensor([[0, 0, 0, 0, 1, 1], [0] * 6]) % max(1, more["n_segments"])
+    given = {"ids": ids.numpy(), "mask": (ids != 0).numpy(), "segments": segments.numpy()}
+    outputs = graphs["encoder"].run(None, {name: given[name] for name in how["encoder"]["inputs"]})
+    from transduce.exchange import open_outgoing
+
+    expected = check.outputs_of(open_outgoing(run).model, ids, segments)
+    assert list(expected) == how["encoder"]["outputs"]
+    for name, found in zip(expected, outputs, strict=True):
+        real = ids != 0 if found.ndim == 3 else torch.tensor([True, True])
+        assert difference(found[real.numpy()], expected[name][real]) <= BOUND
+    assert how.get("labels") == (text_runs.LABELS if kind == "bert-classifier" else None)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1}]
+)
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_translation_without_us(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
+    """Text to text by onnxruntime and sentencepiece: what `transduce translate --beam 1` gives."""
+    run = marians.make_run(tmp_path / "run", joint=joint, tie="two_way", seed=5, **options)
+    out, _ = export(run)
+    texts = [*LINES[::24], "ein Buch , two books", "猫"]
+    expected = Translator.load(run).translate(texts, beam=1)
+    assert translate(out, texts) == [found.text for found in expected]
+    assert len({found.text for found in expected}) > len(texts) // 2
+
+
+def test_text_goes_on_without_us(tmp_path: Path) -> None:
+    import sentencepiece
+
+    run = text_runs.make_run(tmp_path / "run", **{**text_runs.GPT, "positions": "rotary"})
+    out, _ = export(run)
+    how, graphs = open_folder(out)
+    cut = sentencepiece.SentencePieceProcessor(model_file=str(out / how["tokenizer"]["file"]))
+    (expected,) = Generator.load(run).generate(["a man\nreads"], temperature=0, max_length=12)
+    new, found, state = how["begin"] + cut.encode("a man\nreads"), list[int](), first_state(how, 1)
+    while len(found) < 12 and how["special"]["end"] not in found:
+        logits, *values = graphs["decoder"].run(None, {"ids": np.array([new]), **state})
+        state = dict(zip(state, values, strict=True))
+        logits[0, -1, how["never_written"]] = -np.inf
+        new = [int(logits[0, -1].argmax())]
+        found += new
+    assert tuple(found) == expected.ids
+
+
+def test_every_option_has_nodes_or_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transduce.models.build import _TABLES
+
+    tables = {"positions", "norm", "activation", "feed_forward", "projection", "residual", "pooling"}
+    assert tables == _TABLES.keys() - {"kind"} <= CHOICES.keys() | {"pooling"}
+    run = marians.make_run(tmp_path / "run")
+    monkeypatch.delitem(onnx_layers.FEED_FORWARDS, "plain")
+    with pytest.raises(UserError, match=r"cannot express model\.feed_forward = 'plain' \(there: gated, conv\)"):
+        export(run)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = marians.make_run(tmp_path / "run")
+    monkeypatch.setitem(onnx_layers.ACTIVATIONS, "relu", lambda graph, x: graph.op("Abs", x))
+    with pytest.raises(TransduceError, match="the exported model is not the same"):
+        export(run)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_int8(tmp_path: Path) -> None:
+    run = marians.make_run(tmp_path / "run", n_encoder_layers=3, d_ff=500)
+    whole, _ = export(run)
+    size = (whole / "encoder.onnx").stat().st_size
+    told = list(export_run(run, "onnx", tmp_path / "int8", quantization="int8"))
+    assert "checked" in told[1] and "int8 moves outputs by" in told[2]
+    assert (tmp_path / "int8" / "encoder.onnx").stat().st_size < 0.6 * size
+    assert translate(tmp_path / "int8", LINES[:1])[0]
+    assert {path.name for path in (tmp_path / "int8").iterdir()} == {path.name for path in whole.iterdir()}
+
+
+def test_many_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transduce.interchange import onnx_graph
+
+    monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
+    run = marians.make_run(tmp_path / "run")
+    out, told = export(run)
+    assert (out / "encoder.weights").stat().st_size > (out / "encoder.onnx").stat().st_size and "checked" in told[1]
+    assert translator_difference(run, out) <= BOUND

@@ -1,0 +1,134 @@
+"""`transduce doctor` as a user meets it: ready, or a line for each obstacle and exit code 2; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import transduce as package
+from system.commands import small, transduce, write_corpus
+from transduce import examine
+from transduce.config import Settings
+from transduce.data.demo import demo_pairs
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A short trial; and no child that leaves something where the tests run."""
+    monkeypatch.setattr(examine, "SECONDS", 8.0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    monkeypatch.chdir(tmp_path)
+    return write_corpus(tmp_path, "train", 400)
+
+
+def test_ready(corpus: tuple[Path, Path], tmp_path: Path) -> None:
+    src, tgt = corpus
+    before = sorted(os.listdir(tmp_path))
+    done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", *small())
+    assert (done.code, done.err.count("error")) == (0, 0), done
+    assert "\nready (" in done.out and "400 pairs (read whole)" in done.out
+    for name in ("memory", "speed", "time", "disk", "tokens", "machine"):
+        assert f"\n{name}" in done.out, name
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_obstacles_end_with_2_and_a_line_each(corpus: tuple[Path, Path]) -> None:
+    src, tgt = corpus
+    lines = tgt.read_text(encoding="utf-8").splitlines()
+    tgt.write_text("\n".join(lines[1:]) + "\n", encoding="utf-8")
+    done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", *small("training.precision=float32"))
+    assert done.code == 2
+    obstacles = [line for line in done.out.splitlines() if line.startswith("obstacle: ")]
+    assert any("has 400 lines" in line and "399" in line for line in obstacles)
+    assert any("shifted by 1 line from the beginning" in line for line in obstacles)
+    assert done.out.splitlines()[-1].startswith(f"not ready: {len(obstacles)} obstacle")
+
+
+def test_json_and_python_say_the_same(corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    src, tgt = corpus
+    done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", "--json", *small())
+    told = json.loads(done.out)
+    assert done.out.count("\n") == 1 and told["ready"] and not done.err
+    assert told["data"]["corpora"][0]["counts"] == [400, 400]
+    assert told["memory"]["worst"] > 50 << 20 and told["disk"]["checkpoint"] > 4 * told["trial"]["parameters"]
+    assert told["time"]["updates"] == 4 and told["time"]["by"] == "max_updates"
+    found = package.doctor(Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}}))
+    assert not found.ready and found.obstacles[0].check == "copies"
+
+
+@pytest.mark.parametrize("task", ["causal", "masked", "classification"])
+def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [pair.src for pair in demo_pairs("train", 400, seed=1)]
+    rows = [f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines)] if task == "classification" else lines
+    path = tmp_path / "text.tsv"
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    values = {
+        "task": task,
+        "data": {"train": [{"path": str(path)}], **({} if task == "classification" else {"context": 32})},
+        "model": {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1},
+        "tokenizer": {"vocab_size": 300},
+        "training": {"batch_tokens": 512, "max_updates": 4, "precision": "float32"},
+    }
+    if task == "causal":
+        values["model"] |= {"n_encoder_layers": 0}  # type: ignore[operator]
+    found = package.doctor(Settings.from_mapping(values), run=tmp_path / "run")
+    assert found.ready, found.obstacles
+    assert found.trial is not None and found.trial.memory is not None and found.trial.speed is not None
+    assert found.time is not None and found.time.updates == 4
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_there(corpus: tuple[Path, Path], tmp_path: Path) -> None:
+    src, tgt = corpus
+    options = ("--src", src, "--tgt", tgt, "--run", "runs/x", "--quiet", *small())
+    assert transduce("train", *options).code == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    same = transduce("doctor", *options)
+    assert same.code == 0 and "is finished: update 4" in same.out
+    assert transduce("doctor", "runs/x").out.splitlines()[0] == same.out.splitlines()[0]
+    other = transduce("doctor", *options, "--set", "training.seed=7")
+    assert other.code == 2 and "obstacle: runs/x holds another run: training.seed is 1 there and 7 here" in other.out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+
+
+def test_memory_that_is_too_little_is_found_without_harm(
+    corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine says that it has little: what the trial took does not fit."""
+    from transduce import machine
+
+    monkeypatch.setattr(machine, "_free_memory", lambda: 64 << 20)
+    src, tgt = corpus
+    done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", *small("training.device=cpu"))
+    assert done.code == 2 and "of the 64 MiB free" in done.out and "obstacle: the worst batch" in done.out
+
+
+def test_every_training_says_what_is_cheap_to_see(corpus: tuple[Path, Path]) -> None:
+    src, tgt = corpus
+    done = transduce("train", "--src", tgt, "--tgt", src, "--src-lang", "en", "--tgt-lang", "de", "--run", "runs/x",
+                     "--dry-run", *small())  # fmt: skip
+    assert done.code == 0
+    assert [line for line in done.err.splitlines() if line.startswith("warning: the sides are swapped")]
+    good = transduce("train", "--src", src, "--tgt", tgt, "--src-lang", "en", "--tgt-lang", "de", "--run", "runs/x",
+                     "--dry-run", *small())  # fmt: skip
+    assert "warning" not in good.err
+
+
+def test_bad_settings_are_obstacles(corpus: tuple[Path, Path]) -> None:
+    src, tgt = corpus
+    done = transduce(
+        "doctor", "--src", src, "--tgt", tgt, "--set", "training.optimizer=adem", "--set", "model.n_heads=3"
+    )
+    assert done.code == 2 and "obstacle: model.d_model = 128 is not divisible by model.n_heads = 3" in done.out
+    missing = transduce("doctor", "--src", "no.en", "--tgt", tgt)
+    assert missing.code == 2 and "there is no file" in missing.err

@@ -1,0 +1,220 @@
+"""Fine-tuning as a user does it: a run that begins with another, of every kind, our own and imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marians import make_folder, make_run
+from system.commands import Done, small, transduce, write_corpus
+from transduce import Translator
+from transduce.checkpoint import RunFolder
+from transduce.errors import TrainingError
+from transduce.log import MetricsFile
+from transduce.training.step import Updater
+
+SHORT = (
+    "training.max_updates=6",
+    "training.valid_updates=3",
+    "training.batch_tokens=512",
+    "training.precision=float32",
+)
+
+
+def given(*values: str) -> list[str]:
+    return [part for value in values for part in ("--set", value)]
+
+
+def assert_refused(done: Done, *parts: str) -> None:
+    assert done.code == 2, done
+    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
+    for part in parts:
+        assert part in done.err, done.err
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    return [event for event in MetricsFile(run / "metrics.jsonl").read() if event["event"] == "validation"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A translator that knows a little, and text of another kind, with characters that it has never seen."""
+    path = tmp_path_factory.mktemp("tuning")
+    src, tgt = write_corpus(path, "old", 400)
+    valid = write_corpus(path, "old_valid", 20, seed=2)
+    options = ("training.max_updates=80", "training.lr=0.01", "training.optimizer=adam", "tokenizer.vocab_size=400")
+    done = transduce(
+        *("train", "--src", src, "--tgt", tgt, "--valid-src", valid[0], "--valid-tgt", valid[1]),
+        *("--src-lang", "en", "--tgt-lang", "de", "--run", path / "start", *small(*options)),
+    )
+    assert done.code == 0, done.err
+    animals = [("quokka", "Quokka", "短尾矮袋鼠"), ("wombat", "Wombat", "袋熊"), ("axolotl", "Axolotl", "六角恐龙")]
+    pairs = [(f"the {en} sees {i} {zh}", f"der {de} sieht {i} {zh}") for i in range(60) for en, de, zh in animals]
+    for name, some in (("new", pairs[:150]), ("new_valid", pairs[150:])):
+        (path / f"{name}.en").write_text("".join(f"{en}\n" for en, _ in some), encoding="utf-8")
+        (path / f"{name}.de").write_text("".join(f"{de}\n" for _, de in some), encoding="utf-8")
+    return path
+
+
+def asked(folder: Path, run: str, *more: object) -> list[object]:
+    text = ["--src", folder / "new.en", "--tgt", folder / "new.de"]
+    held = ["--valid-src", folder / "new_valid.en", "--valid-tgt", folder / "new_valid.de"]
+    return ["train", "--from", folder / "start", *text, *held, "--run", folder / run, *given(*SHORT), *more]
+
+
+def test_a_translator_learns_new_words_and_keeps_the_old(folder: Path) -> None:
+    done = transduce(*asked(folder, "grown", "--extend-vocabulary", 60, *given("training.max_updates=40")))
+    assert done.code == 0, done.err
+    for part in (
+        *("begins with", "data.src_lang = en", "vocabulary: kept 400 pieces", "unknown ones", "0 now"),
+        *("training.lr", "a 16th of a fresh model's", "adamw", "update 0  epoch 0.0  validation loss"),
+    ):
+        assert part in done.err, done.err
+    start, run = RunFolder.open(folder / "start"), RunFolder.open(folder / "grown")
+    old, new = start.tokenizers().tgt, run.tokenizers().tgt
+    n = old.vocab_size
+    assert new.pieces(range(n)) == old.pieces(range(n)) and n < new.vocab_size <= n + 60
+    assert run.settings.tokenizer.vocab_size == new.vocab_size and run.settings.data.tgt_lang == "de"
+    assert not new.unknown("der Quokka sieht 短尾矮袋鼠") and old.unknown("短尾矮袋鼠")
+    found = validations(folder / "grown")
+    assert found[0]["update"] == 0 and found[-1]["loss"] < found[0]["loss"] - 0.3
+    assert "trained from the weights of `start`" in (folder / "grown" / "README.md").read_text("utf-8")
+    assert not (folder / "grown" / "tokens").exists()
+
+
+def test_without_more_pieces_the_start_is_scored_as_it_is(folder: Path) -> None:
+    """The validation before the first update is that of the start run, and so are its translations."""
+    done = transduce(*asked(folder, "plain", *given("training.lr=1e-9", "training.valid_bleu_sentences=30")))
+    assert done.code == 0, done.err
+    first, *_, last = validations(folder / "plain")
+    lines = (folder / "new_valid.en").read_text("utf-8").splitlines()
+    one, two = (Translator.load(folder / run) for run in ("start", "plain"))
+    assert first["loss"] == pytest.approx(last["loss"], abs=1e-4)
+    settings = one.settings.model_copy(update={"max_length": two.settings.max_length})
+    one = Translator(one.model, one.tokenizers, settings)
+    assert [t.text for t in one.translate(lines)] == [t.text for t in two.translate(lines)]
+
+
+def _dies_at(number: int) -> Any:
+    """An update that fails at its call of this number."""
+    whole, calls = Updater.update, [0]
+
+    def update(self: Updater, *batches: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            raise TrainingError("the test pulls the plug")
+        return whole(self, *batches)
+
+    return update
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_it_goes_on_when_start_and_text_are_gone(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = folder / "whole"
+    more = ["--extend-vocabulary", 20]
+    if not whole.exists():
+        assert transduce(*asked(folder, "whole", *more)).code == 0
+    parts, place = f"parts{number}", folder / f"place{number}"
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "update", _dies_at(number))
+        assert transduce(*asked(folder, parts, *more)).code == 1
+    for checkpoint in (folder / parts / "checkpoints").iterdir():
+        if number == 1:  # as if it had been killed before the first was written
+            shutil.rmtree(checkpoint)
+    (folder / "start").rename(place)
+    try:
+        done = transduce(*asked(folder, parts, *more))
+    finally:
+        place.rename(folder / "start")
+    assert done.code == 0, done.err
+    ours, theirs = (RunFolder.open(path).load_model() for path in (whole, folder / parts))
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+
+
+def test_what_contradicts_the_start_is_refused(folder: Path) -> None:
+    for value, said in (
+        ("model.preset=base", "model.preset = 'base' has"),
+        ("model.d_model=64", "the run to begin with has 32"),
+        ("tokenizer.vocab_size=900", "--extend-vocabulary adds pieces"),
+        ("tokenizer.kind=bpe", "the run to begin with has 'unigram'"),
+    ):
+        assert_refused(transduce(*asked(folder, "no", *given(value))), said)
+        assert not (folder / "no").exists()
+    assert_refused(transduce("train", "--from", folder / "start", "--text", folder / "new.en", "--run", folder / "no"),
+                   "its model is of kind 'transformer'")  # fmt: skip
+    text = ["--src", folder / "new.en", "--tgt", folder / "new.de", "--run", folder / "no"]
+    assert_refused(transduce("train", *text, "--extend-vocabulary", 5), "there is no vocabulary to extend")
+    assert_refused(transduce("train", *text, "--from", folder / "nowhere"), "nowhere")
+
+
+def test_a_dry_run_tells_and_makes_nothing(folder: Path) -> None:
+    done = transduce(*asked(folder, "dry", "--dry-run", "--extend-vocabulary", 10))
+    assert done.code == 0 and "kept 400 pieces" in done.err and not (folder / "dry").exists(), done.err
+
+
+def test_an_imported_translator_is_tuned(folder: Path, tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "theirs", make_run(tmp_path / "ours", output_bias=True))
+    assert transduce("import", "marian", source, tmp_path / "start").code == 0
+    (folder_,) = [tmp_path]
+    text = ["--src", folder / "new.en", "--tgt", folder / "new.de"]
+    done = transduce("train", "--from", folder_ / "start", *text, "--run", folder_ / "run", *given(*SHORT),
+                     "--extend-vocabulary", 40)  # fmt: skip
+    assert done.code == 0, done.err
+    found = validations(tmp_path / "run")
+    assert found[0]["update"] == 0 and found[-1]["loss"] < found[0]["loss"]
+    tokenizers = RunFolder.open(tmp_path / "run").tokenizers()
+    assert not tokenizers.src.unknown("短尾矮袋鼠") and tokenizers.n_src == tokenizers.n_tgt
+    assert len(Translator.load(tmp_path / "run").translate(["the quokka"])) == 1
+
+
+def test_a_language_model_is_tuned(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+    old.write_text("the cat sleeps all day long\n" * 60)
+    new.write_text("ŝi dormas la tutan tagon\n" * 60, encoding="utf-8")
+    options = ("model.d_model=32", "model.d_ff=64", "model.n_heads=2", "model.n_decoder_layers=1", "data.context=16")
+    done = transduce("train", "--text", old, "--run", tmp_path / "start", *given(*SHORT, *options))
+    assert done.code == 0, done.err
+    told = ("training.max_updates=30", "training.lr=0.01")
+    done = transduce("train", "--text", new, "--from", tmp_path / "start", "--run", tmp_path / "run",
+                     *given(*SHORT, *told), "--extend-vocabulary", 12)  # fmt: skip
+    assert done.code == 0, done.err
+    assert "data.context = 16" in done.err and "kept" in done.err, done.err
+    run = RunFolder.open(tmp_path / "run")
+    assert "ŝ" in run.tokenizers().tgt.pieces(range(run.tokenizers().n_tgt))
+    found = validations(tmp_path / "run")
+    assert found[-1]["loss"] < found[0]["loss"]
+
+
+def test_an_imported_gpt2_is_tuned(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    tokenizers: Any = pytest.importorskip("tokenizers")
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sleeps all day long\n" * 60)
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(text.read_text().splitlines(), trainer)
+    config = transformers.GPT2Config(
+        vocab_size=bpe.get_vocab_size(), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "theirs")
+    bpe.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    done = transduce("import", "gpt2", tmp_path / "theirs", tmp_path / "start")
+    assert done.code == 0, done.err
+    command = ["train", "--text", text, "--from", tmp_path / "start", "--run", tmp_path / "run", *given(*SHORT)]
+    assert_refused(transduce(*command, "--extend-vocabulary", 5), "stays as it came")
+    done = transduce(*command, *given("training.max_updates=20", "training.lr=0.01"))
+    assert done.code == 0, done.err
+    found = validations(tmp_path / "run")
+    assert found[-1]["bits_per_byte"] < found[0]["bits_per_byte"] - 0.3
+    assert RunFolder.open(tmp_path / "run").settings.data.context == 32
+    scores = json.loads((tmp_path / "run" / "text_scores.json").read_text())["sets"]
+    assert scores[0]["bits_per_byte"] == pytest.approx(found[-1]["bits_per_byte"], rel=0.2)

@@ -1,0 +1,49 @@
+"""Small runs of ours with random weights, of the tasks that go without a translation."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from marians import LINES
+from oracle.adapter import randomize
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings, TokenizerSettings
+from transduce.models.build import build_model
+from transduce.text.tokenizer import Tokenizer, Tokenizers
+from transduce.text.training import train_tokenizer
+
+SIZES: dict[str, Any] = {
+    "d_model": 16, "d_ff": 24, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "max_positions": 48,
+}  # fmt: skip
+GPT: dict[str, Any] = {"kind": "gpt", "n_encoder_layers": 0, "residual": "pre"}
+BERT: dict[str, Any] = {
+    "kind": "bert", "embedding_norm": True, "scale_embeddings": False, "positions": "learned", "n_segments": 2,
+    "output_bias": True, "activation": "gelu",
+}  # fmt: skip
+TASKS = {"gpt": "causal", "bert": "masked", "bert-classifier": "classification", "bert-encoder": "encoding"}
+LABELS = ["no", "yes", "perhaps"]
+
+
+@cache
+def vocabulary(kind: str = "unigram", size: int = 120, **options: Any) -> Tokenizer:
+    return train_tokenizer(LINES, TokenizerSettings(kind=kind, **options), vocab_size=size, seed=1)
+
+
+def make_run(path: Path, *, tokenizer: Tokenizer | None = None, seed: int = 1, **options: Any) -> Path:
+    """A run folder with random weights that all matter; `options` of the model, its kind among them."""
+    task = TASKS[options["kind"]]
+    exact = task == "causal"
+    tokenizer = tokenizer or vocabulary(exact=exact, mask=not exact, size=400 if exact else 120)
+    labels = {"labels": LABELS} if task == "classification" else {}
+    if labels:
+        options |= {"n_labels": len(LABELS)}
+    values = {"name": "toy", "task": task, "data": {"context": 40, **labels}, "model": {**SIZES, **options}}
+    settings = Settings.from_mapping(values)
+    model = build_model(settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size)
+    randomize(model, seed=seed)
+    with RunFolder.create(path, settings, "") as folder:
+        folder.save_tokenizers(Tokenizers(tokenizer, tokenizer))
+        folder.save_model(model.state_dict())
+    return path

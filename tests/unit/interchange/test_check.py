@@ -1,0 +1,26 @@
+"""What an export is held against."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from transduce.errors import TransduceError
+from transduce.interchange.check import compare, settle
+from transduce.interchange.vocabulary import NEVER
+
+
+def test_ruled_out_numbers_count_as_ruled_out_only() -> None:
+    ours = torch.tensor([1.0, -40.0, NEVER, NEVER + 3])
+    assert compare(torch.tensor([1.5, -40.0, NEVER * 2, NEVER]), ours) == (0.5, 40.0)
+    assert compare(torch.tensor([1.0, -40.0, 0.0, NEVER]), ours)[0] == math.inf
+
+
+def test_the_bound_grows_with_large_logits_only() -> None:
+    assert settle("x", 0.9e-4, size=30.0).bound == 1e-4
+    assert settle("x", 2.9e-4, size=96.0).difference == 2.9e-4
+    for difference, size in ((1.1e-4, 10.0), (3.1e-4, 96.0), (math.inf, 0.0), (math.nan, 0.0)):
+        with pytest.raises(TransduceError, match="not the same"):
+            settle("x", difference, size=size)

@@ -1,0 +1,187 @@
+"""What all tasks share: settings that have no effect are refused, sets have names of their own, leaks are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.checkpoint import RunFolder
+from transduce.config import Settings
+from transduce.errors import DataError, SettingsError
+from transduce.evaluation.wording import WORDINGS
+from transduce.files import read_json
+from transduce.log import Log
+from transduce.models.build import resolve_preset
+from transduce.models.presets import PRESETS, presets_of
+from transduce.purposes import PURPOSES
+from transduce.request import Request
+from transduce.run import check
+from transduce.tasks.base import SOME
+from transduce.tasks.table import TASKS, find_task
+from transduce.tasks.vocabulary import learn_vocabulary
+
+QUIET = Log(quiet=True)
+SENTENCES = [f"the {who} sees the {what} in the {where} now" for who in ("cat", "dog", "bird") for what in
+             ("mouse", "bone", "seed") for where in ("garden", "house", "wood")]  # fmt: skip
+
+
+def settings(task: str, **sections: Any) -> Settings:
+    return Settings.from_mapping({"task": task, **sections})
+
+
+def test_all_tables_know_the_same_tasks() -> None:
+    assert WORDINGS.keys() == TASKS.keys() == PURPOSES.keys() - {"encoding"}
+    used = {name for task in TASKS.values() for name in task.uses}
+    assert used == SOME
+
+
+@pytest.mark.parametrize(
+    ("task", "section", "values"),
+    [
+        ("causal", "data", {"deduplicate": True}),
+        ("causal", "data", {"whole_words": True}),
+        ("causal", "decoding", {"beam": 3}),
+        ("causal", "tokenizer", {"joint": False}),
+        ("masked", "data", {"separate_documents": True}),
+        ("masked", "evaluation", {"lowercase": True}),
+        ("classification", "data", {"context": 64}),
+        ("classification", "training", {"valid_bleu_sentences": 3}),
+        ("translation", "data", {"documents": "line"}),
+        ("translation", "data", {"labels": ["a", "b"]}),
+        ("translation", "tokenizer", {"mask": True}),
+    ],
+)
+def test_settings_without_effect_are_refused(task: str, section: str, values: dict[str, Any]) -> None:
+    ((key, _),) = values.items()
+    with pytest.raises(SettingsError, match=f"{section}.{key} has no effect in task '{task}'; leave it out"):
+        check(settings(task, **{section: values}))
+
+
+def test_their_defaults_are_not() -> None:
+    check(settings("causal", data={"deduplicate": False}, decoding={"beam": 5}))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_presets_of_another_family_are_refused_by_name(task: str) -> None:
+    kinds = find_task(task).kinds
+    for preset in PRESETS:
+        asked = settings(task, model={"preset": preset})
+        kind = resolve_preset(asked.model).kind
+        if kind == kinds[0] or {kind, kinds[0]} == {"bert", "bert-classifier"}:
+            check(asked)
+            continue
+        with pytest.raises(SettingsError, match=f"model.preset = '{preset}' is another kind of model"):
+            check(asked)
+    assert "gpt2" in presets_of("a decoder alone")
+
+
+def write(path: Path, lines: list[str]) -> dict[str, str]:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return {"path": str(path)}
+
+
+def prepared(tmp_path: Path, asked: Settings, log: Log = QUIET) -> Path:
+    task = find_task(asked.task)
+    texts = task.read(asked, log)
+    tokenizers = learn_vocabulary(lambda: task.lines(texts, asked), asked, log, may_grow=True)
+    with RunFolder.create(tmp_path / "run", asked, "") as folder:
+        folder.write_settings(asked)
+        task.encode(folder, texts, tokenizers, asked, log)
+    return tmp_path / "run"
+
+
+def asked_for(task: str, tmp_path: Path, **data: Any) -> Settings:
+    tokenizer = {"vocab_size": 60, "mask": True} if task == "masked" else {"vocab_size": 60}
+    context = {} if task == "classification" else {"context": 16}
+    more = {"n_labels": 2} if task == "classification" else {}
+    labels = {"labels": ["0", "1"]} if task == "classification" else {}
+    lines = [f"{i % 2}\t{line}" if task == "classification" else line for i, line in enumerate(SENTENCES)]
+    sets = {
+        "train": [write(tmp_path / "train.txt", lines[:20])],
+        "valid": [write(tmp_path / "valid.txt", lines[18:])],
+        "test": [write(tmp_path / part / "valid", lines[15:]) for part in ("a", "b")],
+    }
+    model = {"preset": "gpt-tiny" if task == "causal" else "bert-tiny", **more}
+    return settings(
+        task,
+        data={**sets, **context, **labels, **data},
+        tokenizer=tokenizer,
+        model=model,
+        training={"batch_tokens": 64},
+    )
+
+
+@pytest.mark.parametrize("task", ["causal", "masked", "classification"])
+def test_sets_have_names_of_their_own_and_leaks_are_told(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = prepared(tmp_path, asked_for(task, tmp_path), Log())
+    told = capsys.readouterr().err
+    report = read_json(run / "data.json")
+    names = ["train", "valid", "valid.1", "valid.2"]
+    assert [found["name"] for found in report["sets"]] == names
+    assert len(list((run / "tokens").glob("test.[0-9]"))) == 2
+    assert [(leak["name"], leak["leaked"], leak["pairs"]) for leak in report["leaks"]] == [
+        ("valid", 2, 9), ("valid.1", 5, 12), ("valid.2", 5, 12),
+    ]  # fmt: skip
+    assert "valid: 2 of 9" in told and "stand in the training text too" in told
+
+
+@pytest.mark.parametrize("task", ["causal", "masked", "classification"])
+def test_a_text_that_has_changed_is_told(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = asked_for(task, tmp_path)
+    run = prepared(tmp_path, asked)
+    with RunFolder.create(run, asked, "") as folder:
+        assert find_task(task).find_prepared(folder, Log()) is not None
+        assert "changed" not in capsys.readouterr().err
+        with (tmp_path / "train.txt").open("a") as file:
+            file.write("1\tone more\n")
+        assert find_task(task).find_prepared(folder, Log()) is not None
+        assert "the training text has changed since this run began" in capsys.readouterr().err
+        (tmp_path / "train.txt").unlink()
+        assert find_task(task).find_prepared(folder, Log()) is not None
+        assert "changed" not in capsys.readouterr().err
+        (folder.path / "data.json").unlink()
+        assert find_task(task).find_prepared(folder, QUIET) is None
+
+
+def test_next_sentences_need_two_documents(tmp_path: Path) -> None:
+    asked = asked_for("masked", tmp_path).with_values("model", next_sentence=True)
+    with pytest.raises(DataError, match=r"train text has 1 document: model\.next_sentence = true needs two"):
+        prepared(tmp_path, asked)
+
+
+def test_a_label_that_is_held_out_whole_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"common\ttext number {i} is here" for i in range(40)]
+    task, found = find_task("classification"), []
+    for place in range(40):
+        corpus = write(tmp_path / "labels.tsv", [*lines[:place], "rare\tonly one", *lines[place:]])
+        texts = task.read(settings("classification", data={"train": [corpus]}), Log())
+        assert texts.labels == ("common", "rare")
+        found.append(any(example.label == "rare" for example in texts.valid))
+    assert any(found) and "label 'rare' stands in no training text" in capsys.readouterr().err
+
+
+def test_plain_text_is_for_what_the_start_is_for(tmp_path: Path) -> None:
+    """And a run that goes on knows it by itself, when the start is gone."""
+    text, start, run = tmp_path / "text.txt", tmp_path / "start", tmp_path / "run"
+    text.write_text("a line\n")
+    start.mkdir()
+    run.mkdir()
+    request = Request(texts=((text,), (), ()), start=start, run=run)
+    assert Request(texts=((text,), (), ()), run=run).settings().task == "causal"
+    for task, found in (("masked", "masked"), ("encoding", "masked"), ("causal", "causal"), ("translation", "causal")):
+        (start / "config.json").write_text(json.dumps({"task": task}))
+        assert request.settings().task == found
+    (run / "manifest.json").write_text(json.dumps({"asked": {"task": "masked"}}))
+    (start / "config.json").unlink()
+    assert request.settings().task == "masked"
+
+
+@pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_no_recipe_says_what_has_no_effect(recipe: Path) -> None:
+    check(Settings.from_toml(recipe))
