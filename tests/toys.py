@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,21 @@ def kill_at(what: str, number: int) -> None:
     setattr(owner, name, counted)
 
 
+def poison(number: int, asked: Settings) -> None:
+    """From now on the batch that a toy run meets as its `number`-th, whenever it comes, ruins the weights."""
+    feeds = PairFeeder(pairs(320, seed=1), asked.training, device=CPU).feeds(Position())
+    (bad,) = islice(feeds, number - 1, number)
+    original = Updater.update
+
+    def ruined(self: Updater, batches: Any, *rest: Any) -> Any:
+        if all(torch.equal(one.src, other.src) for one, other in zip(batches, bad.batches, strict=False)):
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("nan"))
+        return original(self, batches, *rest)
+
+    Updater.update = ruined  # type: ignore[method-assign]
+
+
 def note_samples(path: Path) -> None:
     """From now on the numbers of the sentences of each update are added to a file: EPOCH INDEX NUMBER ..."""
     original = PairFeeder._feed
@@ -139,7 +155,7 @@ def command(arguments: list[str], errors: Path, place: Mapping[str, str]) -> Non
 
 
 def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None = None) -> None:
-    """What a process does: FOLDER [--kill WHAT:N] [key=value ...], settings of the section `training`. Never returns.
+    """What a process does: FOLDER [--kill WHAT:N] [--poison N] [key=value ...], of `training`. Never returns.
 
     At the N-th call of WHAT, a name in KILLS, it kills itself with SIGKILL. What it says on stderr goes to `errors`.
     `place`: the environment of one of several processes, which notes its samples in errors.samples.
@@ -155,8 +171,11 @@ def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None 
         what, number = rest[1].split(":")
         kill_at(what, int(number))
         rest = rest[2:]
-    values = dict(argument.split("=", 1) for argument in rest)
+    number = int(rest[1]) if rest[:1] == ["--poison"] else 0
+    values = dict(argument.split("=", 1) for argument in rest[2 if number else 0 :])
     model = {key: values.pop(key) for key in MODEL if key in values}
+    if number:
+        poison(number, settings(model=model, **values))
     try:
         with joined() as link:
             toy_run(Path(folder), settings(model=model, **values), link=link)

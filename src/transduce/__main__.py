@@ -1,10 +1,12 @@
 """The entry: runs a command and leaves with its exit code.
 
-0 done; 1 the run failed; 2 the user can fix it (one line on stderr, never a traceback); 130 interrupted, and saved.
+0 done; 1 the run failed; 2 the user can fix it (one line on stderr, never a traceback); a signal ended it, all saved:
+130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -14,11 +16,12 @@ from collections.abc import Sequence
 import typer
 
 from transduce.cli import app
-from transduce.errors import Lost, TransduceError
+from transduce.errors import Lost, TransduceError, is_out_of_memory
 from transduce.place import LOST, this_place
 
 LONGEST = 2000
 """Characters of an error."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         where = f"{error.filename}: " if error.filename else ""
         print(f"transduce: error: {where}{error.strerror or error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if error.errno in _DISK_FULL else 1)
     except (MemoryError, RuntimeError) as error:
-        if debug or not _is_out_of_memory(error):
+        if debug or not is_out_of_memory(error):
             raise
         print(
             "transduce: error: out of memory; smaller batches may help: --set training.micro_batch_tokens=... in "
@@ -69,11 +72,6 @@ def _one_line(message: str) -> str:
     """A message for people: on one line, the middle of a very long one left out."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))  # names may hold anything
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether Python, PyTorch's CPU allocator or a GPU's says so."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """The run folder: the model, the whole model, and the training states to go on from.
 
-    manifest.json        what was asked for, and sha256 and size of the files that never change
+    manifest.json        what was asked for, and sha256 and size of the files that never change and of the records
     recipe.toml          the recipe as it was given
     config.json          all settings, resolved
     tokenizer*.model     vocabulary
     model.safetensors    what translate uses; it carries its own checksum
-    metrics.jsonl, data.json, scores.json, samples.json, attention.json, report.html, README.md
+    metrics.jsonl, data.json, scores.json, samples.json, attention.json    records: what the run tells of itself
+    report.html, README.md   made from the records; the card may be edited
+    bad_loss.json        where a loss was not finite or exploded: the sentences that it came from
+    tokens/              while training: the encoded text, with a manifest
+    averaging/           while training: weights to be averaged, each file with its own checksum
     checkpoints/u00001234/  training.safetensors, state.json, manifest.json
     .lock                while training
 
@@ -15,11 +19,7 @@ moves the model.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,32 +29,21 @@ import torch
 import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError
-from transduce.files import check_folder, read_json, remove_leftovers, write_aside, write_json, write_text
+from transduce.files import check_folder, read_json, remove_leftovers, write_json, write_text
 from transduce.lock import FolderLock
 from transduce.manifest import check_file, fingerprint, first_difference, with_leaves
-from transduce.tensors import load_metadata, load_tensors, save_tensors, write_tensors
+from transduce.migrate import FORMAT, check_format, upgraded
+from transduce.states import Checkpoint, States
+from transduce.tensors import load_metadata, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from transduce.text.tokenizer import Tokenizers
 
-FORMAT = 1
-FREE = ("name", "data.root", "training.keep_checkpoints")
+FREE = (
+    *("name", "data.root", "training.keep_checkpoints", "training.save_updates"),
+    *("training.on_bad_loss", "training.max_rollbacks", "training.explosion"),
+)
 """Settings that change nothing that is computed: asking for others goes on with the same run, with the new ones."""
-_NAME = re.compile(r"u(\d{8,})")
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """One verified training state. `notes` tell of damaged newer ones that were passed over."""
-
-    path: Path
-    update: int
-    state: dict[str, Any]
-    notes: tuple[str, ...] = ()
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the state, on the CPU."""
-        return load_tensors(self.path / "training.safetensors", sealed=False)  # the manifest vouches for it
 
 
 @dataclass(eq=False)
@@ -66,7 +55,9 @@ class RunFolder:
     resumed: bool = False
     _manifest: dict[str, Any] = field(default_factory=dict, repr=False)
     _lock: FolderLock | None = field(default=None, repr=False)
-    _good: set[str] = field(default_factory=set, repr=False)  # checkpoints that this process wrote or verified
+
+    def __post_init__(self) -> None:
+        self.states = States(self.path / "checkpoints")
 
     @classmethod
     def create(cls, path: Path, settings: Settings, recipe: str) -> RunFolder:
@@ -74,8 +65,8 @@ class RunFolder:
 
         `settings` as asked for, `None`s and all; `recipe` is the text kept as recipe.toml. When the folder already
         holds this run, `.resumed` is true and `.settings` are the resolved ones of then. What may differ in the same
-        run are the settings in `FREE`, whose new values apply from now on: `name`, `data.root` (all paths are absolute
-        by now) and `training.keep_checkpoints`. Not `training.micro_batch_tokens` nor `training.device`: another order
+        run are the settings in `FREE`, whose new values apply from now on: names, what is kept and how often, and what
+        is done about bad losses. Not `training.micro_batch_tokens` nor `training.device`: another order
         of summation rounds differently, and a run goes on to the very weights that it would have come to.
 
         Raises `RunFolderError`: the folder holds another run (the first differing setting is named with both values)
@@ -101,6 +92,7 @@ class RunFolder:
                 "transduce": transduce.__version__,
                 "asked": settings.model_dump(mode="json"),
                 "files": {},
+                "records": {},
             }
             # The manifest first: from here on the folder is a run, and a kill between two files leaves one to take up.
             write_json(path / "manifest.json", run._manifest)
@@ -118,12 +110,7 @@ class RunFolder:
         Raises `RunFolderError`. `model` false: a run that has not saved a model yet will do (for a report).
         """
         path = Path(path)
-        if not path.is_dir():
-            raise RunFolderError(f"there is no run folder {path}")
-        if not (path / "manifest.json").exists():
-            raise RunFolderError(f"{path} is no run folder: manifest.json is missing")
-        check_folder(path)
-        manifest = _read_manifest(path)
+        manifest = cls.manifest_of(path)
         run = cls(path, _read_settings(path, manifest), _manifest=manifest)
         for name in manifest["files"]:
             run._check(name)
@@ -136,6 +123,16 @@ class RunFolder:
                 )
             load_metadata(path / "model.safetensors")  # finds a file cut short; `load_model` checks every byte
         return run
+
+    @staticmethod
+    def manifest_of(path: Path) -> dict[str, Any]:
+        """The manifest of a run folder; a `RunFolderError` where there is none to read."""
+        if not path.is_dir():
+            raise RunFolderError(f"there is no run folder {path}")
+        if not (path / "manifest.json").exists():
+            raise RunFolderError(f"{path} is no run folder: manifest.json is missing")
+        check_folder(path)
+        return _read_manifest(path)
 
     def close(self) -> None:
         """Let other processes train here. (So does the end of this process, however it comes.)"""
@@ -176,9 +173,40 @@ class RunFolder:
     def write_settings(self, settings: Settings) -> None:
         """Store the settings once nothing in them is left to choose."""
         self.settings = settings
+        self._manifest["config_format"] = FORMAT
         self._retract("config.json")
         write_json(self.path / "config.json", settings.model_dump(mode="json"))
         self._enter("config.json")
+
+    def write_record(self, name: str, value: Any) -> None:
+        """Store what the run tells of itself, as JSON, with its checksum. Only for who trains in the folder."""
+        records = self._manifest.setdefault("records", {})
+        if records.pop(name, None) is not None:  # a kill between two files leaves no contradiction
+            write_json(self.path / "manifest.json", self._manifest)
+        write_json(self.path / name, value)
+        self.enter_record(name)
+
+    def enter_record(self, name: str) -> None:
+        """Put the checksum of a file that tells of the run into the manifest, as the file is now."""
+        self._manifest.setdefault("records", {})[name] = fingerprint(self.path / name)
+        write_json(self.path / "manifest.json", self._manifest)
+
+    def read_record(self, name: str) -> Any:
+        """What `write_record` stored, checked; nothing where it is not there. Raises `RunFolderError`."""
+        if name in self.records:
+            check_file(self.path / name, self.records[name])
+        path = self.path / name
+        return read_json(path) if path.exists() else {}
+
+    @property
+    def files(self) -> Mapping[str, Mapping[str, Any]]:
+        """Checksum and size of every file that the model needs and that never changes, by name."""
+        return self._manifest["files"]
+
+    @property
+    def records(self) -> Mapping[str, Mapping[str, Any]]:
+        """Checksum and size of the files that tell of the run, by name; none in a folder of an early version."""
+        return self._manifest.get("records", {})
 
     def save_model(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights that translation uses."""
@@ -190,66 +218,15 @@ class RunFolder:
 
     def save_checkpoint(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
         """Store a training state as checkpoints/uNNNNNNNN: all of it or, when this fails or is killed, nothing."""
-        path = self.path / "checkpoints" / f"u{update:08d}"
-        with write_aside(path) as aside:
-            aside.mkdir(parents=True)
-            write_tensors(aside / "training.safetensors", tensors, seal=False)
-            (aside / "state.json").write_text(json.dumps({"update": update, **state}), encoding="utf-8")
-            files = {name: fingerprint(aside / name) for name in ("training.safetensors", "state.json")}
-            (aside / "manifest.json").write_text(
-                json.dumps({"format": FORMAT, "files": files}, indent=2), encoding="utf-8"
-            )
-        self._good.add(path.name)
-        return path
+        return self.states.save(update, tensors, state)
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest training state that is whole; `None` where none was ever saved.
+        """The newest training state that is whole (`States.latest`)."""
+        return self.states.latest()
 
-        Damaged newer ones are passed over and named in `.notes`. Raises `RunFolderError` where all are damaged: to
-        start over is the user's choice.
-        """
-        notes: list[str] = []
-        for update, path in self._checkpoints():
-            try:
-                _verify_checkpoint(path)
-                state = read_json(path / "state.json")
-            except RunFolderError as error:
-                notes.append(str(error))
-                continue
-            self._good.add(path.name)
-            told = tuple(f"{note}; going on from the checkpoint before it, update {update}" for note in notes)
-            return Checkpoint(path, update, state, told)
-        if notes:
-            raise RunFolderError(f"every checkpoint is damaged: {'; '.join(notes)}; to start over, delete {self.path}")
-        return None
-
-    def prune(self, keep: int) -> list[Path]:
-        """Remove all but the newest `keep` whole training states; what was removed. The last good one always stays."""
-        assert keep >= 1, "the last state is never pruned"
-        n_good = 0
-        removed = []
-        for _, path in self._checkpoints():
-            if n_good >= keep:
-                shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-            elif self._is_good(path):
-                n_good += 1
-        return removed
-
-    def _checkpoints(self) -> list[tuple[int, Path]]:
-        """(update, folder) of the training states, newest first."""
-        folder = self.path / "checkpoints"
-        found = [
-            (int(m[1]), p) for p in (folder.iterdir() if folder.is_dir() else ()) if (m := _NAME.fullmatch(p.name))
-        ]
-        return sorted(found, reverse=True)
-
-    def _is_good(self, path: Path) -> bool:
-        if path.name not in self._good:
-            with contextlib.suppress(RunFolderError):
-                _verify_checkpoint(path)
-                self._good.add(path.name)
-        return path.name in self._good
+    def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
+        """Remove old training states (`States.prune`)."""
+        return self.states.prune(keep, spare=spare)
 
     def _enter(self, *names: str) -> None:
         """Put files that never change again into the manifest."""
@@ -309,14 +286,18 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         not isinstance(manifest, dict)
         or not isinstance(manifest.get("files"), dict)
         or not isinstance(manifest.get("asked"), dict)
-        or not all(_is_plain(name) and isinstance(was, dict) for name, was in manifest["files"].items())
+        or not isinstance(manifest.get("records", {}), dict)
+        or not all(
+            _is_plain(name) and isinstance(was, dict)
+            for part in (manifest["files"], manifest.get("records", {}))
+            for name, was in part.items()
+        )
     ):
         raise RunFolderError(f"{path / 'manifest.json'} is damaged: it does not describe a run")
-    if manifest.get("format") != FORMAT:
-        raise RunFolderError(
-            f"{path} was made by another version (format {manifest.get('format')}; this one reads {FORMAT})"
-        )
-    return manifest
+    found = check_format(manifest.get("format"), path)
+    # Written again, it is of today's format in one rename; config.json stays as it is, and remembers of which it is.
+    today = {"format": FORMAT, "config_format": manifest.get("config_format", found)}
+    return {**manifest, **today, "asked": upgraded(manifest["asked"], found)}
 
 
 def _is_plain(name: str) -> bool:
@@ -328,7 +309,8 @@ def _read_settings(path: Path, manifest: Mapping[str, Any]) -> Settings:
     if "config.json" not in manifest["files"]:
         raise RunFolderError(f"{path} has no config.json yet: its training has not come that far")
     check_file(path / "config.json", manifest["files"]["config.json"])
-    found, asked = (_settings_from(v, path) for v in (read_json(path / "config.json"), manifest["asked"]))
+    values = upgraded(read_json(path / "config.json"), manifest["config_format"])
+    found, asked = (_settings_from(v, path) for v in (values, manifest["asked"]))
     return _settings_from(with_leaves(found.model_dump(mode="json"), asked.model_dump(mode="json"), FREE), path)
 
 
@@ -337,15 +319,3 @@ def _settings_from(values: Mapping[str, Any], path: Path) -> Settings:
         return Settings.from_mapping(values, origin=str(path))
     except SettingsError as error:
         raise RunFolderError(f"{error}; the run was made by another version of transduce") from error
-
-
-def _verify_checkpoint(path: Path) -> None:
-    """Check a training state against its manifest; `RunFolderError` names the damaged file."""
-    manifest = read_json(path / "manifest.json")
-    try:
-        files = dict(manifest["files"])
-        expected = {name: dict(files[name]) for name in ("training.safetensors", "state.json")}
-    except (KeyError, TypeError, ValueError):
-        raise RunFolderError(f"{path / 'manifest.json'} is damaged: it does not describe a checkpoint") from None
-    for name, was in expected.items():
-        check_file(path / name, was)

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from transduce import cli_encoder, cli_exchange
 from transduce.cli_doctor import doctor
 from transduce.cli_text import generate
+from transduce.cli_verify import verify
 from transduce.options import (
     BatchTokens,
     Beam,
@@ -348,5 +349,6 @@ def inspect(
     print_lines([run_inspect(run, sentence, tgt=tgt, html=html, svg=svg, device=device)])
 
 
+app.command()(verify)
 app.command("import")(cli_exchange.import_model)
 app.command("export")(cli_exchange.export_model)

@@ -184,6 +184,19 @@ class TrainingSettings(Section):
         None, description="Run folder whose vocabulary, sizes and weights the model begins with."
     )
     keep_checkpoints: int = Field(2, ge=1, le=1 << 40, description="Training states kept.")
+    save_updates: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 40,
+        description="Updates between training states; default: with validations, and every ten minutes.",
+    )
+    on_bad_loss: Literal["stop", "rollback"] = Field(
+        "stop", description="After a loss that is not finite or explodes: stop, or go back and on past its batches."
+    )
+    max_rollbacks: int = Field(3, ge=1, le=1 << 40, description="Times that a run may go back before it stops.")
+    explosion: float = Field(
+        5.0, ge=0, description="Deviations that the loss must rise by, among other signs, to explode; 0: never."
+    )
 
 
 class DecodingSettings(Section):

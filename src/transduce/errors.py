@@ -16,7 +16,7 @@ class TransduceError(Exception):
 
 
 class TrainingError(TransduceError):
-    """A training run cannot go on (a loss that is not finite, say)."""
+    """A training run cannot go on (a loss that is not finite or explodes, a sentence that does not fit into memory)."""
 
 
 class UserError(TransduceError):
@@ -46,9 +46,22 @@ class RunFolderError(UserError):
 
 
 class Interrupted(TransduceError):
-    """Ctrl-C or SIGTERM: what was done is saved; the message says how to go on."""
+    """A signal asked the run to stop: what was done is saved; the message says how to go on.
 
-    exit_code = 130
+    The exit code is the shell's for that signal, 128 and its number: 130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP.
+    """
+
+    def __init__(self, message: str, *, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, PyTorch's CPU allocator, oneDNN or a GPU's allocator says that memory is at an end."""
+    marks = ("allocate memory", "out of memory", "out_of_memory", "not enough memory", "bad_alloc")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in marks)
+    )
 
 
 class Lost(TransduceError):

@@ -5,6 +5,7 @@ stdout belongs to what a command is asked for, translations say; nothing here wr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from transduce.errors import RunFolderError
 from transduce.files import write_text
 
 SECONDS_BETWEEN_LINES = 10.0
+HISTORY = ("restart", "rollback")  # events that tell of a run's way, not of where it is
 
 
 @runtime_checkable
@@ -211,6 +213,18 @@ class MetricsFile:
         except OSError as error:
             raise RunFolderError(f"cannot write {self.path}: {error.strerror or error}") from None
 
+    def mark(self) -> dict[str, Any]:
+        """Put what is written on the disk; size and sha256 of it, to tell later whether lines were lost or changed."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
+
+    def begins_with(self, mark: Mapping[str, Any]) -> bool:
+        """Whether the file still begins with what it was at `mark`."""
+        with suppress(OSError), self.path.open("rb") as file:
+            return hashlib.sha256(file.read(mark["size"])).hexdigest() == mark["sha256"]
+        return False
+
     def read(self) -> list[dict[str, Any]]:
         """All events, without damaged lines and a last one that a killed run left unfinished. No file: none."""
         return self._read()[0]
@@ -218,10 +232,11 @@ class MetricsFile:
     def truncate_after(self, update: int) -> list[str]:
         """Forget what was written after `update`, so that a resumed run repeats no line; and lines that are damaged.
 
-        What comes back tells which those were.
+        Restarts and rollbacks stay, whatever their update: they have happened. What comes back tells which lines were
+        damaged.
         """
         events, damaged = self._read()
-        kept = [event for event in events if event.get("update", 0) <= update]
+        kept = [event for event in events if event.get("update", 0) <= update or event["event"] in HISTORY]
         write_text(self.path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
         return [f"{self.path}, line {number}: damaged, left out" for number in damaged]
 
@@ -247,6 +262,14 @@ class MetricsFile:
 
 class NoMetrics(MetricsFile):
     """For a process whose numbers another one writes down."""
+
+    def mark(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def begins_with(self, mark: Mapping[str, Any]) -> bool:
+        """It is for the other one to see."""
+        return True
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Nothing."""

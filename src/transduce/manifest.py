@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import RunFolderError
+from transduce.files import read_json, write_json
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -32,6 +33,21 @@ def check_file(path: Path, expected: Mapping[str, Any]) -> None:
         )
     if found["sha256"] != expected.get("sha256"):
         raise RunFolderError(f"{path} is damaged: its content is not what the manifest says")
+
+
+def seal_folder(folder: Path) -> None:
+    """Write manifest.json into `folder`, with what every other file in it is at this moment."""
+    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    files = {name: fingerprint(folder / name) for name in names if name != "manifest.json"}
+    write_json(folder / "manifest.json", {"files": files})
+
+
+def sealed_files(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """What `seal_folder` noted, by name; a `RunFolderError` where that cannot be read."""
+    manifest = read_json(folder / "manifest.json")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise RunFolderError(f"{folder / 'manifest.json'} is damaged: it does not describe a folder")
+    return manifest["files"]
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

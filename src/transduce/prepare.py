@@ -22,9 +22,11 @@ from transduce.data.corpus import Pair, corpus_files, distinct, read_pairs
 from transduce.data.demo import demo_pairs
 from transduce.data.lines import bare_suffix
 from transduce.data.store import TokenStore, build_store, fingerprint_of
-from transduce.errors import DataError
+from transduce.errors import DataError, RunFolderError
 from transduce.files import expecting, read_json, write_json
 from transduce.log import Log
+from transduce.manifest import check_file, seal_folder, sealed_files
+from transduce.request import has_read_text
 from transduce.text.tokenizer import Tokenizers
 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.01, 1000
@@ -161,7 +163,7 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
         + [{"name": held.name, "files": held.files, "pairs": len(held.pairs)} for held in texts.tests],
         "leaks": [leak.to_json(name) for name, leak in found],
     }
-    write_json(folder.path / "data.json", report)
+    folder.write_record("data.json", report)
     return Prepared(tokenizers, train, valid, _weights(train, data), judged)
 
 
@@ -195,6 +197,31 @@ def _pairs(found: Any, path: Path) -> list[tuple[str, str]]:
         if not all(isinstance(side, str) for pair in pairs for side in pair):
             raise ValueError("these are no texts")
         return pairs
+
+
+def seal_prepared(folder: RunFolder) -> None:
+    """Note the checksum of every file of the encoded text, once all of it is there."""
+    seal_folder(folder.path / "tokens")
+
+
+def check_prepared(folder: RunFolder) -> RunFolder:
+    """The folder, if the encoded text is as it was written; a `RunFolderError` names a damaged file and what to do.
+
+    Of a run that has not read all of its text there is nothing to check: it will be read again.
+    """
+    tokens = folder.path / "tokens"
+    if not has_read_text(folder.path):
+        (tokens / "manifest.json").unlink(missing_ok=True)
+    elif (tokens / "manifest.json").exists():  # a run of an early version has none
+        try:
+            for name, was in sealed_files(tokens).items():
+                check_file(tokens / name, was)
+        except RunFolderError as error:
+            raise RunFolderError(
+                f"{error}; where the training text is still what it was, remove {folder.path / 'data.json'}, and the "
+                "same command reads it again"
+            ) from None
+    return folder
 
 
 def has_prepared(folder: RunFolder) -> bool:

@@ -16,12 +16,12 @@ from transduce.choose import choose, table
 from transduce.config import Settings
 from transduce.diagnosis.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
-from transduce.files import expecting, read_json, write_json
+from transduce.files import expecting
 from transduce.finish import renew
 from transduce.log import Log, MetricsFile
 from transduce.machine import Machine, this_machine
 from transduce.models.build import build_model, check_model, count_parameters, resolve_preset
-from transduce.prepare import has_prepared
+from transduce.prepare import check_prepared, has_prepared, seal_prepared
 from transduce.purposes import PURPOSES
 from transduce.request import has_read_text, to_toml
 from transduce.tasks.base import Task
@@ -84,7 +84,7 @@ def _train_in(
                 "after the end; the model can be used; to train, name another folder with --run"
             )
         if end is None:
-            prepared = task.find_prepared(folder, log) if folder.resumed else None
+            prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
             if prepared is None:
                 prepared = _prepare(task, folder, settings, start, machine, log)
             device = torch.device(machine.device)
@@ -170,7 +170,9 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | N
         folder.write_settings(settings)
         if start is not None:
             keep(start, extended, settings, folder.path / "tokens")
-        return task.encode(folder, texts, extended.tokenizers, settings, log)
+        prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
+        seal_prepared(folder)
+        return prepared
 
 
 def learn(
@@ -200,9 +202,11 @@ def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
     """Say how much of the batches is padding, and keep it with the data report."""
     share = feeder.padding()
     log.say(f"batches: {len(feeder.plan(0)):,} an epoch, {share:.1%} padding")
-    data = read_json(folder.path / "data.json")
+    data = folder.read_record("data.json")
     with expecting(folder.path / "data.json"):
-        write_json(folder.path / "data.json", {**data, "padding": share})
+        changed = {**data, "padding": share}
+    if changed != data:
+        folder.write_record("data.json", changed)
 
 
 def _end_of(folder: RunFolder) -> dict[str, Any] | None:

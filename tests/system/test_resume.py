@@ -80,10 +80,13 @@ def whole(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
     return {settings: runs.train(settings[0], *settings) for settings in (EMA, BEST)}
 
 
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """The log without times and restarts."""
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: e[k] for k in TIMELESS if k in e} for e in events if e["event"] != "restart"]
+    return [{k: e[k] for k in TIMELESS if k in e} for e in events(folder) if e["event"] not in ("restart", "rollback")]
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -112,6 +115,24 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
     for kill in kills:
         runs.train("cut", "--kill", kill, *settings)
     assert_same(whole[settings], runs.train("cut", *settings))
+
+
+def test_a_run_that_goes_back_ends_the_same_however_it_is_killed(runs: Runs) -> None:
+    """A batch that ruins the weights is passed over; kills come before, while and after the run goes back."""
+    asked = ("--poison", "37", "on_bad_loss=rollback", "save_updates=10", "max_updates=60", *EMA)
+    whole = runs.train("whole", *asked)
+    (told,) = [event for event in events(whole) if event["event"] == "rollback"]
+    assert (told["update"], told["from"], len(told["skipped"])) == (30, 37, 1)
+    assert RunFolder.open(whole, model=False).load_model().keys()
+    # in place of the first save after it is told, the fifth in all; before the line that tells of it; a little later
+    for kill in ("update:33", "checkpoint:2", "checkpoint:1", "line:2", "line:3", "update:9"):
+        runs.train("cut", "--kill", kill, *asked)
+    cut = runs.train("cut", *asked)
+    assert_same(whole, cut)
+    assert [event for event in events(cut) if event["event"] == "rollback"] == [told], "told once"
+    assert len([event for event in events(cut) if event["event"] == "restart"]) == 6
+    updates = [event["update"] for event in events(cut) if event["event"] == "update"]
+    assert updates == list(range(10, 70, 10))
 
 
 def test_a_kill_from_outside_leaves_a_model_and_a_state(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
@@ -145,7 +166,7 @@ def test_signals_save_everything_and_the_run_goes_on(runs: Runs, whole: dict[tup
         process = runs.start_and_wait("cut", *EMA, seen=lambda log, sign=sign: sign in log)
         assert process.pid is not None
         os.kill(process.pid, number)
-        runs.finish(process, 130)
+        runs.finish(process, 128 + number)
         errors = (runs.path / "cut.err").read_text()
         assert f"{number.name}: stopped after update" in errors
         assert "the same command goes on" in errors

@@ -91,9 +91,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     [
         (SettingsError("a\nb"), 2),
         (TrainingError("x"), 1),
-        (Interrupted("saved"), 130),
+        (Interrupted("saved", signal=2), 130),
         (KeyboardInterrupt(), 130),
-        (OSError(28, "No space left on device", "/x"), 1),
+        (OSError(28, "No space left on device", "/x"), 2),
         (MemoryError(), 1),
     ],
 )

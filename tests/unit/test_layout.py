@@ -18,13 +18,25 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "config", "purposes", "files", "log", "lock", "place", "output"),
     ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
-    ("manifest", "checkpoint"),
+    ("migrate", "manifest", "states", "checkpoint"),
     ("training", "decoding"),
     ("evaluation", "interchange", "inspection", "serving"),
     (
         *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks"),
-        *("diagnosis", "run", "follow", "launch", "use", "use_encoder", "showcase", "exchange", "examine"),
-        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_doctor", "cli", "__main__"),
+        *(
+            "diagnosis",
+            "run",
+            "follow",
+            "launch",
+            "use",
+            "use_encoder",
+            "showcase",
+            "exchange",
+            "examine",
+            "integrity",
+            "verify",
+        ),
+        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_doctor", "cli_verify", "cli", "__main__"),
     ),
 )
 

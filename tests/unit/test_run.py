@@ -39,7 +39,7 @@ def cut_short(texts: Path, monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
     def update(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == at:
-            raise Interrupted("saved")
+            raise Interrupted("saved", signal=2)
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:

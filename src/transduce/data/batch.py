@@ -1,7 +1,7 @@
 """Examples become tensors: padded, shifted and framed once, here. Models never shift, and see padding as id 0 only.
 
-Whatever the task, training asks four things of a batch (`TrainingBatch`): the model's inputs, the targets beside its
-output, how many targets count, and to go to a device.
+Whatever the task, training asks of a batch (`TrainingBatch`): the model's inputs, the targets beside its output, how
+many targets count, to go to a device, and a part of its rows, for when memory cannot hold them all.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ class TrainingBatch(Protocol):
     def n_targets(self) -> int:
         """Targets that are not `PAD`: what a loss is divided by."""
 
+    @property
+    def n_rows(self) -> int:
+        """Examples, or rows of text."""
+
+    def part(self, start: int, stop: int) -> TrainingBatch:
+        """Rows `start` to `stop` as a batch of their own, without columns of padding; together they ask the same."""
+
     def to(self, device: torch.device | str) -> TrainingBatch:
         """The batch on a device."""
 
@@ -58,6 +65,16 @@ class Batch:
         """What the model should write."""
         return self.tgt_out
 
+    @property
+    def n_rows(self) -> int:
+        """Sentences."""
+        return len(self.src)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Some of the sentences."""
+        src, tgt_in, tgt_out = (trimmed(side[start:stop]) for side in (self.src, self.tgt_in, self.tgt_out))
+        return Batch(src, tgt_in, tgt_out, int((tgt_out != PAD).sum()))
+
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
         if _is_there(self.src, device):
@@ -76,6 +93,19 @@ class RowBatch:
     inputs: tuple[Tensor, ...]
     targets: Int64[Tensor, "B T"]
     n_targets: int
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of text."""
+        return len(self.targets)
+
+    def part(self, start: int, stop: int) -> RowBatch:
+        """Some of the rows."""
+        ids = trimmed(self.inputs[0][start:stop])
+        width = ids.shape[1]
+        targets = self.targets[start:stop, :width]
+        inputs = (ids, *(tensor[start:stop, :width] for tensor in self.inputs[1:]))
+        return RowBatch(inputs, targets, int((targets != PAD).sum()))
 
     def to(self, device: torch.device | str) -> RowBatch:
         """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
@@ -115,6 +145,16 @@ def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> R
     if separate:
         inputs.append(torch.from_numpy((ids == BOS).cumsum(1)))
     return RowBatch(tuple(inputs), torch.from_numpy(targets), int(np.count_nonzero(targets != PAD)))
+
+
+def trimmed(rows: Int64[Tensor, "B S"]) -> Int64[Tensor, "B s"]:
+    """Rows without the columns on the right that are padding in all of them.
+
+    >>> trimmed(torch.tensor([[5, 0, 0], [6, 7, 0]])).tolist()
+    [[5, 0], [6, 7]]
+    """
+    filled = (rows != PAD).any(0).nonzero()
+    return rows[:, : int(filled[-1]) + 1 if len(filled) else 0]
 
 
 def _is_there(tensor: Tensor, device: torch.device | str) -> bool:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from transduce.data.batch import sent
+from transduce.data.batch import sent, trimmed
 from transduce.data.masking import Masked
 from transduce.data.sentence_pairs import Packed
 from transduce.text.special import PAD
@@ -41,6 +41,20 @@ class MaskedBatch:
         """Tokens asked for."""
         return len(self.targets)
 
+    @property
+    def n_rows(self) -> int:
+        """Texts."""
+        return len(self.ids)
+
+    def part(self, start: int, stop: int) -> MaskedBatch:
+        """Some of the texts, with what is asked of them."""
+        ids = trimmed(self.ids[start:stop])
+        row, column = self.places // self.ids.shape[1], self.places % self.ids.shape[1]
+        here = (row >= start) & (row < stop)
+        places = (row[here] - start) * ids.shape[1] + column[here]
+        segments, labels = self.segments[start:stop, : ids.shape[1]], self.labels[start:stop]
+        return MaskedBatch(ids, segments, places, self.targets[here], labels, self.targets_a_pair)
+
     def to(self, device: torch.device | str) -> MaskedBatch:
         """The batch on a device."""
         tensors = (self.ids, self.segments, self.places, self.targets, self.labels)
@@ -65,6 +79,16 @@ class LabelBatch:
     def n_targets(self) -> int:
         """Texts."""
         return len(self.targets)
+
+    @property
+    def n_rows(self) -> int:
+        """Texts."""
+        return len(self.ids)
+
+    def part(self, start: int, stop: int) -> LabelBatch:
+        """Some of the texts."""
+        ids = trimmed(self.ids[start:stop])
+        return LabelBatch(ids, self.segments[start:stop, : ids.shape[1]], self.targets[start:stop])
 
     def to(self, device: torch.device | str) -> LabelBatch:
         """The batch on a device."""

@@ -23,7 +23,6 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any, TypeVar
 
 import transduce
@@ -32,7 +31,7 @@ from transduce.config import Settings
 from transduce.drawing.heatmap import HeatMap
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
-from transduce.files import expecting, read_json, write_json
+from transduce.files import expecting
 from transduce.log import MetricsFile
 from transduce.tensors import shapes
 
@@ -139,8 +138,7 @@ def read_record(run: RunFolder) -> Record:
 
 def _read_record(run: RunFolder, *, without: str = "") -> Record:
     def read(name: str) -> Any:
-        path = run.path / name
-        return read_json(path) if path.exists() and name != without else {}
+        return run.read_record(name) if name != without else {}
 
     scores, samples, attention = read("scores.json"), read("samples.json"), read("attention.json")
     events = MetricsFile(run.path / "metrics.jsonl").read() if without != "metrics.jsonl" else []
@@ -172,39 +170,39 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
 
 def save_scores(run: RunFolder, name: str, scores: Scores, *, search: Mapping[str, Any] | None = None) -> None:
     """Keep the scores of one test set; those of the same name before are replaced."""
-    _merge(run.path / "scores.json", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
+    _merge(run, "scores.json", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
 
 
 def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update: int) -> None:
     """Keep translations of a few held-out sentences of one set."""
-    _merge(run.path / "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
+    _merge(run, "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
 
 
 def save_text_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
     """Keep how well running text is told; what was known of the same text before is replaced."""
-    _merge(run.path / "text_scores.json", {"name": name, **values})
+    _merge(run, "text_scores.json", {"name": name, **values})
 
 
 def save_label_scores(run: RunFolder, name: str, values: Mapping[str, Any]) -> None:
     """Keep how well labels are told (`LabelScores.to_json`)."""
-    _merge(run.path / "label_scores.json", {"name": name, **values})
+    _merge(run, "label_scores.json", {"name": name, **values})
 
 
 def save_masked_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
     """Keep how well gaps are filled."""
-    _merge(run.path / "masked_scores.json", {"name": name, **values})
+    _merge(run, "masked_scores.json", {"name": name, **values})
 
 
 def save_continuations(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
     """Keep how a model goes on with text: (beginning, what it wrote)."""
     samples = [{"prompt": prompt, "text": text} for prompt, text in texts]
-    _merge(run.path / "samples.json", {"name": name, "update": update, "samples": samples})
+    _merge(run, "samples.json", {"name": name, "update": update, "samples": samples})
 
 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
     """Keep the attention of a few held-out sentences, in the place of those before."""
     found = [{"src": s.src, "tgt": s.tgt, "maps": [heat.to_json() for heat in s.maps]} for s in sentences]
-    write_json(run.path / "attention.json", {"sentences": found})
+    run.write_record("attention.json", {"sentences": found})
 
 
 def versions() -> dict[str, str]:
@@ -214,9 +212,10 @@ def versions() -> dict[str, str]:
     return found | {"platform": platform.platform()}
 
 
-def _merge(path: Path, value: Mapping[str, Any]) -> None:
-    """Put `value` into the list `sets` of a JSON file, in the place of the one with the same name."""
-    content = read_json(path) if path.exists() else {}
-    with expecting(path):
+def _merge(run: RunFolder, name: str, value: Mapping[str, Any]) -> None:
+    """Put `value` into the list `sets` of a record, in the place of the one with the same name."""
+    content = run.read_record(name)
+    with expecting(run.path / name):
         others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
-        write_json(path, {**content, "sets": [*others, value]})
+        content = {**content, "sets": [*others, value]}
+    run.write_record(name, content)

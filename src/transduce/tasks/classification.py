@@ -169,7 +169,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         for _ in watch(texts.train, _whole, checks):
             pass
         report = {"fingerprint": train.facts["fingerprint"], "sets": described, "leaks": told_leaks(checks, log)}
-        write_json(folder.path / "data.json", report)
+        folder.write_record("data.json", report)
         return PreparedLabels(tokenizers, train, LabelStore.open(tokens / "valid"))
 
     def open_prepared(self, folder: RunFolder) -> PreparedLabels:

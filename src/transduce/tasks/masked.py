@@ -127,7 +127,7 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
         write_json(tokens / "tests.json", [name for name, _ in texts.tests])
         folder.save_tokenizers(tokenizers)
         report = {"fingerprint": mark, "sets": described, "leaks": plain_text.told_leaks(checks, log)}
-        write_json(folder.path / "data.json", report)
+        folder.write_record("data.json", report)
         return PreparedSentences(tokenizers, SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid"))
 
     def open_prepared(self, folder: RunFolder) -> PreparedSentences:

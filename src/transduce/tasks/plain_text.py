@@ -147,7 +147,7 @@ def encode_text(
     described = [_described("train", texts.files, train), _described("valid", texts.valid_files, valid)]
     described += [_described(name, (), s) for name, s in tests]
     report = {"fingerprint": train.fingerprint, "sets": described, "leaks": told_leaks(checks, log)}
-    write_json(folder.path / "data.json", report)
+    folder.write_record("data.json", report)
     return PreparedText(tokenizers, train, valid)
 
 

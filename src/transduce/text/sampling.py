@@ -1,16 +1,28 @@
-"""Segmentations drawn at random from a SentencePiece model, for subword regularisation."""
+"""Segmentations drawn at random from a SentencePiece model, for subword regularisation.
+
+Drawn here and not by the library, whose generator is salted anew in every process: a run that is resumed must see the
+pieces that it would have seen. Pieces never reach over a blank, so a text is drawn word by word, and what can be said
+of a word beforehand is kept for the next time.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import random
-import threading
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
-import sentencepiece
-
 _SMOOTHING = 0.2  # alpha of sampling from all segmentations of a sentence (Kudo 2018, section 3.2)
-_SAMPLING = threading.Lock()  # the library has one random state for all
+_BLANK = "\u2581"  # begins a word
+_WORDS = 1 << 16  # words that are remembered
+
+Scores = dict[str, float]
+Lattice = list[tuple[list[float], list[int]]]
+"""Of each end within a word: the sums of weights, and the begins, of the pieces that end there."""
 
 
 def kind_of(sp: Any) -> str:
@@ -21,7 +33,7 @@ def kind_of(sp: Any) -> str:
     except RuntimeError:
         pass
     try:
-        _draw(sp, ["a"], 0.1, 0, int)
+        sp.encode(["a"], enable_sampling=True, nbest_size=-1, alpha=0.1, num_threads=1)
         return "bpe"
     except RuntimeError:
         return "char"
@@ -30,21 +42,99 @@ def kind_of(sp: Any) -> str:
 def resegmented(
     sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed: int, out_type: type = int
 ) -> dict[int, list[Any]]:
-    """Random segmentations of some of the texts, by place: a function of the arguments alone.
+    """Random segmentations of some of the texts, by place: a function of the arguments alone, in every process.
 
-    `amount` is, for a unigram model, the share of texts that are segmented at random (Kudo 2018), for BPE the share of
-    merges dropped in every text (Provilkov et al. 2020). Characters have one segmentation only.
+    `amount` is, for a unigram model, the share of texts that are segmented at random, each of its segmentations with a
+    chance by its probability to the power of 0.2 (Kudo 2018); for BPE the share of merges dropped in every text
+    (Provilkov et al. 2020). Characters have one segmentation only. A text with unknown characters keeps its own.
     """
     if amount <= 0 or kind == "char" or not texts:
         return {}
-    share, alpha = (amount, _SMOOTHING) if kind == "unigram" else (1.0, amount)
     draw = random.Random(seed)
-    chosen = [i for i in range(len(texts)) if draw.random() < share]
-    found = _draw(sp, [texts[i] for i in chosen], alpha, draw.getrandbits(31), out_type)
-    return dict(zip(chosen, found, strict=True))
+    chosen = [i for i in range(len(texts)) if draw.random() < (amount if kind == "unigram" else 1.0)]
+    scores, words_of = _scores(sp), _splitter(sp)
+    word = _unigram_word(sp) if kind == "unigram" else lambda text, draw: _bpe_word(scores, text, amount, draw)
+    found: dict[int, list[Any]] = {}
+    for i, pieces in zip(chosen, sp.encode([texts[i] for i in chosen], out_type=str, num_threads=1), strict=True):
+        drawn: list[str] = []
+        if all(piece in scores for piece in pieces):
+            drawn = [piece for part in words_of("".join(pieces)) for piece in word(part, draw)]
+        pieces = drawn or pieces
+        found[i] = pieces if out_type is str else [sp.piece_to_id(piece) for piece in pieces]
+    return found
 
 
-def _draw(sp: Any, texts: list[str], alpha: float, seed: int, out_type: type) -> list[list[Any]]:
-    with _SAMPLING:  # one thread: with more, which of them draws for which text is not determined
-        sentencepiece.set_random_generator_seed(seed)
-        return sp.encode(texts, out_type=out_type, enable_sampling=True, nbest_size=-1, alpha=alpha, num_threads=1)
+@lru_cache(maxsize=8)
+def _scores(sp: Any) -> Scores:
+    """The pieces that text is cut into, and their log-probabilities (unigram) or ranks (BPE)."""
+    left_out = (sp.is_control, sp.is_unknown, sp.is_unused, sp.is_byte)
+    ids = [i for i in range(sp.get_piece_size()) if not any(is_kind(i) for is_kind in left_out)]
+    return {sp.id_to_piece(i): sp.get_score(i) for i in ids}
+
+
+@lru_cache(maxsize=8)
+def _splitter(sp: Any) -> Callable[[str], list[str]]:
+    """Cuts a text before each word; not at all where the vocabulary has pieces that reach over blanks."""
+    if any(_BLANK in piece[1:] for piece in _scores(sp)):
+        return lambda text: [text]
+    return lambda text: [part for part in _cut(text) if part]
+
+
+def _cut(text: str) -> list[str]:
+    first, *others = text.split(_BLANK)
+    return [first, *(_BLANK + other for other in others)]
+
+
+@lru_cache(maxsize=8)
+def _unigram_word(sp: Any) -> Callable[[str, random.Random], list[str]]:
+    """Draws a segmentation of a word: forward sums once, and then from the end, piece by piece."""
+    scores = _scores(sp)
+    longest = max(map(len, scores), default=1)
+
+    @lru_cache(maxsize=_WORDS)
+    def lattice(word: str) -> Lattice:
+        forward, ends = [0.0], []
+        for end in range(1, len(word) + 1):
+            begins = [b for b in range(max(0, end - longest), end) if word[b:end] in scores and forward[b] > -math.inf]
+            logs = [forward[b] + _SMOOTHING * scores[word[b:end]] for b in begins]
+            top = max(logs, default=-math.inf)
+            weights = [math.exp(value - top) for value in logs]
+            forward.append(top + math.log(sum(weights)) if weights else -math.inf)
+            ends.append((list(itertools.accumulate(weights)), begins))
+        return ends
+
+    def drawn(word: str, draw: random.Random) -> list[str]:
+        ends, pieces, end = lattice(word), [], len(word)
+        while end:
+            sums, begins = ends[end - 1]
+            begin = begins[min(bisect(sums, draw.random() * sums[-1]), len(begins) - 1)]
+            pieces.append(word[begin:end])
+            end = begin
+        return pieces[::-1]
+
+    return drawn
+
+
+def _bpe_word(scores: Scores, word: str, amount: float, draw: random.Random) -> list[str]:
+    """Merges in the order of their rank; each that comes up is dropped with this chance."""
+    parts: list[str] = list(word)
+    after, before = [*range(1, len(word)), -1], [-1, *range(len(word) - 1)]
+    waiting: list[tuple[float, int, str]] = []
+    offered = list(range(len(word) - 1))
+    while offered or waiting:
+        for left in offered:
+            if left >= 0 and after[left] >= 0 and (merged := parts[left] + parts[after[left]]) in scores:
+                heapq.heappush(waiting, (-scores[merged], left, merged))
+        offered = []
+        if not waiting:
+            break
+        _, left, merged = heapq.heappop(waiting)
+        right = after[left]
+        if not parts[left] or right < 0 or parts[left] + parts[right] != merged:
+            continue  # one of its sides has become part of another
+        if draw.random() >= amount:
+            parts[left], parts[right], after[left] = merged, "", after[right]
+            if after[left] >= 0:
+                before[after[left]] = left
+            offered = [before[left], left]
+    return [part for part in parts if part]

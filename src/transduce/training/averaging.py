@@ -96,8 +96,8 @@ class Average(ABC):
     def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
         """The weights to write as the run's model after a validation, or None: what was written before stays."""
 
-    def saved(self) -> None:
-        """A checkpoint that refers to this state is on the disk: files that are of no more use can go."""
+    def saved(self, states: Iterable[Mapping[str, Any]]) -> None:
+        """`states`: those of all checkpoints on the disk; files that none of them refers to can go."""
         return None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -169,7 +169,6 @@ class Snapshots(Average):
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         super().__init__(live, folder=folder, n=n, decay=decay)
         self.kept: list[tuple[int, float]] = []  # (update, score), in the order of the mean
-        self._before: list[tuple[int, float]] = []  # what the checkpoint before the latest refers to
 
     def path(self, update: int) -> Path:
         """The file of one snapshot."""
@@ -189,13 +188,13 @@ class Snapshots(Average):
                     raise ValueError("these are not the weights of this run")
         return mean_of(self.path(update) for update, _ in self.kept)
 
-    def saved(self) -> None:
-        """Remove files that neither the latest checkpoint nor the one before it refers to."""
-        useful = {self.path(update) for update, _ in self.kept + self._before}
+    def saved(self, states: Iterable[Mapping[str, Any]]) -> None:
+        """Remove files that no checkpoint refers to."""
+        referred = {int(update) for state in states for update, _ in state.get("kept", ())}
+        useful = {self.path(update) for update in referred | {update for update, _ in self.kept}}
         for path in self.folder.glob("u*.safetensors"):
             if path not in useful:
                 path.unlink(missing_ok=True)
-        self._before = list(self.kept)
 
     def state(self) -> dict[str, Any]:
         """Updates and scores of the snapshots."""
@@ -205,7 +204,6 @@ class Snapshots(Average):
         """Take up the saved list; snapshots whose files are gone are left out, and told."""
         entries = [(int(update), float(score)) for update, score in state["kept"]]
         self.kept = [entry for entry in entries if self.path(entry[0]).is_file()]
-        self._before = list(self.kept)
         gone = [str(self.path(update)) for update, _ in entries if not self.path(update).is_file()]
         return [f"left out of the averaged weights, because the file is gone: {path}" for path in gone]
 

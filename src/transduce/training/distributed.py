@@ -14,7 +14,7 @@ import contextlib
 import json
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -280,7 +280,7 @@ class Ranks(Link):
     def _hear(self, word: Tensor) -> None:
         number, self._clock.agreed = word.tolist()
         if number and not self._request:
-            self._request.name = signal.Signals(int(number)).name
+            self._request.number, self._request.name = int(number), signal.Signals(int(number)).name
 
     def _flat_of(self, pieces: Sequence[Tensor]) -> Tensor:
         """All pieces in one tensor, which is kept for the next time."""
@@ -312,7 +312,7 @@ class FollowedFolder(RunFolder):
         """Not here."""
         return self.path
 
-    def prune(self, keep: int) -> list[Path]:
+    def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
         """Not here."""
         return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -36,11 +36,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One update's examples. `after` is the position of the next; `epochs` the passes made then.
+    """One update's examples. `at` is its position, `after` that of the next; `epochs` the passes made then.
 
     `batches` are the micro-batches of this process; all else, the numbers too, is about the whole update.
     """
 
+    at: Position
     indices: np.ndarray
     batches: tuple[TrainingBatch, ...]
     n_targets: int
@@ -120,12 +121,14 @@ class Feeder(ABC):
         for indices in self.plan(epoch):
             yield from self._feed(indices, Position(epoch), n_batches=1).batches
 
-    def feeds(self, start: Position) -> Iterator[Feed]:
-        """From `start` on, without end."""
+    def feeds(self, start: Position, *, skip: Collection[Position] = ()) -> Iterator[Feed]:
+        """From `start` on, without end; the batches at the positions `skip` are passed over."""
         for epoch in count(start.epoch):
             batches = self.plan(epoch)
             first = start.index if epoch == start.epoch else 0
             for index in range(first, len(batches)):
+                if Position(epoch, index) in skip:
+                    continue
                 yield self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
 
     def _made(
@@ -142,6 +145,7 @@ class Feeder(ABC):
         """The feed of these micro-batches, on the device; the numbers are those of all processes."""
         last = position.index + 1 == n_batches
         return Feed(
+            at=position,
             indices=indices,
             batches=tuple(batch.to(self.device) for batch in batches),
             n_targets=n_targets,

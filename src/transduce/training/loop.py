@@ -14,35 +14,27 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from transduce.checkpoint import Checkpoint, RunFolder
+from transduce.checkpoint import RunFolder
 from transduce.errors import Interrupted, RunFolderError, TrainingError
-from transduce.files import expecting, remove_leftovers, write_json
+from transduce.files import expecting, remove_leftovers
 from transduce.log import Bar, Log, MetricsFile, NoMetrics
+from transduce.states import Checkpoint
+from transduce.training import recover
 from transduce.training.averaging import AVERAGES, borrowed
 from transduce.training.distributed import Link
-from transduce.training.feed import Feed, Feeder, ahead
-from transduce.training.meter import Meter, NotFinite, Pace, Row
+from transduce.training.feed import Feed, Feeder, Position, ahead
+from transduce.training.meter import LATENCY, Meter, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
 from transduce.training.state import TrainingResult, TrainingState, checked, full_weights, joined, part_of
-from transduce.training.step import Updater, give_back_memory
+from transduce.training.step import DoesNotFit, Updater, UpdateResult, give_back_memory
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
-from transduce.training.validate import Validator
+from transduce.training.validate import Validator, shown
+from transduce.training.watch import BadLoss, Watch
 
-LOG_UPDATES = 10  # updates a line of metrics.jsonl; between two lines nothing is read from the device
-SHOWN_SCORES = {
-    "bleu": "BLEU {:.1f}",
-    "chrf": "chrF {:.1f}",
-    "bits_per_byte": "{:.3f} bits a byte",
-    "accuracy": "accuracy {:.1%}",
-    "macro_f1": "macro F1 {:.1%}",
-    "masked_accuracy": "masked tokens told {:.1%}",
-    "next_sentence_accuracy": "next sentences told {:.1%}",
-}
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far validations lie apart
 
 
@@ -54,12 +46,13 @@ def train(
     feeder: Feeder,
     validator: Validator,
     log: Log,
-    log_updates: int = LOG_UPDATES,
+    log_updates: int = LATENCY,
 ) -> TrainingResult:
     """Train `model` in `folder` from its latest checkpoint, or from the start, to the end that its settings ask for.
 
     At the end `model.safetensors` holds the weights that `training.average` asks for. Raises `Interrupted` after
-    SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` when a loss is not finite, `RunFolderError` when
+    SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` when a loss is not finite or explodes and
+    `training.on_bad_loss` does not say otherwise, or when one sentence does not fit into memory, `RunFolderError` when
     the disk fails.
     """
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
@@ -70,7 +63,7 @@ def train(
 class Trainer:
     """The loop and its state; `train` is how to use it."""
 
-    log_updates = LOG_UPDATES
+    log_updates = LATENCY
 
     def __init__(
         self, model: nn.Module, folder: RunFolder, *, updater: Updater, feeder: Feeder, validator: Validator, log: Log
@@ -88,7 +81,8 @@ class Trainer:
         self.average = average(self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay)
         self.stopper = Stopper(by=s.stop_by, patience=s.patience)
         self.metrics = (MetricsFile if self.link.leads else NoMetrics)(folder.path / "metrics.jsonl")
-        self.state, self.meter, self.clock, self.pace = TrainingState(), Meter(), Clock(), Pace(0.0)
+        self.state, self.clock, self.pace = TrainingState(), Clock(), Pace(0.0)
+        self.meter = Meter(watch=Watch(s.explosion))
         self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last line, for the bar
 
@@ -98,39 +92,50 @@ class Trainer:
             asked = self.link.shared(own)
             self._take_up()
             if not self.state.finished:
-                try:
-                    with self.log.progress("training") as bar:
-                        self._updates(bar, asked)
-                except NotFinite as error:
-                    raise TrainingError(self.link.tell(partial(self._explained, error))) from None
+                with self.log.progress("training") as bar:
+                    self._updates(bar, asked)
             result = self._end()
             if asked:  # during the last validation: what follows training can wait for the same command
-                raise self._interrupted(asked.name)
+                raise self._interrupted(asked)
             return result
 
     # -- the way through the updates
 
     def _updates(self, bar: Bar, asked: StopRequest) -> None:
+        """To the end, going back as often as there is a bad loss that may be gone back from."""
+        while True:
+            try:
+                return self._straight(bar, asked)
+            except BadLoss as error:
+                bad = error
+            self._recover(bad)  # here nothing holds on to the tensors of the way before
+
+    def _straight(self, bar: Bar, asked: StopRequest) -> None:
         state = self.state
         self.model.train()
         if self.settings.start is not None and state.validated < 0:
             self._validate(bar)  # what it begins with: whether training makes it better shows from there
             self.model.train()
-        with ahead(self.feeder.feeds(state.position), n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
+        feeds_from_here = self.feeder.feeds(state.position, skip=frozenset(state.skipped))
+        with ahead(feeds_from_here, n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
             while not (reason := self._reason_to_end()):
                 self._update(next(feeds))
                 bar.update(state.progress, **self._shown, note=f"update {state.update}")
                 if state.update % self.valid_updates == 0:
                     self._validate(bar)
-                elif asked or self.clock.seconds() - self._saved_at > SAVE_SECONDS:
+                elif asked or self._is_time_to_save():
                     self._save()
                 if asked:
-                    raise self._interrupted(asked.name)
+                    raise self._interrupted(asked)
         if state.validated != state.update:
             self._validate(bar, finished=reason)
         else:
             state.finished = reason
             self._save()
+
+    def _is_time_to_save(self) -> bool:
+        late = self.clock.seconds() - self._saved_at > SAVE_SECONDS
+        return late or recover.is_regular(self.state.update, self.settings)
 
     def _reason_to_end(self) -> str:
         """Why training is over, or nothing. Brings the progress up to date."""
@@ -149,15 +154,31 @@ class Trainer:
     def _update(self, feed: Feed) -> None:
         state = self.state
         factor = self.schedule(Moment(state.update, state.progress, self.warmup))
-        result = self.updater.update(feed.batches, factor, feed.n_targets)
+        result = self._fitted(feed, factor)
         self.average.after_update()
         state.update, state.position, state.epochs = state.update + 1, feed.after, feed.epochs
         lr = self.updater.optimizer.param_groups[-1]["lr"]  # of embeddings and norms where matrices have their own
         row = Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots)
-        self.meter.add(row, (result.loss_sum, result.nll_sum, result.grad_norm), feed.indices)
+        self.meter.add(row, (result.loss_sum, result.nll_sum, result.grad_norm), feed.at)
         self.pace.add(feed.n_targets)
         if state.update % self.log_updates == 0:
             self._write_line()
+
+    def _fitted(self, feed: Feed, factor: float) -> UpdateResult:
+        """The update, by smaller batches where memory does not suffice: that is told, once for each size."""
+        updater, limit = self.updater, self.updater.too_large
+        try:
+            return updater.update(feed.batches, factor, feed.n_targets)
+        except DoesNotFit as error:
+            text = self.folder.tokenizers().src.decode(error.batch.inputs[0][0].tolist())
+            if self.link.size == 1:  # the others do not know yet, and could not save
+                self._save()
+            raise recover.too_long(error, text, self.state.update + 1) from None
+        finally:
+            if updater.too_large is not None and updater.too_large != limit:
+                update = self.state.update + 1
+                self.metrics.append({"event": "memory", "update": update, "too_large": updater.too_large})
+                self.log.warn(recover.now_cut(update, updater.too_large))
 
     def _write_line(self) -> None:
         self.meter.settle()
@@ -178,7 +199,7 @@ class Trainer:
         with borrowed(self.live, self.average.candidate(state.update) if state.update else None):
             scores = self.link.tell(self.validator)
         if not math.isfinite(scores["loss"]):
-            raise TrainingError(f"the validation loss after update {state.update} is not finite; {self._advice()}")
+            raise TrainingError(f"the validation loss after update {state.update} is not finite; {recover.ADVICE}")
         better = self.stopper.see(state.update, scores)
         score = score_of(scores, self.settings.stop_by)[0]
         kept = self.average.keep(state.update, score, better=better) if state.update else self.live
@@ -197,7 +218,7 @@ class Trainer:
     def _say(self, scores: dict[str, float], *, better: bool) -> None:
         state = self.state
         texts = [f"update {state.update}", f"epoch {state.epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
-        texts += [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
+        texts += shown(scores)
         self.log.say("  ".join(texts) + ("  (best)" if better else ""))
 
     def _save(self) -> None:
@@ -218,10 +239,13 @@ class Trainer:
             "average": self.average.state(),
             "stopper": self.stopper.state(),
             "meter": self.meter.state(),
+            "watch": self.meter.watch.state(),
+            "metrics": self.metrics.mark(),
         }
-        self.folder.save_checkpoint(self.state.update, joined(parts), state)
-        self.folder.prune(self.settings.keep_checkpoints)
-        self.average.saved()
+        folder, s = self.folder, self.settings
+        folder.save_checkpoint(self.state.update, joined(parts), state)
+        folder.prune(s.keep_checkpoints, spare=recover.worth_keeping(folder.states.updates(), s))
+        self.average.saved(found["average"] for found in folder.states.states())
         self.link.sync()
         self._saved_at = self.clock.seconds()
         self._save_seconds = self._saved_at - began
@@ -235,12 +259,7 @@ class Trainer:
             remove_leftovers(self.snapshots)
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
-            self._forget_after(-1)
-            n_weights = sum(parameter.numel() for parameter in self.live.values())
-            start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
-            threads = {"threads": torch.get_num_threads(), "processes": self.link.size}
-            self.metrics.append({**start, "device": str(self.feeder.device), **threads})
-            self.link.begin_stream(self.settings.seed)
+            self._begin()
         else:
             self._load(checkpoint)
             if not self.state.finished:
@@ -248,8 +267,24 @@ class Trainer:
                 self.metrics.append({"event": "restart", "update": self.state.update, "seconds": seconds})
                 self.log.say(f"going on from update {self.state.update}, epoch {self.state.epochs:.2f}")
         self.link.check_equal(self.live)
-        self.clock = self.link.clock(self.state.seconds)
-        self.pace, self._saved_at = Pace(self.state.seconds), self.state.seconds
+        self._start_clock(self.state.seconds)
+        if checkpoint is None and self.settings.on_bad_loss == "rollback":
+            self._save()  # so that there is something to go back to
+
+    def _begin(self) -> None:
+        began_before = any(event["event"] == "start" for event in self.metrics.read())
+        self._forget_after(-1)
+        n_weights = sum(parameter.numel() for parameter in self.live.values())
+        start = {"event": "start", "update": 0, "seconds": 0.0, "parameters": n_weights, "torch": torch.__version__}
+        threads = {"threads": torch.get_num_threads(), "processes": self.link.size}
+        self.metrics.append({**start, "device": str(self.feeder.device), **threads})
+        self.link.begin_stream(self.settings.seed)
+        if began_before:
+            self.metrics.append({"event": "restart", "update": 0, "seconds": 0.0})
+            self.log.say("beginning anew: the run was stopped before its first checkpoint")
+
+    def _start_clock(self, seconds: float) -> None:
+        self.clock, self.pace, self._saved_at = self.link.clock(seconds), Pace(seconds), seconds
 
     def _forget_after(self, update: int) -> None:
         for note in self.metrics.truncate_after(update):
@@ -268,7 +303,11 @@ class Trainer:
         state = checkpoint.state
         self.state = TrainingState.of(state["training"])
         self.stopper.load(state["stopper"])
+        if "metrics" in state and not self.metrics.begins_with(state["metrics"]):
+            self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
         self._forget_after(self.state.update)
+        for event in recover.missing_events(self.metrics.read(), self.state.rollbacks):
+            self.metrics.append(event)
         if self.state.finished:
             return
         tensors = checkpoint.tensors()
@@ -279,6 +318,7 @@ class Trainer:
         notes = self.updater.load_state(part_of(tensors, "updater"), state["updater"], self.state.update)
         notes += self.average.load(part_of(tensors, "average"), state["average"])
         self.meter.load(state["meter"])
+        self.meter.watch.load(state.get("watch", {}))
         for note in (*checkpoint.notes, *notes):
             self.log.warn(note)
 
@@ -291,26 +331,41 @@ class Trainer:
             self.metrics.append({**event, "reason": state.finished, "epochs": state.epochs, "best_update": best})
         return TrainingResult(state.update, state.epochs, state.seconds, state.finished, best, state.scores)
 
-    def _interrupted(self, signal_name: str) -> Interrupted:
+    def _interrupted(self, asked: StopRequest) -> Interrupted:
         return Interrupted(
-            f"{signal_name}: stopped after update {self.state.update}; all is saved in {self.folder.path}; "
-            "the same command goes on from there"
+            f"{asked.name}: stopped after update {self.state.update}; all is saved in {self.folder.path}; "
+            "the same command goes on from there",
+            signal=asked.number,
         )
 
-    def _explained(self, error: NotFinite) -> str:
-        """What the user is told, and the sentences of the bad update in a file."""
-        row, path = error.row, self.folder.path / "not_finite.json"
-        sentences = [{"index": i, "text": self._text(i)} for i in error.indices]
-        numbers = {"loss": repr(row.loss_sum / row.n_targets), "grad_norm": repr(row.grad_norm)}
-        write_json(path, {"update": row.update, **numbers, "lr": row.lr, "sentences": sentences})
-        return (
-            f"update {row.update} is not finite (loss {numbers['loss']}, gradient norm {numbers['grad_norm']}); "
-            f"its {len(sentences)} sentences are in {path}; {self._advice()}"
-        )
+    # -- bad losses
 
-    def _text(self, index: int) -> list[str]:
-        """A training example, if the folder has a vocabulary to read it with."""
-        return self.feeder.texts(index, self.folder.tokenizers()) if self.folder.has_tokenizers else []
+    def _recover(self, error: BadLoss) -> None:
+        """Write down what did it, and go back to before it; raises `TrainingError` where that is not to be."""
+        settings, states, rollbacks = self.settings, self.folder.states, self.state.rollbacks
+        path = self.link.tell(lambda: str(recover.note_down(self.folder, error, self._texts)))
+        told = f"{recover.describe(error)}; the sentences are in {path}"
+        if settings.on_bad_loss != "rollback":
+            raise TrainingError(
+                f"{told}; to go back and on past them, give the same command with "
+                f"--set training.on_bad_loss=rollback; else {recover.ADVICE}"
+            )
+        if len(rollbacks) >= settings.max_rollbacks:
+            raise TrainingError(f"{told}; gone back {len(rollbacks)} times already; {recover.ADVICE}")
+        target = self.link.tell(lambda: recover.target_of(error, states.updates(), settings))
+        if target is None:
+            raise TrainingError(f"{told}; there is no checkpoint from before them; {recover.ADVICE}")
+        event = recover.event_of(error, target=target, number=len(rollbacks) + 1)
+        skipped, seconds = [*self.state.skipped, *(one.position for one in error.suspects)], self.clock.seconds()
+        self.link.tell(lambda: states.forget_after(target))
+        self._load(states.load(target))
+        self.state.skipped, self.state.rollbacks, self.state.seconds = skipped, [*rollbacks, event], seconds
+        self._start_clock(seconds)
+        self._save()  # from here on a kill changes nothing: what is passed over is on the disk
+        self.metrics.append(event)
+        self.log.warn(f"{told}; going back to update {target}, and on without {len(error.suspects)} batches")
 
-    def _advice(self) -> str:
-        return "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"
+    def _texts(self, at: Position) -> list[list[str]]:
+        """The sentences of a batch, if the folder has a vocabulary to read them with."""
+        known = self.folder.tokenizers() if self.folder.has_tokenizers else None
+        return [self.feeder.texts(int(i), known) for i in self.feeder.plan(at.epoch)[at.index] if known is not None]

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from transduce.training.feed import Position
+from transduce.training.watch import Suspect, Watch
+
+LATENCY = 10  # updates a line of metrics.jsonl; between two lines nothing is read from the device
 
 
 class Row(NamedTuple):
@@ -25,14 +29,6 @@ class Row(NamedTuple):
     grad_norm: float = math.nan
 
 
-class NotFinite(Exception):
-    """A loss or gradient that is not finite, with the update and the sentences that gave it."""
-
-    def __init__(self, row: Row, indices: Sequence[int]) -> None:
-        self.row, self.indices = row, list(indices)
-        super().__init__(f"update {row.update}: loss {row.loss_sum / row.n_targets}, gradient norm {row.grad_norm}")
-
-
 @dataclass(slots=True)
 class Meter:
     """Numbers of the updates since the last line of the log.
@@ -42,24 +38,24 @@ class Meter:
     """
 
     rows: list[Row] = field(default_factory=list)
-    _pending: list[tuple[Row, Tensor, np.ndarray]] = field(default_factory=list)
+    watch: Watch = field(default_factory=Watch)
+    _pending: list[tuple[Row, Tensor, Position]] = field(default_factory=list)
 
-    def add(self, row: Row, sums: Sequence[Tensor | float], indices: np.ndarray) -> None:
-        """Note one update: its row, its (loss_sum, nll_sum, grad_norm) as they come, and its sentences."""
+    def add(self, row: Row, sums: Sequence[Tensor | float], at: Position) -> None:
+        """Note one update: its row, its (loss_sum, nll_sum, grad_norm) as they come, and the place of its batch."""
         values = torch.stack([torch.as_tensor(value).detach().double().reshape(()) for value in sums])
-        self._pending.append((row, values, indices))
+        self._pending.append((row, values, at))
 
     def settle(self) -> None:
-        """Read what is pending: the one place of the loop that waits for the device. Raises `NotFinite`."""
+        """Read what is pending: the one place of the loop that waits for the device. Raises `BadLoss`."""
         if not self._pending:
             return
         values = torch.stack([tensor for _, tensor, _ in self._pending]).tolist()
         pending, self._pending = self._pending, []
-        for (row, _, indices), (loss, nll, norm) in zip(pending, values, strict=True):
-            full = row._replace(loss_sum=loss, nll_sum=nll, grad_norm=norm)
-            if not all(map(math.isfinite, (loss, nll, norm))):
-                raise NotFinite(full, indices.tolist())
-            self.rows.append(full)
+        for (row, _, at), (loss, nll, norm) in zip(pending, values, strict=True):
+            seen = Suspect(row.update, loss / row.n_targets, at.epoch, at.index)
+            self.watch.see(seen, lr=row.lr, grad_norm=norm)
+            self.rows.append(row._replace(loss_sum=loss, nll_sum=nll, grad_norm=norm))
 
     def line(self) -> dict[str, Any]:
         """The settled updates as one event, and start anew: means over target tokens; the last learning rate."""

@@ -166,6 +166,8 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
     owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    for part in parts:
+        part.state.clear()  # a run that goes back to its very start has no state there
     for name, value in tensors.items():
         place, _, key = name.partition(".")
         p = params[int(place)]

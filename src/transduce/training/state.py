@@ -27,6 +27,8 @@ class TrainingState:
     validated: int = -1  # the update of the last validation
     scores: dict[str, float] = field(default_factory=dict)
     finished: str = ""  # why, once it is
+    skipped: list[Position] = field(default_factory=list)  # batches that are passed over
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # an event for each time that the run went back
 
     def json(self) -> dict[str, Any]:
         """As JSON."""
@@ -34,10 +36,11 @@ class TrainingState:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> TrainingState:
-        """From JSON. `TypeError` or `ValueError` where it is not what `json` gave."""
-        state = cls(**{**values, "position": Position(**values["position"])})
+        """From JSON, of an earlier version too, which knew less. `ValueError` or its like where it is not that."""
+        skipped = [Position(**one) for one in values.get("skipped", [])]
+        state = cls(**{**values, "position": Position(**values["position"]), "skipped": skipped})
         counts, times = (
-            (state.update, state.position.epoch, state.position.index),
+            [state.update, *(n for p in (state.position, *skipped) for n in (p.epoch, p.index))],
             ("epochs", "seconds", "progress", "reserve"),
         )
         if not all(type(n) is int and 0 <= n <= MOST_UPDATES for n in counts) or type(state.validated) is not int:

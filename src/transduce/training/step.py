@@ -1,11 +1,18 @@
-"""One update of the weights: gradients over all micro-batches, clipping, optimizer (paper 5.3, 5.4)."""
+"""One update of the weights: gradients over all micro-batches, clipping, optimizer (paper 5.3, 5.4).
+
+Memory that does not suffice cuts a micro-batch in two. A failure may come in the middle of a backward pass, with some
+gradients added and others not; so the whole update begins anew, from no gradients and the generators of before, with
+that batch as two halves: exactly the update that the halves would have given from the start. From then on batches of
+that size are cut before they are tried; the size is part of the state, so that a resumed run cuts as this one did.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +21,7 @@ from torch import Tensor, nn
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
+from transduce.errors import is_out_of_memory
 from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.distributed import ALONE, Link, name_of, stream_seed
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -29,6 +37,19 @@ class UpdateResult:
     nll_sum: Tensor
     n_targets: int
     grad_norm: Tensor
+
+
+class DoesNotFit(Exception):
+    """Memory that does not even suffice for one row, a batch of its own."""
+
+    def __init__(self, batch: TrainingBatch) -> None:
+        self.batch = batch
+        super().__init__(f"of {slots_of(batch):,} slots")
+
+
+def slots_of(batch: TrainingBatch) -> int:
+    """The size of a batch, as far as memory goes: all numbers of its inputs and targets, padding too."""
+    return sum(tensor.numel() for tensor in (*batch.inputs, batch.targets))
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
@@ -60,6 +81,13 @@ def give_back_memory() -> None:
         trim(0)
 
 
+def free_memory(device: torch.device) -> None:
+    """Hand back what nothing refers to any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def choose_precision(device: torch.device) -> str:
     """bfloat16 where this machine multiplies matrices at least 1.3 times faster with it, measured in a moment."""
     if device.type == "cuda":
@@ -81,6 +109,7 @@ class Updater:
     """Holds a model and its optimizer; `update` is the training step.
 
     The gradient is that of the mean loss over all targets of an update, however it is cut into micro-batches.
+    `too_large`: slots of the smallest batch that memory did not suffice for, if any: from there on batches are cut.
     """
 
     def __init__(
@@ -99,25 +128,18 @@ class Updater:
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
         self.optimizer = build_optimizer(model, settings)
+        self.too_large: int | None = None
 
     def update(self, batches: Sequence[TrainingBatch], lr_scale: float, n_targets: int | None = None) -> UpdateResult:
         """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`.
 
         `n_targets`: of the whole update, where other processes have some of its micro-batches; all its sums are theirs
-        too.
+        too. Raises `DoesNotFit`, the weights being as before.
         """
         self.model.train()
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
-        loss_sum = torch.zeros((), device=self.device)
-        nll_sum = torch.zeros((), device=self.device)
-        for batch in batches:
-            with autocast(self.device, self.precision):
-                loss, nll = self.criterion(self.forward, self.model, batch, smoothing=self.smoothing)
-            (loss / n_targets).backward()
-            loss_sum += loss.detach()
-            nll_sum += nll
-        loss_sum, nll_sum = self.link.sum_up(list(self.model.parameters()), (loss_sum, nll_sum))
+        loss_sum, nll_sum = self.link.sum_up(list(self.model.parameters()), self._gradients(batches, n_targets))
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True)
         if self.clip_norm:
@@ -128,19 +150,72 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         return UpdateResult(loss_sum=loss_sum, nll_sum=nll_sum, n_targets=n_targets, grad_norm=norm)
 
+    def _gradients(self, batches: Sequence[TrainingBatch], n_targets: int) -> tuple[Tensor, Tensor]:
+        """Gradients of the mean over all targets, and the sums; begun anew with smaller batches where memory ends."""
+        generators = self._generators()
+        while True:
+            batches = [part for batch in batches for part in self._fitting(batch)]
+            tried: list[TrainingBatch] = []
+            try:
+                return self._accumulate(batches, n_targets, tried)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Only here are the frames gone that held on to the failed batch's memory.
+            self.optimizer.zero_grad(set_to_none=True)
+            self._set_generators(generators)
+            free_memory(self.device)
+            if tried[-1].n_rows == 1:
+                raise DoesNotFit(tried[-1])
+            self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
+
+    def _accumulate(
+        self, batches: Sequence[TrainingBatch], n_targets: int, tried: list[TrainingBatch]
+    ) -> tuple[Tensor, Tensor]:
+        """Add up gradients and sums; each batch is noted in `tried` as it begins."""
+        loss_sum, nll_sum = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        for batch in batches:
+            tried.append(batch)
+            with autocast(self.device, self.precision):
+                loss, nll = self.criterion(self.forward, self.model, batch, smoothing=self.smoothing)
+            (loss / n_targets).backward()
+            loss_sum += loss.detach()
+            nll_sum += nll
+        return loss_sum, nll_sum
+
+    def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
+        """The batch, or halves of halves of it that are smaller than what was too large."""
+        if self.too_large is None or slots_of(batch) < self.too_large or batch.n_rows == 1:
+            yield batch
+            return
+        half = batch.n_rows // 2
+        for part in (batch.part(0, half), batch.part(half, batch.n_rows)):
+            yield from self._fitting(part)
+
+    def _generators(self) -> dict[str, Tensor]:
+        """The state of what dropout is drawn from."""
+        found = {"generator.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            found["generator.cuda"] = torch.cuda.get_rng_state(self.device)
+        return found
+
+    def _set_generators(self, tensors: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(tensors["generator.cpu"])
+        if "generator.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What an exact resume needs beside the weights: the optimizer's tensors, all processes' dropout generators."""
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        generators = {"generator.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            generators["generator.cuda"] = torch.cuda.get_rng_state(self.device)
-        return tensors | self.link.gather(generators), {"processes": self.link.size}
+        told = {"processes": self.link.size, "too_large": self.too_large}
+        return tensors | self.link.gather(self._generators()), told
 
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
         """Put back what `state` gave after so many updates; notes for the user, if something is not as it was."""
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
+        self.too_large = state.get("too_large")
         if (n := state.get("processes", 1)) != self.link.size:
             torch.manual_seed(stream_seed(self.seed, update, self.link.rank))
             return [

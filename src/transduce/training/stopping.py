@@ -59,7 +59,7 @@ class StopRequest:
     """Whether a signal has asked the run to stop, and which."""
 
     def __init__(self) -> None:
-        self.name = ""
+        self.name, self.number = "", 0
 
     def __bool__(self) -> bool:
         return bool(self.name)
@@ -84,7 +84,7 @@ def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
         if request:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        request.name = signal.Signals(number).name
+        request.number, request.name = number, signal.Signals(number).name
         with contextlib.suppress(RuntimeError):  # the signal may have come in the middle of another line
             say(f"{request.name}: finishing the current update and saving; once more stops at once, without saving")
 

@@ -17,6 +17,22 @@ Judge = Callable[[nn.Module], Mapping[str, float]]
 """Scores what a model makes of held-out text; of a translator `bleu` and `chrf`, higher is better."""
 
 
+SHOWN_SCORES = {
+    "bleu": "BLEU {:.1f}",
+    "chrf": "chrF {:.1f}",
+    "bits_per_byte": "{:.3f} bits a byte",
+    "accuracy": "accuracy {:.1%}",
+    "macro_f1": "macro F1 {:.1%}",
+    "masked_accuracy": "masked tokens told {:.1%}",
+    "next_sentence_accuracy": "next sentences told {:.1%}",
+}
+
+
+def shown(scores: Mapping[str, float]) -> list[str]:
+    """The scores beside the loss, for people."""
+    return [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
+
+
 def judging(device: torch.device, precision: str) -> str:
     """The precision of translations: the training's on a GPU; on a CPU, where small products gain nothing, float32."""
     return precision if device.type == "cuda" else "float32"

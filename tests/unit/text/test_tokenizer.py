@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +21,10 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import transduce
 from transduce.config import TokenizerSettings
 from transduce.errors import RunFolderError
+from transduce.text import sampling
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
 from transduce.text.training import train_tokenizer, train_tokenizers
 
@@ -103,6 +114,53 @@ def test_sampling_is_a_function_of_its_arguments(kind: str) -> None:
     assert [tokenizer.decode(ids) for ids in one] == [tokenizer.normalize(line) for line in LINES]
     assert tokenizer.sample(LINES, amount=0.0, seed=7) == best
     assert tokenizer.encode_batch(LINES) == best
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sampling_is_the_same_in_every_process(kind: str) -> None:
+    """The library's own generator is not: a run that was killed would go on with other pieces."""
+    tokenizer = TOKENIZERS[kind, "nmt_nfkc"]
+    lines = LINES[:20]
+    path = Path(transduce.__file__).parents[1]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(tokenizer.model)
+        file.flush()
+        code = (
+            "import json, sys\nfrom pathlib import Path\nfrom transduce.text.tokenizer import Tokenizer\n"
+            "print(Tokenizer.load(Path(sys.argv[1])).sample(json.loads(sys.argv[2]), amount=0.5, seed=7))"
+        )
+        command = [sys.executable, "-c", code, file.name, json.dumps(lines)]
+        environment = {**os.environ, "PYTHONPATH": str(path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert json.loads(done.stdout) == tokenizer.sample(lines, amount=0.5, seed=7)
+
+
+def test_segmentations_come_as_often_as_they_should() -> None:
+    """Against all segmentations of a word, counted one by one (Kudo 2018, section 3.2)."""
+    sp = sentencepiece.SentencePieceProcessor(model_proto=TOKENIZERS["unigram", "nmt_nfkc"].model)
+    scores, word = sampling._scores(sp), "\u2581street\u2581reads"
+    cuts = [
+        [word[a:b] for a, b in itertools.pairwise((0, *places, len(word)))]
+        for n in range(len(word))
+        for places in itertools.combinations(range(1, len(word)), n)
+    ]
+    possible = {
+        tuple(cut): math.exp(0.2 * sum(scores[p] for p in cut)) for cut in cuts if all(p in scores for p in cut)
+    }
+    draw, n = random.Random(1), 20_000
+    counts = Counter(tuple(sampling._unigram_word(sp)(word, draw)) for _ in range(n))
+    assert len(possible) > 3, sorted(scores)
+    for cut, weight in possible.items():
+        share = weight / sum(possible.values())
+        assert abs(counts[cut] / n - share) < 5 * math.sqrt(share * (1 - share) / n)
+
+
+def test_without_dropped_merges_bpe_is_the_librarys() -> None:
+    sp = sentencepiece.SentencePieceProcessor(model_proto=TOKENIZERS["bpe", "nmt_nfkc"].model)
+    for line in LINES[:50]:
+        pieces = sp.encode(line, out_type=str)
+        words = sampling._splitter(sp)("".join(pieces))
+        assert [p for w in words for p in sampling._bpe_word(sampling._scores(sp), w, 0.0, random.Random(1))] == pieces
 
 
 def test_sampling_from_threads_is_the_same() -> None:

@@ -92,12 +92,16 @@ def test_borrowed_weights_are_given_back_to_the_bit_even_after_an_error() -> Non
     assert addresses == [tensor.data_ptr() for tensor in live.values()]
 
 
+STATES: list[dict[str, object]] = []
+
+
 def validate(average: Average, update: int, score: float, *, better: bool) -> tuple[object, object]:
     """What the loop does at a validation: new live weights, the candidate, the kept ones, a checkpoint."""
     set_to(dict(average.live), weights(update))
     candidate = average.candidate(update)
     kept = average.keep(update, score, better=better)
-    average.saved()
+    STATES[:] = [*STATES[-1:], average.state()]  # the checkpoint before this one, and this one
+    average.saved(STATES)
     return candidate, kept
 
 

@@ -16,7 +16,7 @@ import toys
 from transduce.checkpoint import RunFolder
 from transduce.errors import Interrupted, RunFolderError, TrainingError
 from transduce.models.build import build_model
-from transduce.training import loop
+from transduce.training import distributed, loop
 from transduce.training.averaging import decay_at
 from transduce.training.schedule import Clock
 from transduce.training.step import Updater
@@ -151,7 +151,7 @@ def test_epochs_are_a_limit(tmp_path: Path, epochs: float, n_updates: float) -> 
 def test_a_time_limit_ends_the_run_with_a_small_learning_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that ticks half a second at each look."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(loop, "Clock", partial(Clock, now=lambda: 0.5 * next(ticks)))
+    monkeypatch.setattr(distributed, "Clock", partial(Clock, now=lambda: 0.5 * next(ticks)))
     _, result = run(tmp_path / "run", max_updates=None, max_minutes=1.0, valid_updates=25, warmup_updates=5)
     assert result.reason == "max_minutes"
     assert 55 <= result.seconds <= 62
@@ -174,7 +174,7 @@ def test_a_signal_saves_and_the_same_run_goes_on_to_the_same_end(tmp_path: Path)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted, match=r"after update 13.*goes on") as caught:
         patch.setattr(Updater, "update", interrupting)
         run(tmp_path / "cut", max_updates=30, valid_updates=10)
-    assert caught.value.exit_code == 130
+    assert caught.value.exit_code == 143
     _, result = run(tmp_path / "cut", max_updates=30, valid_updates=10)
     assert result.update == 30
     assert [event["update"] for event in events(tmp_path / "cut", "restart")] == [13]
@@ -210,10 +210,10 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
         return original(self, *args)
 
     monkeypatch.setattr(Updater, "update", poisoned)
-    with pytest.raises(TrainingError, match=r"update 14 is not finite.*not_finite\.json"):
+    with pytest.raises(TrainingError, match=r"not finite at update 14.*bad_loss\.json"):
         run(tmp_path / "run", max_updates=100, valid_updates=10)
-    report = json.loads((tmp_path / "run" / "not_finite.json").read_text())
-    assert report["update"] == 14
+    (report,) = json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]
+    assert (report["update"], report["reason"]) == (14, "is not finite")
     monkeypatch.undo()
     folder = RunFolder(tmp_path / "run", toys.settings())
     checkpoint = folder.latest_checkpoint()
@@ -223,7 +223,9 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
     planned = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU)
     feeds = planned.feeds(loop.TrainingState().position)
     indices = [next(feeds).indices.tolist() for _ in range(14)][-1]
-    assert [sentence["index"] for sentence in report["sentences"]] == indices
+    (batch,) = report["batches"]
+    plan = planned.plan(batch["epoch"])
+    assert plan[batch["batch"]].tolist() == indices
 
 
 def test_a_full_disk_is_told_and_the_last_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,3 +256,52 @@ def test_a_long_way_between_validations_is_saved_on_the_way(tmp_path: Path, monk
     )
     run(tmp_path / "run", max_updates=5, valid_updates=1000)
     assert updates == [1, 2, 3, 4, 5, 5]
+
+
+def test_a_state_is_saved_as_often_as_asked(tmp_path: Path) -> None:
+    run(tmp_path / "run", max_updates=20, valid_updates=10, save_updates=4, keep_checkpoints=9)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == [f"u{n:08d}" for n in (4, 8, 10, 12, 16, 20)]
+
+
+class Ruined:
+    """Ruins the weights at some calls of `Updater.update`."""
+
+    def __init__(self, *calls: int) -> None:
+        self.calls, self.n = calls, 0
+        self.original = Updater.update
+
+    def patch(self) -> Any:
+        def update(updater: Updater, *args: Any) -> Any:
+            self.n += 1
+            if self.n in self.calls:
+                with torch.no_grad():
+                    next(updater.model.parameters()).fill_(float("nan"))
+            return self.original(updater, *args)
+
+        return update
+
+
+def test_a_run_goes_back_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Updater, "update", Ruined(13, *range(25, 500)).patch())
+    with pytest.raises(TrainingError, match="gone back 2 times already"):
+        run(tmp_path / "run", max_updates=60, valid_updates=10, on_bad_loss="rollback", max_rollbacks=2)
+    assert [(e["update"], e["number"]) for e in events(tmp_path / "run", "rollback")] == [(10, 1), (10, 2)]
+    assert len(json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]) == 3
+
+
+def test_before_the_first_validation_it_goes_back_to_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Updater, "update", Ruined(3).patch())
+    _, result = run(tmp_path / "run", max_updates=20, valid_updates=10, on_bad_loss="rollback")
+    assert result.update == 20
+    assert [e["update"] for e in events(tmp_path / "run", "rollback")] == [0]
+
+
+def test_a_stopped_run_can_be_told_to_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError, match=r"on_bad_loss=rollback"):
+        patch.setattr(Updater, "update", Ruined(17).patch())
+        run(tmp_path / "run", max_updates=30, valid_updates=10)
+    monkeypatch.setattr(Updater, "update", Ruined(7).patch())  # the same update: the 7th after the checkpoint
+    _, result = run(tmp_path / "run", max_updates=30, valid_updates=10, on_bad_loss="rollback")
+    assert result.update == 30
+    assert [(e["update"], e["from"]) for e in events(tmp_path / "run", "rollback")] == [(10, 17)]

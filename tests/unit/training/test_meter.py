@@ -3,16 +3,17 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from transduce.training.meter import Meter, NotFinite, Row
+from transduce.training.feed import Position
+from transduce.training.meter import Meter, Row
+from transduce.training.watch import BadLoss
 
 
 def add(meter: Meter, update: int, *, loss: float = 6.0, n_targets: int = 3, norm: float = 1.0) -> None:
     row = Row(update, lr=0.1 * update, n_targets=n_targets, n_tokens=8, n_slots=10)
-    meter.add(row, (torch.tensor(loss), torch.tensor(loss / 2), norm), np.array([update, update + 100]))
+    meter.add(row, (torch.tensor(loss), torch.tensor(loss / 2), norm), Position(2, update + 100))
 
 
 def test_a_line_divides_sums_by_all_targets() -> None:
@@ -40,12 +41,12 @@ def test_saved_rows_give_the_same_line() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("what", ["loss", "norm"])
-def test_the_first_bad_update_is_named_with_its_sentences(bad: float, what: str) -> None:
+def test_the_first_bad_update_is_named_with_its_place(bad: float, what: str) -> None:
     meter = Meter()
     add(meter, 1)
     add(meter, 2, **{what: bad})
     add(meter, 3, loss=math.nan)
-    with pytest.raises(NotFinite) as caught:
+    with pytest.raises(BadLoss, match="not finite") as caught:
         meter.settle()
-    assert caught.value.row.update == 2
-    assert caught.value.indices == [2, 102]
+    (suspect,) = caught.value.suspects
+    assert (suspect.update, suspect.position) == (2, Position(2, 102))

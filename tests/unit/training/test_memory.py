@@ -1,0 +1,236 @@
+"""Memory that ends, for real: a child whose address space is bounded; and the update that comes of it, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import transduce
+from oracle.cases import VOCAB, settings
+from transduce.config import TrainingSettings
+from transduce.data.batch import Batch, RowBatch, TrainingBatch, collate
+from transduce.data.encoder_batch import LabelBatch, MaskedBatch
+from transduce.data.objectives import Example
+from transduce.errors import is_out_of_memory
+from transduce.models.build import build_model
+from transduce.training.criteria import tell_tokens
+from transduce.training.step import DoesNotFit, Updater, slots_of
+
+CPU = torch.device("cpu")
+
+
+def batch_of(n: int, *, seed: int = 0) -> Batch:
+    draw = np.random.default_rng(seed)
+    ids = lambda: draw.integers(4, VOCAB, size=draw.integers(1, 10)).tolist()
+    return collate([Example(src=ids(), tgt=ids()) for _ in range(n)])
+
+
+def make(criterion: Any = tell_tokens, **training: Any) -> Updater:
+    torch.manual_seed(7)
+    model = build_model(settings(dropout=0.3), n_src=VOCAB, n_tgt=VOCAB)
+    chosen = TrainingSettings(**{"optimizer": "adam", "lr": 5e-3, **training})
+    return Updater(model, chosen, device=CPU, precision="float32", criterion=criterion)
+
+
+def weights(updater: Updater) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in updater.model.parameters()])
+
+
+class EndsInBackward(torch.autograd.Function):
+    """Fails on the way back, where some gradients are added already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+
+def ends_above(n_slots: int, tried: list[int]) -> Callable[..., Any]:
+    """A criterion whose way back does not fit where a batch has this many slots or more."""
+
+    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float) -> Any:
+        tried.append(batch.n_rows)
+        if slots_of(batch) >= n_slots:
+            hook = model.encoder.register_forward_hook(lambda _, __, out: EndsInBackward.apply(out))
+            try:
+                hidden = forward(*batch.inputs)
+            finally:
+                hook.remove()
+            return hidden.float().sum(), hidden.detach().sum()
+        return tell_tokens(forward, model, batch, smoothing=smoothing)
+
+    return criterion
+
+
+def test_an_update_that_did_not_fit_is_that_of_the_halves_to_the_bit() -> None:
+    """Gradients of a batch before are there, and half of those of the failed one."""
+    small, large = batch_of(3, seed=1), batch_of(12, seed=2)
+    tried: list[int] = []
+    cut, whole = make(ends_above(slots_of(large), tried)), make()
+    torch.manual_seed(3)
+    one = cut.update([small, large, small], 0.5)
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    other = whole.update([small, large.part(0, 6), large.part(6, 12), small], 0.5)
+    assert tried == [3, 12, 3, 6, 6, 3]
+    assert torch.equal(weights(cut), weights(whole))
+    assert torch.equal(one.loss_sum, other.loss_sum) and torch.equal(one.grad_norm, other.grad_norm)
+    assert one.n_targets == 2 * small.n_targets + large.n_targets
+    assert torch.equal(torch.get_rng_state(), after), "as many random numbers were drawn"
+
+    tried.clear()
+    cut.update([large], 0.5)
+    assert tried == [6, 6], "a size that did not fit is not tried again"
+
+
+def test_what_did_not_fit_is_part_of_the_state() -> None:
+    tried: list[int] = []
+    updater = make(ends_above(slots_of(batch_of(12)), tried))
+    updater.update([batch_of(12)], 0.5)
+    tensors, state = updater.state()
+    again = make(ends_above(10**9, tried))
+    again.load_state(tensors, json.loads(json.dumps(state)))
+    tried.clear()
+    again.update([batch_of(12)], 0.5)
+    assert tried == [6, 6]
+    again.load_state(tensors, {})  # of an early version
+    assert again.too_large is None
+
+
+def test_one_sentence_that_does_not_fit_is_told_and_changes_nothing() -> None:
+    updater = make(ends_above(1, []))
+    before, generator = weights(updater), torch.get_rng_state()
+    with pytest.raises(DoesNotFit) as caught:
+        updater.update([batch_of(5)], 0.5)
+    assert caught.value.batch.n_rows == 1
+    assert torch.equal(weights(updater), before)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(p.grad is None for p in updater.model.parameters())
+
+
+def test_other_errors_pass() -> None:
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        make(wrong).update([batch_of(4)], 0.5)
+
+
+def test_the_gradient_of_the_halves_is_that_of_the_whole() -> None:
+    batch = batch_of(9)
+    updater = make()
+    updater.model.eval()
+    grads = []
+    for parts in ([batch], [batch.part(0, 4), batch.part(4, 9)]):
+        updater.optimizer.zero_grad()
+        for part in parts:
+            loss, _ = tell_tokens(updater.model, updater.model, part, smoothing=0.1)
+            (loss / batch.n_targets).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in updater.model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-6)
+
+
+def test_parts_of_every_kind_of_batch_ask_the_same_together() -> None:
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0], [5, 0, 0, 0]])
+    rows = RowBatch((ids, (ids == 5).cumsum(1)), torch.tensor([[6, 7, 8, 3], [6, 3, 0, 0], [3, 0, 0, 0]]), 7)
+    places = torch.tensor([1, 3, 5, 8])
+    masked = MaskedBatch(ids, ids.clamp_max(1), places, torch.tensor([16, 18, 26, 35]), torch.tensor([0, 1, 0]), 1.5)
+    labels = LabelBatch(ids, ids.clamp_max(1), torch.tensor([2, 0, 1]))
+    for batch in (rows, masked, labels):
+        parts = [batch.part(0, 1), batch.part(1, 3)]
+        assert [part.n_rows for part in parts] == [1, 2]
+        assert sum(part.n_targets for part in parts) == batch.n_targets
+        assert parts[1].inputs[0].tolist() == [[5, 6], [5, 0]], "no column of padding"
+        assert all(one.shape == other.shape for one in [parts[1].inputs[0]] for other in parts[1].inputs[1:2])
+    first, second = masked.part(0, 1), masked.part(1, 3)
+    assert (first.places.tolist(), first.targets.tolist()) == ([1, 3], [16, 18])
+    assert (second.places.tolist(), second.targets.tolist()) == ([1, 2], [26, 35])  # rows are two wide now
+    assert second.targets_a_pair == 1.5 and second.labels.tolist() == [1, 0]
+
+
+def test_what_memory_errors_look_like() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert not is_out_of_memory(RuntimeError("size mismatch")) and not is_out_of_memory(ValueError("out of memory"))
+
+
+BOUNDED = """
+    import resource, sys
+    import numpy as np, torch
+    from transduce.config import ModelSettings, TrainingSettings
+    from transduce.data.batch import collate
+    from transduce.data.objectives import Example
+    from transduce.models.build import build_model
+    from transduce.training.step import Updater
+
+    torch.set_num_threads(1)
+    draw = np.random.default_rng(0)
+    ids = lambda n: draw.integers(4, 100, size=n).tolist()
+    batch = collate([Example(src=ids(127), tgt=ids(127)) for _ in range(128)])
+    updaters = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = build_model(ModelSettings(d_model=64, d_ff=256, n_heads=4, dropout=0.0), n_src=100, n_tgt=100)
+        chosen = TrainingSettings(optimizer="adam", lr=1e-3)
+        updaters.append(Updater(model, chosen, device=torch.device("cpu"), precision="float32"))
+    bounded, free = updaters
+    bounded.update([batch.part(0, 1)], 0.0)
+    free.update([batch.part(0, 1)], 0.0)
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), hard))
+    bounded.update([batch], 1.0)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert bounded.too_large is not None, "the batch has fitted"
+    n, parts = batch.n_rows, [batch]
+    while any(bounded.too_large <= sum(t.numel() for t in (*p.inputs, p.targets)) for p in parts):
+        parts = [half for p in parts for half in (p.part(0, p.n_rows // 2), p.part(p.n_rows // 2, p.n_rows))]
+    free.update(parts, 1.0)
+    same = all(torch.equal(a, b) for a, b in zip(bounded.model.parameters(), free.model.parameters()))
+    print(len(parts), same)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds of address spaces are Linux's")
+def test_a_process_whose_memory_ends_goes_on_with_the_same_gradient() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1])}
+    command = [sys.executable, "-c", textwrap.dedent(BOUNDED)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    n_parts, same = done.stdout.split()
+    assert int(n_parts) >= 2
+    assert same == "True"
+
+
+@pytest.mark.gpu
+def test_a_gpu_whose_memory_ends_goes_on_too() -> None:
+    device = torch.device("cuda")
+    tried: list[int] = []
+
+    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float) -> Any:
+        tried.append(batch.n_rows)
+        if batch.n_rows > 4:
+            torch.empty(1 << 60, dtype=torch.uint8, device=device)  # the allocator's own error
+        return tell_tokens(forward, model, batch, smoothing=smoothing)
+
+    torch.manual_seed(7)
+    model = build_model(settings(dropout=0.3), n_src=VOCAB, n_tgt=VOCAB).to(device)
+    updater = Updater(
+        model, TrainingSettings(optimizer="adam", lr=1e-3), device=device, precision="float32", criterion=criterion
+    )
+    result = updater.update([batch_of(8).to(device)], 0.5)
+    assert tried == [8, 4, 4]
+    assert result.loss_sum.isfinite()
