@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.checkpoint import RunFolder
-from transduce.errors import Interrupted, RunFolderError, TrainingError
-from transduce.files import expecting, remove_leftovers
+from transduce.errors import Interrupted, TrainingError
+from transduce.files import remove_leftovers
 from transduce.log import Bar, Log, MetricsFile, NoMetrics
 from transduce.states import Checkpoint
 from transduce.training import recover
@@ -29,10 +29,10 @@ from transduce.training.distributed import Link
 from transduce.training.feed import Feed, Feeder, Position, ahead
 from transduce.training.meter import LATENCY, Meter, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
-from transduce.training.state import TrainingResult, TrainingState, checked, full_weights, joined, part_of
+from transduce.training.state import TrainingResult, TrainingState, full_weights, joined, of_this_run, part_of, put_back
 from transduce.training.step import DoesNotFit, Updater, UpdateResult, give_back_memory
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
-from transduce.training.validate import Validator, shown
+from transduce.training.validate import Validator, line_of
 from transduce.training.watch import BadLoss, Watch
 
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far validations lie apart
@@ -208,18 +208,12 @@ class Trainer:
         seconds = self.clock.seconds() - began
         event = {"event": "validation", "update": state.update, "seconds": self.clock.seconds(), "epoch": state.epochs}
         self.metrics.append({**event, **scores, "validation_seconds": seconds, "best": better})
-        self._say(scores, better=better)
+        self.log.say(line_of(state.update, state.epochs, scores, better=better))
         state.validated, state.scores, state.finished = state.update, scores, finished
         state.reserve = seconds + self._save_seconds
         self.pace.pause(seconds)
         self._save()
         give_back_memory()
-
-    def _say(self, scores: dict[str, float], *, better: bool) -> None:
-        state = self.state
-        texts = [f"update {state.update}", f"epoch {state.epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
-        texts += shown(scores)
-        self.log.say("  ".join(texts) + ("  (best)" if better else ""))
 
     def _save(self) -> None:
         """Write a checkpoint; clear what no checkpoint needs any more."""
@@ -292,12 +286,8 @@ class Trainer:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Take up a saved state; one that is not of this model, or of no form, is a `RunFolderError`."""
-        try:
-            with expecting(checkpoint.path):
-                self._put_back(checkpoint)
-        except RuntimeError as error:  # PyTorch's, of shapes and types that do not fit
-            told = " ".join(str(error).split())[:100]
-            raise RunFolderError(f"{checkpoint.path} is damaged: its tensors are not of this run ({told})") from error
+        with of_this_run(checkpoint.path):
+            self._put_back(checkpoint)
 
     def _put_back(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
@@ -311,10 +301,7 @@ class Trainer:
         if self.state.finished:
             return
         tensors = checkpoint.tensors()
-        with torch.no_grad():
-            values = part_of(tensors, "model")
-            for name, live in self.live.items():
-                live.copy_(checked(values[name], like=live, name=name))
+        put_back(self.live, part_of(tensors, "model"))
         notes = self.updater.load_state(part_of(tensors, "updater"), state["updater"], self.state.update)
         notes += self.average.load(part_of(tensors, "average"), state["average"])
         self.meter.load(state["meter"])

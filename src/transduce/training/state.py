@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from transduce.errors import RunFolderError
+from transduce.files import expecting
 from transduce.training.feed import Position
 
 MOST_UPDATES = 1 << 40
@@ -79,12 +84,26 @@ def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
-def checked(value: Tensor, *, like: Tensor, name: str) -> Tensor:
-    """A tensor that was read, if it has the shape and type of the one that it takes the place of."""
-    if value.shape != like.shape or value.dtype != like.dtype:
-        found = f"{value.dtype} {list(value.shape)}", f"{like.dtype} {list(like.shape)}"
-        raise ValueError(f"{name} is {found[0]}, not {found[1]}")
-    return value
+@contextlib.contextmanager
+def of_this_run(path: Path) -> Iterator[None]:
+    """Inside, a saved state is taken up: where it is not of this model, or of no form, `path` is told to be damaged."""
+    try:
+        with expecting(path):
+            yield
+    except RuntimeError as error:  # PyTorch's, of shapes and types that do not fit
+        told = " ".join(str(error).split())[:100]
+        raise RunFolderError(f"{path} is damaged: its tensors are not of this run ({told})") from error
+
+
+@torch.no_grad()
+def put_back(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors into those of the same names; `ValueError` where one has another shape or type."""
+    for name, tensor in live.items():
+        value = saved[name]
+        if value.shape != tensor.shape or value.dtype != tensor.dtype:
+            found = f"{value.dtype} {list(value.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise ValueError(f"{name} is {found[0]}, not {found[1]}")
+        tensor.copy_(value)
 
 
 def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -28,9 +28,11 @@ SHOWN_SCORES = {
 }
 
 
-def shown(scores: Mapping[str, float]) -> list[str]:
-    """The scores beside the loss, for people."""
-    return [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
+def line_of(update: int, epochs: float, scores: Mapping[str, float], *, better: bool) -> str:
+    """A validation, for people."""
+    texts = [f"update {update}", f"epoch {epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
+    texts += [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
+    return "  ".join(texts) + ("  (best)" if better else "")
 
 
 def judging(device: torch.device, precision: str) -> str:
