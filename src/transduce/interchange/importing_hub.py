@@ -76,9 +76,12 @@ def import_gpt2(folder: Path) -> Imported:
     for name in gpt2.buffers(model, prefix=prefix):
         tensors.pop(name, None)
     check(tensors, gpt2.lines(model, rows=_sizes_of(config), prefix=prefix), origin=folder)
-    (end,) = special_names(folder, {"eos_token": "<|endoftext|>"})
+    begin, end = special_names(folder, dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>"))
     tokenizer, rows = vocabulary(
-        tokenizer_file(folder, [end]), [None, None, end, end], n=config["vocab_size"], origin=folder
+        tokenizer_file(folder, list(dict.fromkeys((begin, end)))),
+        [None, None, begin, end],
+        n=config["vocab_size"],
+        origin=folder,
     )
     state = read(tensors, gpt2.lines(model, rows=rows, prefix=prefix), origin=folder)
     state |= {name: state[kept] for name, kept in gpt2.tied_names(model).items()}

@@ -26,6 +26,16 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def n_blocks(kind: str, *, encoder: int, decoder: int) -> str:
+    """How many blocks a model of a kind has, for people, of the numbers that its settings name.
+
+    >>> n_blocks("bert", encoder=2, decoder=4), n_blocks("transformer", encoder=2, decoder=4)
+    ('2', '2 + 4')
+    """
+    there = zip(KINDS[kind].attention, (encoder, decoder), strict=True)
+    return " + ".join(str(n) for products, n in there if products)
+
+
 def kinds_of(family: str) -> tuple[str, ...]:
     """The kinds of one family.
 

@@ -19,7 +19,7 @@ from transduce.checkpoint import RunFolder
 from transduce.config import DecodingSettings, Section, Settings
 from transduce.errors import SettingsError
 from transduce.log import Log
-from transduce.models.kinds import KINDS, kinds_of
+from transduce.models.kinds import KINDS, kinds_of, n_blocks
 from transduce.models.presets import PRESETS, resolve_preset
 from transduce.tensors import load_tensors, save_tensors
 from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces
@@ -102,7 +102,8 @@ def find_start(asked: Settings, *, kind: str) -> Start | None:
     taken = _also_taken(asked, other)
     for (section, key), value in taken.items():
         values.setdefault(section, {})[key] = value
-    size = f"d_model {other.model.d_model}, {other.model.n_encoder_layers} + {other.model.n_decoder_layers} layers"
+    m = other.model
+    size = f"d_model {m.d_model}, {n_blocks(m.kind, encoder=m.n_encoder_layers, decoder=m.n_decoder_layers)} layers"
     more = ", ".join(f"{section}.{key} = {value}" for (section, key), value in taken.items())
     took = (
         f"begins with {run.path}: its vocabulary ({run.tokenizers().n_tgt:,} pieces, {other.tokenizer.kind}), its "
