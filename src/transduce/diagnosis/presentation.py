@@ -73,7 +73,7 @@ def _hist(diagnosis: Diagnosis) -> list[str]:
 
 def _told(part: Part, sample: Sample) -> str:
     total = f"{part.total:,}" if part.counted else about(part.total)
-    return f"{part.name}: {total} {_NOUNS[sample.kind]} ({part.how})"
+    return f"{part.name}: {total} {_NOUNS[sample.form]} ({part.how})"
 
 
 def _machine(diagnosis: Diagnosis) -> Iterator[str]:

@@ -19,7 +19,6 @@ import torch
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
-from transduce.diagnosis.worst import longest_rows
 from transduce.log import Log
 from transduce.machine import this_machine
 from transduce.models.build import build_model, count_parameters
@@ -34,7 +33,7 @@ SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the micro-batch that the settings allow, one after another."""
 
 
-class Trial:
+class Rehearsal:
     """The parts of a training, without its loop."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -85,7 +84,7 @@ class Trial:
         assert budget is not None, "chosen first"
         tokens = max(1, self.settings.data.context or 1, round(budget * share))
         settings = self.settings.with_values("training", batch_tokens=tokens, micro_batch_tokens=tokens)
-        return largest(self.task.feeder(longest_rows(self.prepared, settings), settings, self.device))
+        return largest(self.task.feeder(self.task.longest(self.prepared, settings), settings, self.device))
 
 
 def largest(feeder: Feeder) -> Feed:
@@ -98,7 +97,7 @@ def largest(feeder: Feeder) -> Feed:
 def run(folder: RunFolder, seconds: float) -> Iterator[dict[str, Any]]:
     """What becomes known in so long, in order."""
     until = time.monotonic() + seconds
-    trial = Trial(folder)
+    trial = Rehearsal(folder)
     yield {"device": trial.device.type, "parameters": count_parameters(trial.model)}
     pace = 0.0
     for fact in memory(trial, time.monotonic() + 0.4 * (until - time.monotonic())):
@@ -110,7 +109,7 @@ def run(folder: RunFolder, seconds: float) -> Iterator[dict[str, Any]]:
     yield {"done": True}
 
 
-def memory(trial: Trial, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[dict[str, Any]]:
+def memory(trial: Rehearsal, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[dict[str, Any]]:
     """Peaks of growing batches of the longest rows, as far as the time allows; two sizes at least."""
     took, slots, number = 0.0, 0, 0
     for share in shares:
@@ -125,7 +124,7 @@ def memory(trial: Trial, until: float, shares: tuple[float, ...] = SHARES) -> It
         yield {"memory": {"share": share, "slots": slots, "peak": trial.peak(), "seconds": took}}
 
 
-def speed(trial: Trial, until: float, pace: float) -> Iterator[dict[str, Any]]:
+def speed(trial: Rehearsal, until: float, pace: float) -> Iterator[dict[str, Any]]:
     """Updates of real batches, the first not counted. `pace`: seconds a slot, roughly; smaller batches where slow."""
     settings, share = trial.settings, 1.0
     plan = trial.task.feeder(trial.prepared, settings, trial.device).plan(0)
@@ -162,7 +161,7 @@ def speed(trial: Trial, until: float, pace: float) -> Iterator[dict[str, Any]]:
     }
 
 
-def validation(trial: Trial, seconds: float) -> Iterator[dict[str, Any]]:
+def validation(trial: Rehearsal, seconds: float) -> Iterator[dict[str, Any]]:
     """The time of the loss on the validation rows of the sample, and of judging a few."""
     validator = trial.task.validator(trial.model, trial.prepared, _short(trial.settings), trial.device)
     judge, validator.judge = validator.judge, None
