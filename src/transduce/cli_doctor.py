@@ -11,9 +11,11 @@ from typer import Argument, Option
 
 from transduce.options import (
     Both,
+    Extend,
     From,
     NewRun,
     Paths,
+    Processes,
     Quiet,
     Root,
     Set,
@@ -47,8 +49,10 @@ def doctor(
     tgt_lang: TgtLang = None,
     run: NewRun = None,
     start: From = None,
+    extend: Extend = None,
     data: Root = None,
     overrides: Set = None,
+    processes: Processes = 1,
     as_json: Annotated[bool, Option("--json", help="All that was found and measured, as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -83,6 +87,7 @@ def doctor(
             root=data,
             languages=(src_lang, tgt_lang),
             start=start,
+            extend=extend,
             overrides=tuple(overrides or ()),
             run=run,
         )
@@ -92,7 +97,7 @@ def doctor(
     from transduce.examine import doctor as examine
     from transduce.log import Log
 
-    found = examine(settings, run=run, log=Log(quiet=quiet or as_json))
+    found = examine(settings, run=run, log=Log(quiet=quiet or as_json), processes=processes)
     print_lines([json.dumps(found.to_json(), ensure_ascii=False)] if as_json else lines_of(found))
     if not found.ready:
         raise typer.Exit(2)

@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.data.labelled import Labelled, labels_in
@@ -30,10 +32,12 @@ from transduce.request import has_read_text
 from transduce.run import AnyTask, check, resolve, start_of
 from transduce.tasks.start import Start, learn_more
 from transduce.text.tokenizer import Tokenizers
+from transduce.training.distributed import check_devices
 
 SAMPLED = 12_000  # rows that a vocabulary is learned from and updates are tried with
 HELD = 1_000  # of a validation set
 SECONDS = 20.0
+LEAST = 3.0  # of them for the trial, in which it can at least begin
 
 
 @dataclass(slots=True)
@@ -47,21 +51,29 @@ class _Work:
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     start: Start | None = None
+    processes: int = 1
 
     def obstacle(self, check: str, error: Exception, advice: str = "") -> None:
         self.findings.append(Finding(check, "obstacle", " ".join(str(error).split()), advice))
 
 
 def doctor(
-    settings: Settings, *, run: Path | str | None = None, log: Log | None = None, seconds: float | None = None
+    settings: Settings,
+    *,
+    run: Path | str | None = None,
+    log: Log | None = None,
+    seconds: float | None = None,
+    processes: int = 1,
 ) -> Diagnosis:
     """Look at the data, the machine and the run folder that a training of `settings` would meet.
 
-    Takes about `seconds`, of which SECONDS is enough. `run`: where the run folder goes, or is. What is wrong comes back
-    as findings, not as errors; nothing is kept.
+    Takes about `seconds`, of which SECONDS is enough. `run`: where the run folder goes, or is. `processes`: that train
+    together on this machine. What is wrong comes back as findings, not as errors; nothing is kept.
     """
     began = time.monotonic()
-    work = _Work(settings, Path(run or "runs"), log or Log(quiet=True), began + (seconds or SECONDS))
+    work = _Work(
+        settings, Path(run or "runs"), log or Log(quiet=True), began + (seconds or SECONDS), processes=processes
+    )
     task = machine = None
     try:
         work.start = None if has_read_text(work.run) else start_of(settings)
@@ -69,8 +81,9 @@ def doctor(
             check(settings if work.start is None else work.start.settings),
             this_machine(settings.training.device),
         )
+        check_devices(torch.device(machine.device), processes)
         work.facts["machine"] = machine.describe()
-        work.facts["available"] = machine.memory
+        work.facts["available"] = machine.memory if machine.device == "cuda" else machine.memory // processes
     except UserError as error:
         work.obstacle("settings", error)
     known = _at(work, run is not None)
@@ -211,7 +224,7 @@ def _prepared(task: AnyTask, texts: Any, settings: Settings, tokenizers: Tokeniz
 
 def _measured(work: _Work, folder: Path) -> Trial:
     work.log.say("trying some updates ...")
-    return measure(folder, seconds=work.until - time.monotonic() - 1.5)
+    return measure(folder, seconds=max(LEAST, work.until - time.monotonic()), processes=work.processes)
 
 
 def _forecast(

@@ -19,7 +19,7 @@ from transduce.data.demo import demo_pairs
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A short trial; and no child that leaves something where the tests run."""
-    monkeypatch.setattr(examine, "SECONDS", 8.0)
+    monkeypatch.setattr(examine, "SECONDS", 30.0)  # of which a small model needs few
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
 

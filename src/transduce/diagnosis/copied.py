@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from transduce.config import Corpus
@@ -47,7 +48,7 @@ class Copies:
         """A text with the names and the line numbers of the files that were copied."""
         for copy in self.files:
             for ours, theirs in ((str(copy.path), copy.of), (copy.path.name, Path(copy.of).name)):
-                text = re.sub(rf"{re.escape(ours)}, line (\d+)", lambda m, c=copy, t=theirs: _placed(c, t, m), text)
+                text = re.sub(rf"{re.escape(ours)}, line (\d+)", partial(_placed, copy, theirs), text)
                 text = text.replace(ours, theirs)
         return text
 

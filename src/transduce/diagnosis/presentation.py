@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from transduce.diagnosis.diagnosis import Diagnosis
 from transduce.diagnosis.findings import Finding, about
-from transduce.diagnosis.measuring import Trial
+from transduce.diagnosis.measuring import Trial, tokens_at_once
 from transduce.diagnosis.resources import size
 from transduce.diagnosis.sampling import Part, Sample
 from transduce.diagnosis.tokens import EDGES, Lengths
@@ -117,13 +117,15 @@ def _memory(diagnosis: Diagnosis, trial: Trial) -> Iterator[str]:
     memory, settings = trial.memory, diagnosis.settings
     if memory is None or settings is None:
         return
-    micro = settings.training.micro_batch_tokens or settings.training.batch_tokens or 1
+    micro = tokens_at_once(settings, trial.processes)
+    each = "" if trial.processes == 1 else f" for each of {trial.processes} processes"
     how = "measured" if memory.measured else f"continued from {trial.points[-1].share:.0%} of it"
     fits = diagnosis.fitting_tokens
     room = "" if fits is None else f"; up to {fits:,} tokens at once fit"
     yield _row(
         "memory",
-        f"{size(memory.worst)} at the worst batch of {micro:,} tokens ({how}), {size(diagnosis.available)} free{room}",
+        f"{size(memory.worst)} at the worst batch of {micro:,} tokens ({how}), {size(diagnosis.available)} free"
+        f"{each}{room}",
     )
     if trial.speed is not None and trial.peak > 1.1 * memory.worst:
         many = (

@@ -18,7 +18,7 @@ from transduce.data.corpus import FORMATS, columns_of, corpus_files, corpus_name
 from transduce.data.demo import demo_pairs
 from transduce.data.labelled import labelled_row
 from transduce.data.lines import bare_suffix, decode_line, open_bytes
-from transduce.diagnosis.scanning import BLOCK, MOST_BLOCKS, Scan, scan
+from transduce.diagnosis.scanning import BLOCK, MOST_BLOCKS, Scan, rank, scan
 from transduce.errors import DataError
 from transduce.tasks.base import Form
 from transduce.tasks.table import find_task
@@ -28,6 +28,7 @@ Parser = Callable[[list[str], int], Row | None]
 """The row of the lines of each file with this number, none of a header; a `ValueError` says what is wrong with them."""
 
 WINDOW = 200  # lines that are looked at together
+MOST_CHARACTERS = 2_000_000  # of rows that are worked with, however long they are
 MOST_HELD = 20_000  # rows of a held-out set
 
 
@@ -120,6 +121,9 @@ class Sample:
 
 def drawn(parts: Sequence[Part], n: int) -> list[list[Block]]:
     """Of each part windows from everywhere, about `n` rows of all together: as many as its size asks for."""
+    rows = [row for part in parts for row in part.rows()]
+    n_characters = sum(len(text) for row in rows for text in row) / max(1, len(rows))
+    n = min(n, round(MOST_CHARACTERS / max(1.0, n_characters)))
     total, most = max(1, sum(part.total for part in parts)), max(20, n // max(1, len(parts)))
     chosen = list[list[Block]]()
     for part in parts:
@@ -139,8 +143,9 @@ def take_sample(settings: Settings, *, seconds: float = 5.0, most_blocks: int = 
     look = _Look(form, data)
     each = seconds / max(1, len(data.train))
     parts = tuple(look.part(corpus, each, most_blocks) for corpus in data.train)
-    most = -(-MOST_HELD // BLOCK)
-    held = tuple(look.part(c, 1.0, most) for c in (*data.valid, *data.test)) if most_blocks >= most else ()
+    most, corpora = -(-MOST_HELD // BLOCK), (*data.valid, *data.test)
+    each = min(1.0, 0.5 * seconds / max(1, len(corpora)))
+    held = tuple(look.part(corpus, each, most) for corpus in corpora) if most_blocks >= most else ()
     return Sample(form, settings, parts, held, tuple(look.faults), time.monotonic() - began)
 
 
@@ -158,12 +163,19 @@ class _Look:
                 return self._tmx(corpus, seconds, most_blocks * BLOCK)
             if bare_suffix(corpus.path) not in FORMATS:
                 read_pairs(corpus, src_lang="src", tgt_lang="tgt")  # raises what is to be said of it
-        scans = [scan(path, seconds=seconds / len(files)) for path in files]
+        until = time.monotonic() + seconds
+        scans = [scan(path, seconds=0.6 * seconds / len(files)) for path in files]
         self.faults += [_fault(found.path, found.fault) for found in scans if found.fault]
         counts, whole = tuple(found.total for found in scans), all(found.whole for found in scans)
         numbers = _numbers(scans, most_blocks)
         parse, headers = self._parser(scans[0], len(scans))
-        blocks = [self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse) for n in numbers]
+        blocks = list[Block]()
+        for n in sorted(numbers, key=rank):  # the first one first, the others as if drawn: time may not suffice for all
+            blocks.append(self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse))
+            if time.monotonic() > until:
+                break
+        blocks.sort(key=lambda block: block.first)
+        n_looked_at = len(blocks)
         seekable = all(found.seekable for found in scans)
         if seekable and not whole and len(scans) == 2:
             tails = [found.tail(BLOCK) for found in scans]
@@ -180,7 +192,7 @@ class _Look:
             counts=counts,
             total=max(0, min(counts) - headers),
             counted=whole,
-            how=_how(scans, len(numbers)),
+            how=_how(scans, n_looked_at),
             blocks=tuple(block for block in blocks if block.rows),
             n_bytes=sum(round(found.n_bytes / (found.share or 1)) for found in scans),
             reread=reread if seekable else None,
@@ -206,7 +218,7 @@ class _Look:
         return Block(first, tuple(rows), tuple(numbers))
 
     def _parser(self, first: Scan, n_files: int) -> tuple[Parser, int]:
-        """What makes rows of the lines of a corpus, as training does; and how many lines are none, as those of a header."""
+        """What makes rows of the lines of a corpus, as training does; and the number of lines that make none."""
         if self.form == "text" or n_files == 2:
             return lambda texts, number: tuple(texts), 0
         line = next(iter(first.block(0, n=1)), b"").decode("utf-8", errors="replace").removeprefix("\ufeff")

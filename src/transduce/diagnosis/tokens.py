@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from transduce.config import Settings
 from transduce.diagnosis.findings import Finding, percent
-from transduce.diagnosis.sampling import Row, Sample
+from transduce.diagnosis.sampling import Row, Sample, drawn
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
@@ -43,7 +42,8 @@ def look(sample: Sample, tokenizers: Tokenizers, settings: Settings) -> tuple[tu
     for name, (texts, vocabulary, all_ids) in encoded.items():
         found += _unknown(f"the {name} of the training text", texts, vocabulary, all_ids)
     for held in sample.held:
-        held_rows = list(chain.from_iterable(block.rows for block in held.blocks))[:LOOKED_AT]
+        windows = drawn([held], LOOKED_AT // len(sample.held))[0]
+        held_rows = [row for window in windows for row in window.rows]
         for name, texts, vocabulary in _sides(held_rows, sample.form, tokenizers):
             found += _unknown(f"the {name} of {held.name}", texts, vocabulary, vocabulary.encode_batch(texts))
     return tuple(_described(name, side) for name, side in lengths.items() if len(side)), found
