@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -66,8 +67,10 @@ def doctor(
     transduce doctor --src train.en --tgt train.de --run runs/x
     transduce doctor recipes/multi30k-en-de.toml --data multi30k --set model.preset=base
     transduce doctor --text book.txt --json
+    transduce doctor --src train.en --tgt train.de --processes 2
     transduce doctor runs/x
     """
+    began = time.monotonic()
     from transduce.request import Request
 
     if recipe is not None and recipe.is_dir():
@@ -93,11 +96,12 @@ def doctor(
         )
         settings, run = request.settings(), request.run_folder()
 
+    from transduce import examine
     from transduce.diagnosis.presentation import lines_of
-    from transduce.examine import doctor as examine
     from transduce.log import Log
 
-    found = examine(settings, run=run, log=Log(quiet=quiet or as_json), processes=processes)
+    seconds = max(0.5 * examine.SECONDS, examine.SECONDS - (time.monotonic() - began))  # imports take some of them
+    found = examine.doctor(settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes)
     print_lines([json.dumps(found.to_json(), ensure_ascii=False)] if as_json else lines_of(found))
     if not found.ready:
         raise typer.Exit(2)

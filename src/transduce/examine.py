@@ -241,9 +241,10 @@ def _forecast(
     facts["time"] = time_needed(settings, trial, scale=scale, sampled=(tried, n_valid), preparing=preparing)
     mean = sum(side.mean for side in facts.get("lengths", ()))
     total = sample.total if sample else 0
-    facts["disk"] = disk_needed(settings, trial, work.run, n_tokens=mean * total, n_rows=total)
+    if trial.checkpoint_bytes:
+        facts["disk"] = disk_needed(settings, trial, work.run, n_tokens=mean * total, n_rows=total)
     work.findings += memory_findings(settings, trial, facts["available"])
-    work.findings += disk_findings(facts["disk"])
+    work.findings += disk_findings(facts["disk"]) if "disk" in facts else []
     work.findings += time_findings(settings, facts["time"])
 
 

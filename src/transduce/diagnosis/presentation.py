@@ -82,7 +82,7 @@ def _machine(diagnosis: Diagnosis) -> Iterator[str]:
     trial, settings, time, disk = diagnosis.trial, diagnosis.settings, diagnosis.time, diagnosis.disk
     if trial is None or settings is None:
         return
-    if settings.model.kind:
+    if trial.parameters:
         preset = f"{settings.model.preset}, " if settings.model.preset else ""
         n_pieces = settings.tokenizer.vocab_size or 0
         yield _row("model", f"{preset}{trial.parameters:,} weights, {n_pieces:,} pieces")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transduce.config import Settings
 from transduce.diagnosis.findings import Finding
 from transduce.diagnosis.forecast import ROOM, Disk, Time
-from transduce.diagnosis.measuring import Trial, tokens_at_once
+from transduce.diagnosis.measuring import OVER, Trial, tokens_at_once
 from transduce.log import duration
 
 _LEAST = 64  # tokens of a micro-batch that is worth trying
@@ -38,6 +38,8 @@ def memory_findings(settings: Settings, trial: Trial, available: int) -> list[Fi
         level = "obstacle" if trial.died == "out of memory" else "warning"
         text = f"the trial updates ended too early: {trial.died or 'nothing was measured'}"
         advice = "choose a smaller model: --set model.preset=tiny" if level == "obstacle" else ""
+        if trial.died == OVER:
+            advice = "of memory and speed nothing is known; try again when the machine has less to do"
         return [Finding("memory", level, text, advice)]  # type: ignore[arg-type]
     figures = {"worst": memory.worst, "measured": memory.measured, "available": available, "peak": trial.peak}
     if trial.peak <= ROOM * available and not trial.died:
