@@ -58,7 +58,7 @@ def _train(folder: Path, arguments: list[Any], *more: str) -> None:
     command = ["train", *arguments, "--quiet", *small(*SETTINGS, *more)]
     done(*command, "--run", folder / "finished")
     with stopped_after_one_update():
-        assert transduce(*command, "--run", folder / "halfway").code == 130
+        assert transduce(*command, "--run", folder / "halfway").code == 143
     (folder / "command.json").write_text(json.dumps(list(map(str, command))))
 
 
