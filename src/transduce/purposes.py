@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transduce.errors import SettingsError, nearest
-
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
@@ -29,10 +27,3 @@ PURPOSES: dict[str, Purpose] = {
     "encoding": Purpose("gives a training something to begin with", "transduce train --from THIS_FOLDER ..."),
 }
 """By task; "encoding" is that of an imported encoder without a head, which no training here is for."""
-
-
-def purpose_of(task: str) -> Purpose:
-    """Of a run of this task; a `SettingsError` names those that there are."""
-    if task not in PURPOSES:
-        raise SettingsError(f"task = {task[:40]!r}{nearest(task, PURPOSES)}; allowed: {', '.join(PURPOSES)}")
-    return PURPOSES[task]

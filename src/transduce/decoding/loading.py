@@ -11,7 +11,7 @@ from torch import nn
 from transduce.checkpoint import RunFolder
 from transduce.errors import RunFolderError, SettingsError
 from transduce.models.build import build_from
-from transduce.purposes import purpose_of
+from transduce.purposes import PURPOSES
 from transduce.text.tokenizer import Tokenizers
 
 Precision = Literal["float32", "bfloat16"]
@@ -26,8 +26,13 @@ def open_model(
     """
     folder = RunFolder.open(Path(path))
     settings, tokenizers = folder.settings, folder.tokenizers()
+    if settings.task not in PURPOSES:
+        known = ", ".join(PURPOSES)
+        raise RunFolderError(
+            f"{folder.path / 'config.json'}: task = {settings.task[:40]!r}; this version knows {known}"
+        )
     if settings.task != task:
-        raise SettingsError(f"{path} cannot do that: it {purpose_of(settings.task).told()}")
+        raise SettingsError(f"{path} cannot do that: it {PURPOSES[settings.task].told()}")
     model = model_in(folder)
     model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
     return folder, model, tokenizers
