@@ -14,6 +14,7 @@ from transduce.place import LOST, this_place
 from transduce.run import learn
 from transduce.tasks.table import find_task
 from transduce.training.distributed import ALONE, FollowedFolder, joined
+from transduce.training.step import hold_few_kernels
 
 
 def follow() -> int:
@@ -21,6 +22,7 @@ def follow() -> int:
 
     What ends all processes alike the first one tells. Other errors have this one's number before them.
     """
+    hold_few_kernels()
     try:
         with joined() as link:
             assert link is not ALONE, "nobody to follow"

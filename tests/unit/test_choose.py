@@ -127,7 +127,7 @@ def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: M
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     facts = replace(facts, settings=settings, tokens=max(1, n_bytes // 3))
     settings, more = choose(facts, BEFORE_TRAINING_ON_TEXT)
-    training = settings.training.model_dump(exclude={"matrix_lr", "max_updates", "start"})
+    training = settings.training.model_dump(exclude={"matrix_lr", "max_updates", "save_updates", "start"})
     assert None not in training.values() and settings.data.context and settings.tokenizer.exact
     assert training["batch_tokens"] % settings.data.context == 0 and training["label_smoothing"] == 0
     assert settings.model.kind == "gpt" and settings.model.residual == "pre"

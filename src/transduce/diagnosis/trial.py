@@ -26,7 +26,7 @@ from transduce.models.build import build_model, count_parameters
 from transduce.tasks.table import find_task
 from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
-from transduce.training.step import Updater, keep_freed_memory
+from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
 
 LEAST = 1.0  # seconds that a trial tries to take, however late it is; it is ended when its time is over
 ENOUGH = 40  # updates that tell the speed
@@ -40,6 +40,7 @@ class Rehearsal:
     def __init__(self, folder: RunFolder, processes: int) -> None:
         """As the first of so many processes, without the others."""
         self.settings, self.log, self.processes = folder.settings, Log(quiet=True), processes
+        hold_few_kernels()
         self.task = find_task(self.settings.task)
         training = self.settings.training
         self.device = torch.device(this_machine(training.device).device)
