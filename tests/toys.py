@@ -21,8 +21,9 @@ from transduce.data.store import TokenStore
 from transduce.errors import Interrupted, Lost
 from transduce.log import Log, MetricsFile
 from transduce.models.build import build_model
-from transduce.training.distributed import ALONE, FollowedFolder, Link, joined
+from transduce.training.distributed import FollowedFolder, joined
 from transduce.training.feed import Feed, PairFeeder, Position
+from transduce.training.link import ALONE, Link
 from transduce.training.loop import train
 from transduce.training.state import TrainingResult
 from transduce.training.step import Updater

@@ -6,14 +6,13 @@ import io
 import sys
 from pathlib import Path
 
-import torch
-
 from transduce.errors import Interrupted, Lost, TrainingError, TransduceError
 from transduce.log import Log
 from transduce.place import LOST, this_place
 from transduce.run import learn
 from transduce.tasks.table import find_task
-from transduce.training.distributed import ALONE, FollowedFolder, joined
+from transduce.training.distributed import FollowedFolder, joined
+from transduce.training.link import ALONE
 
 
 def follow() -> int:
@@ -30,8 +29,7 @@ def follow() -> int:
             folder = FollowedFolder.open(Path(message["folder"]), model=False)
             task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
             prepared = task.find_prepared(folder, log)
-            device = torch.device(message["device"])
-            learn(task, folder, prepared, device=device, log=log, link=link)
+            learn(task, folder, prepared, device=message["device"], log=log, link=link)
             return 0
     except Lost:
         return LOST

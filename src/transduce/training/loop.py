@@ -25,8 +25,8 @@ from transduce.log import Bar, Log, MetricsFile, NoMetrics
 from transduce.states import Checkpoint
 from transduce.training import recover
 from transduce.training.averaging import AVERAGES, borrowed
-from transduce.training.distributed import Link
 from transduce.training.feed import Feed, Feeder, Position, ahead
+from transduce.training.link import Link
 from transduce.training.meter import LATENCY, Meter, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
 from transduce.training.state import TrainingResult, TrainingState, full_weights, joined, of_this_run, part_of, put_back
