@@ -6,7 +6,7 @@ import io
 import sys
 from pathlib import Path
 
-from transduce.errors import Interrupted, Lost, TrainingError, TransduceError
+from transduce.errors import Interrupted, Lost, TooLong, TrainingError, TransduceError
 from transduce.log import Log
 from transduce.place import LOST, this_place
 from transduce.run import learn
@@ -33,9 +33,9 @@ def follow() -> int:
             return 0
     except Lost:
         return LOST
-    except (Interrupted, TrainingError) as error:
-        return error.exit_code
     except TransduceError as error:
+        if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
+            return error.exit_code
         place = this_place()
         print(f"transduce: error: process {place.rank + 1} of {place.size}: {error}", file=sys.stderr)
         return error.exit_code

@@ -8,12 +8,13 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from transduce import launch
-from transduce.errors import SettingsError
+from transduce import follow, launch
+from transduce.errors import SettingsError, TooLong, TrainingError
 from transduce.place import LOST, Place
 from transduce.training.distributed import Ranks
 
@@ -81,6 +82,18 @@ def test_every_process_learns_its_place_and_gets_its_share_of_the_cores(tmp_path
     assert [Place.of(one) for one in ours] == [Place(rank, 2, rank, 2, tmp_path / "meeting") for rank in range(2)]
     assert ours[0]["PATH"] == "x" and int(ours[0]["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
     assert launch._environment({"OMP_NUM_THREADS": "7"}, 0, 2, tmp_path)["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_follower_tells_of_its_own_sentence_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What all processes see alike, the first one tells."""
+    for name, value in (TOLD | {"TRANSDUCE_MEETING": "x"}).items():
+        monkeypatch.setenv(name, value)
+    for error, said in ((TooLong("too long"), "process 2 of 2: too long"), (TrainingError("a loss"), "")):
+        monkeypatch.setattr(follow, "joined", Mock(side_effect=error))
+        assert follow.follow() == 1
+        assert capfd.readouterr().err == (f"transduce: error: {said}\n" if said else "")
 
 
 TOLD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

@@ -171,9 +171,9 @@ class Trainer:
             return updater.update(feed.batches, factor, feed.n_targets)
         except DoesNotFit as error:
             text = self.folder.tokenizers().src.decode(error.batch.inputs[0][0].tolist())
-            if self.link.size == 1:  # the others do not know yet, and could not save
+            if alone := self.link.size == 1:  # others do not know yet, and could not save
                 self._save()
-            raise recover.too_long(error, text, self.state.update + 1) from None
+            raise recover.too_long(error, text, self.state.update + 1, saved=alone) from None
         finally:
             if updater.too_large is not None and updater.too_large != limit:
                 update = self.state.update + 1
