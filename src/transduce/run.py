@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from transduce.checkpoint import RunFolder
-from transduce.choose import choose, table
+from transduce.choose import choose, laid_over, table
+from transduce.choose_start import BEFORE_FINE_TUNING
 from transduce.config import Settings
 from transduce.diagnosis.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
@@ -137,7 +138,10 @@ def resolve(
     )
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
     tokens = round(task.count_tokens(texts, tokenizers, settings) * scale)
-    settings, more = choose(replace(facts, settings=settings, tokens=tokens), task.before_training)
+    choosers = task.before_training
+    if asked.training.start is not None:
+        choosers = laid_over(BEFORE_FINE_TUNING, choosers)
+    settings, more = choose(replace(facts, settings=settings, tokens=tokens), choosers)
     if choices or more:
         log.say("chosen, as nothing else was said (--set section.key=value says it):")
         for line in table([*choices, *more]):
