@@ -13,6 +13,7 @@ from transduce.run import learn
 from transduce.tasks.table import find_task
 from transduce.training.distributed import FollowedFolder, joined
 from transduce.training.link import ALONE
+from transduce.training.step import hold_few_kernels
 
 
 def follow() -> int:
@@ -20,6 +21,7 @@ def follow() -> int:
 
     What ends all processes alike the first one tells. Other errors have this one's number before them.
     """
+    hold_few_kernels()
     try:
         with joined() as link:
             assert link is not ALONE, "nobody to follow"

@@ -37,7 +37,7 @@ from transduce.training.feed import Feeder
 from transduce.training.link import Link
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.schedule import find_schedule
-from transduce.training.step import Updater, keep_freed_memory
+from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
 
 AnyTask = Task[Any, Any]
 
@@ -56,6 +56,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     `Interrupted` after Ctrl-C, when all is saved; `TrainingError` when a loss is not finite.
     """
     log, path = log or Log(), Path(path)
+    hold_few_kernels()
     start = None if has_read_text(path) else start_of(settings)
     task = check(settings if start is None else start.settings)
     machine = this_machine(settings.training.device)

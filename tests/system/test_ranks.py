@@ -157,7 +157,7 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
         time.sleep(0.001)
     assert members[1].pid is not None
     os.kill(members[1].pid, signal.SIGTERM)  # to one: all stop after the same update
-    team.finish(members, 130, 130)
+    team.finish(members, 143, 143)
     assert "SIGTERM: stopped after update" in team.said("cut", 0)
     stopped = {team.said("cut", rank).split("after update ")[1].split(";")[0] for rank in (0, 1)}
     assert len(stopped) == 1

@@ -26,7 +26,7 @@ from transduce.models.build import build_model, count_parameters
 from transduce.tasks.table import find_task
 from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
-from transduce.training.step import Updater, keep_freed_memory
+from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
 
 LEAST = 4.0  # seconds that a trial takes, however late it is
 ENOUGH = 40  # updates that tell the speed
@@ -38,6 +38,7 @@ class Trial:
     """The parts of a training, without its loop."""
 
     def __init__(self, folder: RunFolder) -> None:
+        hold_few_kernels()
         self.settings, self.log = folder.settings, Log(quiet=True)
         self.task = find_task(self.settings.task)
         training = self.settings.training

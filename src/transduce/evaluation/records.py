@@ -217,5 +217,4 @@ def _merge(run: RunFolder, name: str, value: Mapping[str, Any]) -> None:
     content = run.read_record(name)
     with expecting(run.path / name):
         others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
-        content = {**content, "sets": [*others, value]}
-    run.write_record(name, content)
+        run.write_record(name, {**content, "sets": [*others, value]})

@@ -30,7 +30,7 @@ from transduce.choose import Chooser, Facts
 from transduce.config import DataSettings, DecodingSettings, EvaluationSettings, ModelSettings, Settings
 from transduce.data.corpus import corpus_files
 from transduce.errors import SettingsError
-from transduce.files import read_json
+from transduce.files import expecting, read_json
 from transduce.log import Log
 from transduce.machine import Machine
 from transduce.models.kinds import KINDS
@@ -117,7 +117,8 @@ class Task(ABC, Generic[TextsT, PreparedT]):
         if not has_read_text(folder.path) or not folder.has_tokenizers:
             return None
         prepared, data = self.open_prepared(folder), folder.settings.data
-        then = read_json(folder.path / "data.json").get("fingerprint")
+        with expecting(folder.path / "data.json"):
+            then = read_json(folder.path / "data.json").get("fingerprint")
         files = [path for corpus in data.train for path in corpus_files(corpus)]
         if all(path.exists() for path in files) and then != self.fingerprint(folder.settings, folder.tokenizers()):
             log.warn("the training text has changed since this run began; the run goes on with the text of then")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,16 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(option, value)
+
+
+def hold_few_kernels() -> None:
+    """Ask oneDNN to remember fewer kernels than its 1,024: it makes one for every shape, with memory of its own.
+
+    Batches come in hundreds of shapes, so that a training in bfloat16 would grow for hours; making a kernel anew costs
+    nothing that could be measured. To be called before the first product of the process, later it has no effect. What
+    the environment says already stays.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def give_back_memory() -> None:
