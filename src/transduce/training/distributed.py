@@ -247,8 +247,8 @@ def joined() -> Iterator[Link]:
         link.close()
 
 
-def check_devices(device: torch.device) -> None:
-    """Refuse more processes than GPUs on this machine."""
-    n, n_gpus = this_place().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
+def check_devices(device: torch.device, n: int | None = None) -> None:
+    """Refuse more processes than GPUs on this machine; `n` of them, or those that there are now."""
+    n, n_gpus = n or this_place().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and n > n_gpus:
         raise SettingsError(f"{n} processes need {n} GPUs; PyTorch finds {n_gpus} here; ask for fewer, or for the CPU")
