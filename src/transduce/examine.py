@@ -79,11 +79,11 @@ def doctor(
         work.start = None if has_read_text(work.run) else start_of(settings)
         task, machine = (
             check(settings if work.start is None else work.start.settings),
-            this_machine(settings.training.device),
+            this_machine(settings.training.device).shared(1, processes),  # our threads are those of all of them
         )
         check_devices(torch.device(machine.device), processes)
         work.facts["machine"] = machine.describe()
-        work.facts["available"] = machine.memory if machine.device == "cuda" else machine.memory // processes
+        work.facts["available"] = machine.memory
     except UserError as error:
         work.obstacle("settings", error)
     known = _at(work, run is not None)
