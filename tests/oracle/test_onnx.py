@@ -183,7 +183,7 @@ def test_every_option_has_nodes_or_is_refused_by_name(tmp_path: Path, monkeypatc
     assert tables == _TABLES.keys() - {"kind"} <= CHOICES.keys() | {"pooling"}
     run = marians.make_run(tmp_path / "run")
     monkeypatch.delitem(onnx_layers.FEED_FORWARDS, "plain")
-    with pytest.raises(UserError, match=r"cannot express model\.feed_forward = 'plain' \(there: gated, conv\)"):
+    with pytest.raises(UserError, match=r"cannot express model\.feed_forward = 'plain' \(there: 'gated' or 'conv'\)"):
         export(run)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

@@ -17,6 +17,7 @@ from transduce.files import write_json, write_text
 from transduce.interchange import marian
 from transduce.interchange.check import LONGEST, TEXTS, Check, examples, logits_of, settle
 from transduce.interchange.importing import OWN
+from transduce.interchange.needed import inexpressible
 from transduce.interchange.table import write
 from transduce.interchange.vocabulary import NEVER, NULL, Rows, to_theirs
 from transduce.tensors import write_tensors
@@ -42,7 +43,7 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     """
     settings, tokenizers, tensors = run.settings, run.tokenizers, run.tensors
     s = settings.model
-    if lacking := marian.inexpressible(s):
+    if lacking := inexpressible(s, marian.NEEDED):
         raise UserError(f"transformers' Marian cannot express {', '.join(lacking)}; --to ctranslate2 or onnx may")
     src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt))
     shared = src_pieces == tgt_pieces

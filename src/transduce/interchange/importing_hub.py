@@ -17,6 +17,7 @@ from transduce.interchange.hub import ids_of, special_names, tokenizer_file, voc
 from transduce.interchange.importing import Imported
 from transduce.interchange.table import check, read
 from transduce.interchange.vocabulary import Rows
+from transduce.text.special import BOS, EOS
 from transduce.text.tokenizer import Tokenizers
 
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
@@ -85,10 +86,11 @@ def import_gpt2(folder: Path) -> Imported:
     tokenizer, rows = vocabulary(content, [*others, begin, end], n=config["vocab_size"], origin=folder)
     state = read(tensors, gpt2.lines(model, rows=rows, prefix=prefix), origin=folder)
     state |= {name: state[kept] for name, kept in gpt2.tied_names(model).items()}
-    if any(never := gpt2.never(rows)):
+    never = gpt2.never(rows)
+    if any(never):
         state["output_bias"] = torch.tensor(never)
-    else:
-        model = model.model_copy(update={"output_bias": False})
+    own = {"output_bias": "fixed" if any(never) else False, "one_end": bool(rows.index[BOS] == rows.index[EOS])}
+    model = model.model_copy(update=own)
     settings = Settings(
         name=folder.absolute().name,
         task="causal",

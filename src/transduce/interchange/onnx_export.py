@@ -16,6 +16,7 @@ from transduce.errors import UserError
 from transduce.files import write_json
 from transduce.interchange.check import LONGEST, compare, examples, logits_of, outputs_of, settle, text_examples
 from transduce.interchange.exporting import Outgoing
+from transduce.interchange.needed import inexpressible
 from transduce.text.hub import HubTokenizer
 from transduce.text.pieces import PieceTokenizer
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK, Vocabulary
@@ -37,10 +38,10 @@ def export_onnx(out: Path, run: Outgoing) -> list[str]:
         import onnxruntime
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'transduce[interchange]'") from None
-    from transduce.interchange.onnx_layers import inexpressible
+    from transduce.interchange.onnx_layers import NEEDED
 
     s = run.settings.model
-    if lacking := inexpressible(s):
+    if lacking := inexpressible(s, NEEDED):
         raise UserError(f"the ONNX export cannot express {', '.join(lacking)}")
     out.mkdir()
     how = _describe(run.settings) | _write_graphs(out, s, run) | _write_vocabularies(out, run)
