@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,11 +86,14 @@ def import_run(
         _check_folder(source)
         if revision is not None:
             raise SettingsError(f"--revision {revision} goes with a name on the Hub; {source} is a folder")
-        _make_room(run)
+        _check_room(run)
         yield from _import_folder(kind, source, run, f"the folder `{plain(source.absolute().name)}`")
         return
-    _make_room(run)
-    with fetched(name, kind=kind, supported=SUPPORTED[kind], beside=run, revision=revision, log=log) as there:
+    _check_room(run)
+    with (
+        _made(run.parent),
+        fetched(name, kind=kind, supported=SUPPORTED[kind], beside=run, revision=revision, log=log) as there,
+    ):
         yield from _import_folder(kind, there.folder, run, there.origin)
     yield f"downloaded: {there.name} at commit {there.commit}"
 
@@ -112,7 +116,7 @@ def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)  # strict: every name and shape
-    with write_aside(run) as aside:
+    with _made(run.parent), write_aside(run) as aside:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers)
             folder.save_model(model.state_dict())
@@ -128,7 +132,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     All of it or, when this or the check fails, nothing. Raises `UserError`, or `TransduceError` where the check fails.
     """
     _known(to, EXPORTS, "--to")
-    _make_room(out)
+    _check_room(out)
     target = EXPORTS[to]
     if quantization is not None and not target.quantizations:
         able = ", ".join(name for name, other in EXPORTS.items() if other.quantizations)
@@ -139,7 +143,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     task = outgoing.settings.task
     if task not in target.exporters:
         raise SettingsError(f"{run} is of task '{task}'; --to {to} takes: {', '.join(target.exporters)}")
-    with write_aside(out) as aside:
+    with _made(out.parent), write_aside(out) as aside:
         told = target.exporters[task](aside, outgoing)
     yield f"{out}: {count_parameters(outgoing.model):,} weights"
     yield from told
@@ -157,14 +161,27 @@ def _known(name: str, table: Collection[str], option: str) -> None:
         raise SettingsError(f"{option} {name}{nearest(name, table)}; known: {', '.join(table)}")
 
 
-def _make_room(path: Path) -> None:
-    """Refuse a place that is taken; make the folder that it lies in."""
+def _check_room(path: Path) -> None:
+    """Refuse a place that is taken."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path} is there already; name another folder, or remove it")
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Within, the folder is there with all that it lies in; those that were made for it go again after an error."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {path.parent}: {error.strerror or error}") from None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {folder}: {error.strerror or error}") from None
+        yield
+    except BaseException:
+        for path in missing:  # the innermost first
+            with suppress(OSError):  # something else lies in it by now
+                path.rmdir()
+        raise
 
 
 def _card(found: Imported, kind: str, source: Path, origin: str) -> str:

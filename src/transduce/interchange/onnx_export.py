@@ -237,3 +237,4 @@ def _quantize(path: Path) -> None:
     finally:
         logger.setLevel(level)
         whole.unlink(missing_ok=True)
+        (path.parent / f"{path.stem}.weights").unlink(missing_ok=True)  # the new ones lie in another file

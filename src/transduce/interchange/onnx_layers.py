@@ -60,8 +60,13 @@ class Layers:
         return ACTIVATIONS[self.s.activation](self.graph, x)
 
     def logits(self, hidden: str, table: str) -> str:
-        """Before the softmax; `table`: the matrix, which may be that of the embeddings."""
-        y = self.graph.op("MatMul", hidden, self.graph.op("Transpose", self.graph.weight(table), perm=[1, 0]))
+        """Before the softmax; `table`: the matrix. That of the embeddings is stored once, and turned in the graph."""
+        own = table == "output_embedding.weight"
+        if own:
+            matrix = self.graph.weight(table, transposed=True)
+        else:
+            matrix = self.graph.op("Transpose", self.graph.weight(table), perm=[1, 0])
+        y = self.graph.op("MatMul", hidden, matrix)
         return self._plus(y, "output_bias")
 
     def _plus(self, x: str, name: str) -> str:

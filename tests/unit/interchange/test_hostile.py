@@ -97,6 +97,21 @@ def test_what_is_whole_comes_in(place: Path) -> None:
         assert done.code == 0, done.err
 
 
+def test_folders_on_the_way_are_not_left(place: Path) -> None:
+    """Neither by a folder that is refused, nor by an export, early or late; one that was there stays."""
+    assert transduce("import", "gpt2", "gpt2", "kept/run").code == 0
+    run = Path("kept/run").rename(place / "work" / "gpt2" / "run")
+    Path("kept").rmdir()
+    change(Path("bert/config.json"), hidden_size=3)
+    _refused(place, transduce("import", "bert", "bert", "no/such/run"), "misshapen")
+    _refused(place, transduce("import", "bert", "absent", "no/such/run"), "there is no folder absent")
+    _refused(place, transduce("export", "absent", "--to", "onnx", "no/out"), "absent")
+    _refused(place, transduce("export", run, "--to", "ctranslate2", "no/out"), "--to ctranslate2 takes")
+    Path("bert/there").mkdir()
+    _refused(place, transduce("import", "bert", "bert", "bert/there/run"), "misshapen")
+    assert Path("bert/there").is_dir()
+
+
 def test_another_architecture(place: Path) -> None:
     for kind in ("marian", "bert", "gpt2"):
         change(Path(kind) / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
