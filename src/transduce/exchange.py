@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,12 @@ from transduce.decoding.loading import model_in
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.files import expecting, write_aside, write_text
-from transduce.interchange import bert, gpt2, marian
+from transduce.interchange import bert, gpt2, hub, marian
 from transduce.interchange.ctranslate2 import QUANTIZATIONS, export_ctranslate2
-from transduce.interchange.download import fetched, hub_name
+from transduce.interchange.download import Source, fetched, hub_name
 from transduce.interchange.exporting import Outgoing, export_marian
 from transduce.interchange.exporting_hub import export_bert, export_gpt2
+from transduce.interchange.folder import PICKLED, SAFE
 from transduce.interchange.importing import Imported, import_marian
 from transduce.interchange.importing_hub import import_bert, import_gpt2
 from transduce.interchange.onnx_export import export_onnx
@@ -26,23 +27,22 @@ from transduce.models.build import build_model, count_parameters
 from transduce.purposes import PURPOSES
 from transduce.request import to_toml
 
-IMPORTERS: dict[str, Callable[[Path], Imported]] = {
-    "marian": import_marian,
-    "bert": import_bert,
-    "gpt2": import_gpt2,
-}
-SUPPORTED: dict[str, dict[str, Sequence[str]]] = {
-    "marian": {kind: (name,) for kind, name in marian.ARCHITECTURES.items()},
-    "bert": {"bert": bert.ARCHITECTURES},
-    "gpt2": {"gpt2": gpt2.ARCHITECTURES},
-}
-"""Architectures by model_type that each import takes."""
-WHAT = {
-    "translation": "A translator from `{}` to `{}`",
-    "causal": "A language model that goes on with text",
-    "masked": "A model that fills gaps in text",
-    "classification": "A classifier of texts",
-    "encoding": "An encoder: vectors of texts",
+_NAMES = ("tokenizer_config.json", "special_tokens_map.json")
+IMPORTERS = {
+    "marian": Source(
+        import_marian,
+        marian.ARCHITECTURES,
+        files=("tokenizer_config.json", "generation_config.json", "vocab.json", "target_vocab.json"),
+        tokenizer=("source.spm", "target.spm"),
+    ),
+    "bert": Source(import_bert, bert.ARCHITECTURES, files=_NAMES, tokenizer=(hub.FILE,), older=(hub.WORDS, hub.ADDED)),
+    "gpt2": Source(
+        import_gpt2,
+        gpt2.ARCHITECTURES,
+        files=_NAMES,
+        tokenizer=(hub.FILE,),
+        older=(hub.PIECES, hub.MERGES, hub.ADDED),
+    ),
 }
 USES = {task: ("```sh", purpose.command, "```") for task, purpose in PURPOSES.items()}
 """What the card says of a model of each task."""
@@ -92,7 +92,7 @@ def import_run(
     _check_room(run)
     with (
         _made(run.parent),
-        fetched(name, kind=kind, supported=SUPPORTED[kind], beside=run, revision=revision, log=log) as there,
+        fetched(name, source=IMPORTERS[kind], beside=run, revision=revision, log=log) as there,
     ):
         yield from _import_folder(kind, there.folder, run, there.origin)
     yield f"downloaded: {there.name} at commit {there.commit}"
@@ -112,7 +112,7 @@ def _check_folder(source: Path) -> None:
 
 def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[str]:
     with expecting(source):  # what the readers have not looked for themselves
-        found = IMPORTERS[kind](source)
+        found = IMPORTERS[kind].importer(source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)  # strict: every name and shape
@@ -187,11 +187,11 @@ def _made(folder: Path) -> Iterator[None]:
 def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: where it came from, and how it is used."""
     settings, data = found.settings, found.settings.data
-    weights = next(path for name in ("model.safetensors", "pytorch_model.bin") if (path := source / name).exists())
+    weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
     lines = [
         f"# {plain(found.settings.name)}",
         "",
-        f"{WHAT[settings.task].format(data.src_lang, data.tgt_lang)}, imported, not trained here.",
+        f"{PURPOSES[settings.task].head_of(data)}, imported, not trained here.",
         "",
         "## Where it came from",
         "",

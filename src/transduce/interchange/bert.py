@@ -17,13 +17,15 @@ from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import Rows
 from transduce.nn.block import norm_eps
 
-ARCHITECTURES = (
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-)
+ARCHITECTURES = {
+    "bert": (
+        "BertModel",
+        "BertForPreTraining",
+        "BertForMaskedLM",
+        "BertForNextSentencePrediction",
+        "BertForSequenceClassification",
+    )
+}
 
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",
           "max_position_embeddings", "type_vocab_size")  # fmt: skip

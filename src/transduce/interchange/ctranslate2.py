@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.config import ModelSettings
 from transduce.errors import UserError
-from transduce.interchange.check import LONGEST, Check, examples, logits_of, settle
+from transduce.interchange.check import LONGEST, Difference, compare_all, examples, logits_of, settle
 from transduce.interchange.exporting import Outgoing
 from transduce.interchange.needed import ONE_HEAD_COUNT, Needed, inexpressible
 from transduce.interchange.plain_form import position_table
@@ -57,7 +57,7 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     if quantization not in (None, "float32"):
         shutil.rmtree(out)
         _save(_spec(s, tokenizers, tensors), out, quantization)
-        moved = Check(f"{what}, {quantization}", _difference(out, run.model, tokenizers, s)).difference
+        moved, _ = _difference(out, run.model, tokenizers, s)
         told.append(f"{quantization} moves log-probabilities by {moved:.2f} at most")
     for name, side in (("source.spm", tokenizers.src), ("target.spm", tokenizers.tgt)):
         (out / name).write_bytes(side.model)
@@ -157,8 +157,8 @@ def _norm(spec: Any, arrays: Mapping[str, Any], name: str) -> None:
         spec.beta = arrays.get(f"{name}.bias", 0 * spec.gamma)
 
 
-def _difference(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings) -> float:
-    """The largest difference of a token's log-probability, given random sources and targets."""
+def _difference(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings) -> Difference:
+    """Of the tokens' log-probabilities, given random sources and targets."""
     import ctranslate2
 
     engine = ctranslate2.Translator(str(out), device="cpu", compute_type="default", inter_threads=1, intra_threads=1)
@@ -169,5 +169,5 @@ def _difference(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings)
     src = [[i for i in row if i != PAD][:-1] for row in batch.src.tolist()]
     tgt = [[i for i in row if i not in (PAD, BOS)] for row in batch.tgt_in.tolist()]
     found = engine.score_batch([tokenizers.src.pieces(ids) for ids in src], [tokenizers.tgt.pieces(ids) for ids in tgt])
-    rows = zip(found, expected, strict=True)
-    return max(float((torch.tensor(score.log_probs) - row[: len(score.log_probs)]).abs().max()) for score, row in rows)
+    told = [torch.tensor(score.log_probs) for score in found]
+    return compare_all((row, ours[: len(row)]) for row, ours in zip(told, expected, strict=True))

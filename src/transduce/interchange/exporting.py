@@ -15,7 +15,7 @@ from transduce.config import Settings
 from transduce.errors import TransduceError, UserError
 from transduce.files import write_json, write_text
 from transduce.interchange import marian
-from transduce.interchange.check import LONGEST, TEXTS, Check, examples, logits_of, settle
+from transduce.interchange.check import LONGEST, TEXTS, Check, compare, examples, logits_of, settle
 from transduce.interchange.importing import OWN
 from transduce.interchange.needed import inexpressible
 from transduce.interchange.table import write
@@ -151,8 +151,8 @@ def _check(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows) 
             decoder_input_ids=moved(batch.tgt_in, tgt),
         ).logits
     there, real = tgt.index >= 0, batch.tgt_out != PAD
-    difference = (found[real][:, tgt.index[there]] - logits_of(model, batch)[real][:, there]).abs().max()
-    return settle(f"logits of transformers {transformers.__version__}", float(difference))
+    difference = compare(found[real][:, tgt.index[there]], logits_of(model, batch)[real][:, there])
+    return settle(f"logits of transformers {transformers.__version__}", difference)
 
 
 def _check_tokenizer(tokenizer: Any, name: str, side: Vocabulary, rows: Rows) -> None:

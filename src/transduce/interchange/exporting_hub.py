@@ -12,7 +12,7 @@ from torch import Tensor
 from transduce.errors import TransduceError, UserError
 from transduce.files import write_json, write_text
 from transduce.interchange import bert, gpt2
-from transduce.interchange.check import LONGEST, TEXTS, Check, compare, examples, outputs_of, settle, text_examples
+from transduce.interchange.check import LONGEST, TEXTS, Check, compare_all, examples, outputs_of, settle, text_examples
 from transduce.interchange.exporting import Outgoing
 from transduce.interchange.needed import inexpressible
 from transduce.interchange.plain_form import for_table, plain_form
@@ -196,9 +196,7 @@ _UNCHECKED = Check("transformers is not installed; pip install transformers, and
 def _settled(compared: Sequence[tuple[Tensor, Tensor]]) -> Check:
     import transformers
 
-    differences, sizes = zip(*(compare(found, ours) for found, ours in compared), strict=True)
-    difference, size = max(differences), max(sizes)
-    return settle(f"outputs of transformers {transformers.__version__}", difference, size=size)
+    return settle(f"outputs of transformers {transformers.__version__}", compare_all(compared))
 
 
 def _open(out: Path, architecture: str, run: Outgoing, rows: Rows) -> Any:

@@ -14,7 +14,7 @@ from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import NEVER, Rows
 from transduce.nn.block import norm_eps
 
-ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
+ARCHITECTURES = {"gpt2": ("GPT2LMHeadModel", "GPT2Model")}
 
 _SIZES = ("n_embd", "n_head", "n_layer", "n_positions", "vocab_size")
 _ONLY = {

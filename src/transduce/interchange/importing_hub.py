@@ -33,7 +33,7 @@ def import_bert(folder: Path) -> Imported:
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
     config = read_object(folder / "config.json")
-    check_model_type(folder, config, {"bert": bert.ARCHITECTURES})
+    check_model_type(folder, config, bert.ARCHITECTURES)
     tensors = read_weights(folder)
     prefix = bert.prefix_of(tensors)
     for name in bert.buffers(prefix):
@@ -74,7 +74,7 @@ def import_gpt2(folder: Path) -> Imported:
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
     config = read_object(folder / "config.json")
-    check_model_type(folder, config, {"gpt2": gpt2.ARCHITECTURES})
+    check_model_type(folder, config, gpt2.ARCHITECTURES)
     model, tensors = gpt2.model_settings(config, origin=folder), read_weights(folder)
     prefix = gpt2.prefix_of(tensors)
     for name in gpt2.buffers(model, prefix=prefix):

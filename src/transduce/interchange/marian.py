@@ -21,7 +21,7 @@ from transduce.interchange.vocabulary import NEVER, Rows
 from transduce.nn.block import norm_eps
 from transduce.nn.positions import halves, sinusoids
 
-ARCHITECTURES = {"marian": "MarianMTModel"}
+ARCHITECTURES = {"marian": ("MarianMTModel",)}
 
 POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
@@ -99,7 +99,7 @@ def config_of(s: ModelSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str
         for key, value in (("layers", layers), ("attention_heads", s.n_heads), ("ffn_dim", s.d_ff), ("layerdrop", 0.0))
     }
     return {
-        "architectures": [ARCHITECTURES["marian"]],
+        "architectures": list(ARCHITECTURES["marian"]),
         "model_type": "marian",
         "vocab_size": n_src,
         "decoder_vocab_size": n_tgt,
