@@ -58,7 +58,7 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     write_json(out / "config.json", config)
     write_json(out / "generation_config.json", _generation(settings, pad, int(tgt.index[PAD])))
     own = {name: tensor for name, tensor in tensors.items() if name not in marian.tied_names(s)}
-    lines = marian.lines(s, src=src, tgt=tgt, output_bias=s.output_bias)
+    lines = marian.lines(s, src=src, tgt=tgt, output_bias=bool(s.output_bias))
     theirs = write(own, lines, order=None if halved else marian.column_order(s.d_model))
     theirs.setdefault("final_logits_bias", torch.zeros(1, tgt.n_theirs))
     write_tensors(out / "model.safetensors", theirs)
