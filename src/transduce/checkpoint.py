@@ -296,7 +296,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path / 'manifest.json'} is damaged: it does not describe a run")
     found = check_format(manifest.get("format"), path)
     # Written again, it is of today's format in one rename; config.json stays as it is, and remembers of which it is.
-    today = {"format": FORMAT, "config_format": manifest.get("config_format", found)}
+    today = {"format": FORMAT, "config_format": check_format(manifest.get("config_format", found), path)}
     return {**manifest, **today, "asked": upgraded(manifest["asked"], found)}
 
 

@@ -37,9 +37,9 @@ def check_format(found: Any, path: Path) -> int:
     return found
 
 
-def upgraded(values: Mapping[str, Any], found: int) -> dict[str, Any]:
+def upgraded(values: Mapping[str, Any], found: int) -> Mapping[str, Any]:
     """Nested settings of format `found` as they are called today."""
-    result = dict(values)
+    result = values  # of any form: whoever reads the settings says what is wrong
     for number in range(found, FORMAT):
-        result = UPGRADES[number](result)
+        result = UPGRADES[number](dict(result))
     return result

@@ -263,7 +263,7 @@ def wait_for_update(run: Path, update: int, process: subprocess.Popen[str]) -> N
             return
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_an_interrupted_run_goes_on_with_the_same_command(
     number: signal.Signals, code: int, texts: Path, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def test_stopped_and_finished(tmp_path: Path) -> None:
     wait_for('"update": 30', metrics, process)
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=300)
-    assert process.returncode == 130
+    assert process.returncode == 143
     assert len(told(error)) == 1 and "SIGTERM: stopped after update" in error and "Traceback" not in error
 
     process = start(*TORCHRUN, *asked)

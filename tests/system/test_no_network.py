@@ -13,6 +13,7 @@ import pytest
 
 from offline import sitecustomize as network
 
+BLOCKED = "no network in tests"  # by the hook of this module, or of the same one that a worker began with
 OUTSIDE = ("192.0.2.1", 80)  # TEST-NET-1 (RFC 5737): nobody is there, whatever the network
 TRY = "import socket; s = socket.socket(); s.settimeout(1); s.connect(('192.0.2.1', 80))"
 
@@ -28,11 +29,11 @@ def tried() -> str:
 @pytest.mark.parametrize("loopback", [False, pytest.param(True, marks=pytest.mark.loopback)])
 def test_nothing_leaves_this_machine(loopback: bool) -> None:
     for family, address in ((socket.AF_INET, OUTSIDE), (socket.AF_INET6, ("2001:db8::1", 80))):
-        with socket.socket(family) as one, pytest.raises(network.Blocked, match="no network in tests"):
+        with socket.socket(family) as one, pytest.raises(OSError, match=BLOCKED):
             one.connect(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, pytest.raises(network.Blocked):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, pytest.raises(OSError, match=BLOCKED):
         one.sendto(b"?", OUTSIDE)
-    with pytest.raises(network.Blocked):
+    with pytest.raises(OSError, match=BLOCKED):
         socket.getaddrinfo("example.org", 443)
     assert tried().count("\n") == 4
 
@@ -44,9 +45,9 @@ def test_nor_by_a_process_that_a_test_starts() -> None:
 
 
 def test_loopback_is_closed_without_the_mark() -> None:
-    with socket.socket() as one, pytest.raises(network.Blocked):
+    with socket.socket() as one, pytest.raises(OSError, match=BLOCKED):
         one.bind(("127.0.0.1", 0))
-    with socket.socket() as one, pytest.raises(network.Blocked):
+    with socket.socket() as one, pytest.raises(OSError, match=BLOCKED):
         one.connect(("localhost", 9))
     assert "127.0.0.1" in tried()
 

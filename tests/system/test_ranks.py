@@ -157,7 +157,7 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
         time.sleep(0.001)
     assert members[1].pid is not None
     os.kill(members[1].pid, signal.SIGTERM)  # to one: all stop after the same update
-    team.finish(members, 130, 130)
+    team.finish(members, 143, 143)
     assert "SIGTERM: stopped after update" in team.said("cut", 0)
     stopped = {team.said("cut", rank).split("after update ")[1].split(";")[0] for rank in (0, 1)}
     assert len(stopped) == 1
@@ -179,6 +179,17 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
     assert not torch.equal(a["updater/generator.cpu.1"], a["updater/generator.cpu"])
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def test_two_processes_go_back_together_from_a_loss_that_explodes(team: Team) -> None:
+    """As one does: to the same checkpoint, past the same batches, and to the same end."""
+    asked = ("--explode", "72", *PLAIN, "on_bad_loss=rollback", "save_updates=10", "max_updates=90")
+    one, two = team.train("back1", 1, *asked), team.train("back2", 2, *asked)
+    (a,), (b,) = (events(folder, "rollback") for folder in (one, two))
+    assert b["reason"] == "the loss explodes" and b["update"] == 70 and b["from"] >= 72
+    assert {k: v for k, v in a.items() if k != "loss"} == {k: v for k, v in b.items() if k != "loss"}
+    assert events(two, "end")[0]["update"] == 90
+    assert_same_but_for_rounding(one, two)
 
 
 def test_a_mistake_is_told_once_and_ends_all(team: Team) -> None:

@@ -26,6 +26,11 @@ def open_model(
     """
     folder = RunFolder.open(Path(path))
     settings, tokenizers = folder.settings, folder.tokenizers()
+    if settings.task not in PURPOSES:
+        known = ", ".join(PURPOSES)
+        raise RunFolderError(
+            f"{folder.path / 'config.json'}: task = {settings.task[:40]!r}; this version knows {known}"
+        )
     if settings.task != task:
         raise SettingsError(f"{path} cannot do that: it {PURPOSES[settings.task].told()}")
     model = model_in(folder)
