@@ -124,7 +124,10 @@ class ModelSettings(Section):
     projection: str = Field("full", description="full, or shared: one d_head x d_head weight for all heads.")
     tie: Tie = Field("three_way", description="Embeddings that are one: source, target and output; the last two; none.")
     bias: bool = Field(True, description="Biases in linear layers and norms.")
-    output_bias: bool = Field(False, description="A bias on the logits, one number a piece of the target vocabulary.")
+    output_bias: bool | Literal["fixed"] = Field(
+        False, description="A bias on the logits, one number a piece of the target vocabulary; fixed: never trained."
+    )
+    one_end: bool = Field(False, description="The beginning of a text is read as its end is: one piece (GPT-2).")
     n_segments: int = Field(
         0, ge=0, le=1024, description="Learned vectors of the segments A, B, ... of an encoder alone; 0: none."
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from transduce.decoding.loading import model_in
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.files import expecting, write_aside, write_text
-from transduce.interchange import bert, gpt2, marian
+from transduce.interchange import bert, gpt2, hub, marian
 from transduce.interchange.ctranslate2 import QUANTIZATIONS, export_ctranslate2
-from transduce.interchange.download import fetched, hub_name
+from transduce.interchange.download import Source, fetched, hub_name
 from transduce.interchange.exporting import Outgoing, export_marian
 from transduce.interchange.exporting_hub import export_bert, export_gpt2
+from transduce.interchange.folder import PICKLED, SAFE
 from transduce.interchange.importing import Imported, import_marian
 from transduce.interchange.importing_hub import import_bert, import_gpt2
 from transduce.interchange.onnx_export import export_onnx
@@ -25,17 +27,23 @@ from transduce.models.build import build_model, count_parameters
 from transduce.purposes import PURPOSES
 from transduce.request import to_toml
 
-IMPORTERS: dict[str, Callable[[Path], Imported]] = {
-    "marian": import_marian,
-    "bert": import_bert,
-    "gpt2": import_gpt2,
+_NAMES = ("tokenizer_config.json", "special_tokens_map.json")
+IMPORTERS = {
+    "marian": Source(
+        import_marian,
+        marian.ARCHITECTURES,
+        files=("tokenizer_config.json", "generation_config.json", "vocab.json", "target_vocab.json"),
+        tokenizer=("source.spm", "target.spm"),
+    ),
+    "bert": Source(import_bert, bert.ARCHITECTURES, files=_NAMES, tokenizer=(hub.FILE,), older=(hub.WORDS, hub.ADDED)),
+    "gpt2": Source(
+        import_gpt2,
+        gpt2.ARCHITECTURES,
+        files=_NAMES,
+        tokenizer=(hub.FILE,),
+        older=(hub.PIECES, hub.MERGES, hub.ADDED),
+    ),
 }
-SUPPORTED: dict[str, dict[str, Sequence[str]]] = {
-    "marian": {kind: (name,) for kind, name in marian.ARCHITECTURES.items()},
-    "bert": {"bert": bert.ARCHITECTURES},
-    "gpt2": {"gpt2": gpt2.ARCHITECTURES},
-}
-"""Architectures by model_type that each import takes."""
 USES = {task: ("```sh", purpose.command, "```") for task, purpose in PURPOSES.items()}
 """What the card says of a model of each task."""
 
@@ -78,11 +86,14 @@ def import_run(
         _check_folder(source)
         if revision is not None:
             raise SettingsError(f"--revision {revision} goes with a name on the Hub; {source} is a folder")
-        _make_room(run)
+        _check_room(run)
         yield from _import_folder(kind, source, run, f"the folder `{plain(source.absolute().name)}`")
         return
-    _make_room(run)
-    with fetched(name, kind=kind, supported=SUPPORTED[kind], beside=run, revision=revision, log=log) as there:
+    _check_room(run)
+    with (
+        _made(run.parent),
+        fetched(name, source=IMPORTERS[kind], beside=run, revision=revision, log=log) as there,
+    ):
         yield from _import_folder(kind, there.folder, run, there.origin)
     yield f"downloaded: {there.name} at commit {there.commit}"
 
@@ -101,11 +112,11 @@ def _check_folder(source: Path) -> None:
 
 def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[str]:
     with expecting(source):  # what the readers have not looked for themselves
-        found = IMPORTERS[kind](source)
+        found = IMPORTERS[kind].importer(source)
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)  # strict: every name and shape
-    with write_aside(run) as aside:
+    with _made(run.parent), write_aside(run) as aside:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers)
             folder.save_model(model.state_dict())
@@ -121,7 +132,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     All of it or, when this or the check fails, nothing. Raises `UserError`, or `TransduceError` where the check fails.
     """
     _known(to, EXPORTS, "--to")
-    _make_room(out)
+    _check_room(out)
     target = EXPORTS[to]
     if quantization is not None and not target.quantizations:
         able = ", ".join(name for name, other in EXPORTS.items() if other.quantizations)
@@ -132,7 +143,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     task = outgoing.settings.task
     if task not in target.exporters:
         raise SettingsError(f"{run} is of task '{task}'; --to {to} takes: {', '.join(target.exporters)}")
-    with write_aside(out) as aside:
+    with _made(out.parent), write_aside(out) as aside:
         told = target.exporters[task](aside, outgoing)
     yield f"{out}: {count_parameters(outgoing.model):,} weights"
     yield from told
@@ -150,24 +161,37 @@ def _known(name: str, table: Collection[str], option: str) -> None:
         raise SettingsError(f"{option} {name}{nearest(name, table)}; known: {', '.join(table)}")
 
 
-def _make_room(path: Path) -> None:
-    """Refuse a place that is taken; make the folder that it lies in."""
+def _check_room(path: Path) -> None:
+    """Refuse a place that is taken."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path} is there already; name another folder, or remove it")
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Within, the folder is there with all that it lies in; those that were made for it go again after an error."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {path.parent}: {error.strerror or error}") from None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {folder}: {error.strerror or error}") from None
+        yield
+    except BaseException:
+        for path in missing:  # the innermost first
+            with suppress(OSError):  # something else lies in it by now
+                path.rmdir()
+        raise
 
 
 def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: where it came from, and how it is used."""
     settings, data = found.settings, found.settings.data
-    weights = next(path for name in ("model.safetensors", "pytorch_model.bin") if (path := source / name).exists())
+    weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
     lines = [
         f"# {plain(found.settings.name)}",
         "",
-        f"{PURPOSES[settings.task].what.format(data.src_lang, data.tgt_lang)}, imported, not trained here.",
+        f"{PURPOSES[settings.task].head_of(data)}, imported, not trained here.",
         "",
         "## Where it came from",
         "",

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transduce.config import DataSettings
+
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """One task's. `command` is a shell line; `python` the class that does it, or nothing."""
+    """One task's. `head`: what a model is, for its card, with places for what the data says; `command` is a shell line;
+    `python` the class that does it, or nothing.
+    """
 
-    what: str
-    """What such a model is; `{}` are its languages, where it has two."""
+    head: str
     does: str
     command: str
     python: str = ""
+
+    def head_of(self, data: DataSettings) -> str:
+        """What a model of this data is."""
+        labels = ", ".join(f"`{' '.join(label.replace('`', ' ').split())}`" for label in data.labels or ())
+        return self.head.format(src=data.src_lang, tgt=data.tgt_lang, labels=labels)
 
     def told(self) -> str:
         """Half a sentence: what it does, and with what."""
@@ -23,7 +31,7 @@ class Purpose:
 
 PURPOSES: dict[str, Purpose] = {
     "translation": Purpose(
-        "A translator from `{}` to `{}`",
+        "A translator from `{src}` to `{tgt}`",
         "translates",
         "transduce translate THIS_FOLDER < in.txt > out.txt",
         "Translator",
@@ -41,7 +49,7 @@ PURPOSES: dict[str, Purpose] = {
         "Filler",
     ),
     "classification": Purpose(
-        "A classifier of texts",
+        "A classifier: {labels}",
         "tells labels",
         "transduce classify THIS_FOLDER < in.txt > labels.txt",
         "TextClassifier",

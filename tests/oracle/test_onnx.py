@@ -183,7 +183,7 @@ def test_every_option_has_nodes_or_is_refused_by_name(tmp_path: Path, monkeypatc
     assert tables == _TABLES.keys() - {"kind"} <= CHOICES.keys() | {"pooling"}
     run = marians.make_run(tmp_path / "run")
     monkeypatch.delitem(onnx_layers.FEED_FORWARDS, "plain")
-    with pytest.raises(UserError, match=r"cannot express model\.feed_forward = 'plain' \(there: gated, conv\)"):
+    with pytest.raises(UserError, match=r"cannot express model\.feed_forward = 'plain' \(there: 'gated' or 'conv'\)"):
         export(run)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -215,3 +215,25 @@ def test_many_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.M
     out, told = export(run)
     assert (out / "encoder.weights").stat().st_size > (out / "encoder.onnx").stat().st_size and "checked" in told[1]
     assert translator_difference(run, out) <= BOUND
+
+
+@pytest.mark.parametrize("tie", ["none", "two_way"])
+def test_int8_of_many_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: str) -> None:
+    """No float32 weights are left beside; an output matrix of its own is multiplied in int8."""
+    import onnx
+
+    from transduce.interchange import onnx_graph
+
+    monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
+    run = marians.make_run(tmp_path / "run", d_ff=500, tie=tie, joint=False)
+    out, told = export(run, quantization="int8")
+    assert "int8 moves outputs by" in told[2] and translate(out, LINES[:1])[0]
+    files = {path.name for path in out.iterdir()}
+    assert {"decoder.onnx", "decoder.onnx.data"} < files and not [name for name in files if name.endswith(".weights")]
+    graph = onnx.load(out / "decoder.onnx", load_external_data=False).graph
+    named = {one.external_data[0].value for one in graph.initializer if one.external_data}
+    assert named == {"decoder.onnx.data"}
+    whole = [one.name for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2]
+    assert whole == [] and [node.op_type for node in graph.node].count("Transpose") >= (tie == "two_way")
+    quantized = {name for node in graph.node if node.op_type == "MatMulInteger" for name in node.input}
+    assert ("output_embedding.weight.T_quantized" in quantized) == (tie == "none")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from marians import make_folder, make_run
 from system.commands import Done, small, transduce, write_corpus
@@ -15,6 +16,7 @@ from transduce import Translator
 from transduce.checkpoint import RunFolder
 from transduce.errors import TrainingError
 from transduce.log import MetricsFile
+from transduce.text.special import BOS, EOS, PAD, UNK
 from transduce.training.step import Updater
 
 SHORT = (
@@ -218,3 +220,14 @@ def test_an_imported_gpt2_is_tuned(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").settings.data.context == 32
     scores = json.loads((tmp_path / "run" / "text_scores.json").read_text())["sets"]
     assert scores[0]["bits_per_byte"] == pytest.approx(found[-1]["bits_per_byte"], rel=0.2)
+    before, after = (RunFolder.open(tmp_path / name).load_model() for name in ("start", "run"))
+    assert torch.equal(before["output_bias"], after["output_bias"]) and float(after["output_bias"][0]) < -1e3
+    assert not torch.equal(after["embedding.table.weight"][EOS], before["embedding.table.weight"][EOS])
+    done = transduce("export", tmp_path / "run", "--to", "huggingface", tmp_path / "back")
+    assert done.code == 0 and "checked: outputs of transformers" in done.out + done.err
+    assert transduce("import", "gpt2", tmp_path / "back", tmp_path / "again").code == 0
+    again = RunFolder.open(tmp_path / "again").load_model()
+    rows = [i for i in range(len(again["output_bias"])) if i not in (PAD, UNK, BOS)]
+    table = "embedding.table.weight"
+    assert torch.equal(again[table][rows], after[table][rows]) and torch.equal(again[table][BOS], after[table][EOS])
+    assert all(torch.equal(after[name], again[name]) for name in after if len(after[name]) != len(after[table]))

@@ -13,6 +13,7 @@ from transduce.evaluation.report import LABEL_COLUMNS, MASKED_COLUMNS, cell, com
 from transduce.evaluation.wording import wording_of
 from transduce.files import write_text
 from transduce.log import duration
+from transduce.purposes import PURPOSES
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")
 _SAMPLES = 3
@@ -43,7 +44,7 @@ def _head(record: Record) -> str:
     start = record.settings.training.start
     begun = "trained from scratch" if start is None else f"trained from the weights of `{plain(start.name)}`"
     return (
-        f"# {plain(record.name)}\n\n{wording_of(record).head(record)}, {begun} with "
+        f"# {plain(record.name)}\n\n{PURPOSES[record.settings.task].head_of(record.settings.data)}, {begun} with "
         f"transduce.\n\n{plain(summary(record))}{size}."
     )
 

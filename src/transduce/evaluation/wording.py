@@ -11,9 +11,8 @@ from transduce.purposes import PURPOSES
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The words for one task. `head`: what the model is, for the card; `shape`: the model in one line, plain text."""
+    """The words for one task. `shape`: the model in one line, plain text."""
 
-    head: Callable[[Record], str]
     shape: Callable[[Record], str]
     samples: str
     command: str
@@ -56,7 +55,6 @@ def _generator_limits(record: Record) -> tuple[str, ...]:
 
 WORDINGS: dict[str, Wording] = {
     "translation": Wording(
-        head=lambda record: "A translator from `{}` to `{}`".format(*record.languages),
         shape=_translator,
         samples="Translations",
         command=PURPOSES["translation"].command,
@@ -67,7 +65,6 @@ WORDINGS: dict[str, Wording] = {
         limits=_translator_limits,
     ),
     "causal": Wording(
-        head=lambda record: "A language model that goes on with text",
         shape=_generator,
         samples="Texts",
         command=PURPOSES["causal"].command,
@@ -78,7 +75,6 @@ WORDINGS: dict[str, Wording] = {
         limits=_generator_limits,
     ),
     "masked": Wording(
-        head=lambda record: "A model that fills gaps in text",
         shape=lambda record: f"gaps are filled · {_shape(record, str(record.settings.model.n_encoder_layers))}",
         samples="Gaps",
         command=PURPOSES["masked"].command,
@@ -89,7 +85,6 @@ WORDINGS: dict[str, Wording] = {
         limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
     ),
     "classification": Wording(
-        head=lambda record: "A classifier: " + ", ".join(f"`{label}`" for label in record.settings.data.labels or ()),
         shape=lambda record: f"texts get labels · {_shape(record, str(record.settings.model.n_encoder_layers))}",
         samples="Texts",
         command=PURPOSES["classification"].command,

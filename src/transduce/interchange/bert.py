@@ -12,16 +12,20 @@ from typing import Any
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
 from transduce.interchange.limits import no_sizes
+from transduce.interchange.needed import ONE_HEAD_COUNT, Needed
 from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import Rows
+from transduce.nn.block import norm_eps
 
-ARCHITECTURES = (
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-)
+ARCHITECTURES = {
+    "bert": (
+        "BertModel",
+        "BertForPreTraining",
+        "BertForMaskedLM",
+        "BertForNextSentencePrediction",
+        "BertForSequenceClassification",
+    )
+}
 
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",
           "max_position_embeddings", "type_vocab_size")  # fmt: skip
@@ -174,7 +178,7 @@ def config_of(s: ModelSettings, *, n: int, pad: int, labels: Sequence[str] | Non
         "attention_probs_dropout_prob": s.attention_dropout,
         "max_position_embeddings": s.max_positions,
         "type_vocab_size": s.n_segments,
-        "layer_norm_eps": s.norm_eps or 1e-5,
+        "layer_norm_eps": norm_eps(s.norm, s.norm_eps),
         "pad_token_id": pad,
         "tie_word_embeddings": s.tie != "none",
         "dtype": "float32",
@@ -182,15 +186,17 @@ def config_of(s: ModelSettings, *, n: int, pad: int, labels: Sequence[str] | Non
     }
 
 
-NEEDED: dict[str, tuple[Any, ...]] = {
+NEEDED: Needed = {
     "kind": ("bert", "bert-encoder", "bert-classifier"),
     "residual": ("post",),
     "norm": ("layer",),
+    "one_end": (False,),
     "embedding_norm": (True,),
     "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can be a table of vectors
     "feed_forward": ("plain",),
     "activation": tuple(ACTIVATIONS.values()),
     "projection": ("full",),
+    "n_kv_heads": ONE_HEAD_COUNT,
     "pooling": ("first",),
 }
 """What its architecture can express of our settings, some by way of `plain_form`."""

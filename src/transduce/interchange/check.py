@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,10 @@ TEXTS = (
     "1,000.50 €",
 )
 """Strings that tokenizers disagree about, if anywhere."""
+
+
+Difference = tuple[float, float]
+"""The largest difference, and the largest number compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +102,27 @@ def outputs_of(model: Any, ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
         return {"logits": model(ids, segments)}
 
 
-def compare(found: Tensor, ours: Tensor) -> tuple[float, float]:
+def compare(found: Tensor, ours: Tensor) -> Difference:
     """The largest difference, and the largest number compared. What ours rules out need only be ruled out there."""
     real = ours > NEVER / 2
     if not bool((found[~real] <= NEVER / 2).all()):
         return math.inf, 0.0
-    return float((found - ours)[real].abs().max()), float(ours[real].abs().max())
+    apart = (found - ours)[real].abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(apart.max()), float(ours[real].abs().max())
 
 
-def settle(what: str, difference: float, *, size: float = 0.0) -> Check:
-    """The check; a difference over the bound is an error.
+def compare_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
+    """The same of many pairs (found, ours)."""
+    differences, sizes = zip(*(compare(found, ours) for found, ours in pairs), strict=True)
+    return max(differences), max(sizes)
 
-    size: of the largest number compared. The bound is for logits up to 32; beyond, float32 itself is that much coarser.
+
+def settle(what: str, found: Difference) -> Check:
+    """The check of what `compare` told; a difference over the bound is an error.
+
+    The bound is for logits up to 32; beyond, float32 itself is that much coarser.
     """
+    difference, size = found
     bound = BOUND * max(1.0, size / 32)
     if not difference <= bound:
         raise TransduceError(

@@ -15,22 +15,26 @@ from torch import Tensor
 
 from transduce.config import ModelSettings
 from transduce.errors import UserError
-from transduce.interchange.check import LONGEST, Check, examples, logits_of, settle
+from transduce.interchange.check import LONGEST, Difference, compare_all, examples, logits_of, settle
 from transduce.interchange.exporting import Outgoing
+from transduce.interchange.needed import ONE_HEAD_COUNT, Needed, inexpressible
+from transduce.interchange.plain_form import position_table
 from transduce.interchange.vocabulary import NEVER
-from transduce.nn.positions import POSITIONS
+from transduce.nn.block import norm_eps
 from transduce.text.special import BOS, PAD
 from transduce.text.tokenizer import Tokenizers
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-_NEEDED: dict[str, tuple[Any, ...]] = {
+NEEDED: Needed = {
     "kind": ("transformer",),
     "positions": ("sinusoidal", "sinusoidal_halves", "learned", "none"),
     "feed_forward": ("plain", "gated"),
     "activation": tuple(_ACTIVATIONS),
     "projection": ("full",),
+    "one_end": (False,),
+    "n_kv_heads": ONE_HEAD_COUNT,
 }
 
 
@@ -40,11 +44,7 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     What is quantized is checked before that, in float32; how far quantization moves it is told, too.
     """
     s, tokenizers, tensors, quantization = run.settings.model, run.tokenizers, run.tensors, run.quantization
-    lacking = [
-        f"model.{k} = {getattr(s, k)!r} (there: {', '.join(v)})" for k, v in _NEEDED.items() if getattr(s, k) not in v
-    ]
-    lacking += [f"model.n_kv_heads = {s.n_kv_heads}"] if s.n_kv_heads not in (None, s.n_heads) else []
-    if lacking:
+    if lacking := inexpressible(s, NEEDED):
         raise UserError(f"CTranslate2 cannot express {', '.join(lacking)}")
     try:
         import ctranslate2
@@ -57,7 +57,7 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     if quantization not in (None, "float32"):
         shutil.rmtree(out)
         _save(_spec(s, tokenizers, tensors), out, quantization)
-        moved = Check(f"{what}, {quantization}", _difference(out, run.model, tokenizers, s)).difference
+        moved, _ = _difference(out, run.model, tokenizers, s)
         told.append(f"{quantization} moves log-probabilities by {moved:.2f} at most")
     for name, side in (("source.spm", tokenizers.src), ("target.spm", tokenizers.tgt)):
         (out / name).write_bytes(side.model)
@@ -116,14 +116,13 @@ def _vocabularies(spec: Any, tokenizers: Tokenizers, s: ModelSettings) -> None:
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = "<unk>", "<s>", "</s>"
     spec.config.decoder_start_token = "<s>"
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = s.norm_eps or {"layer": 1e-5, "rms": 1e-6}[s.norm]
+    spec.config.layer_norm_epsilon = norm_eps(s.norm, s.norm_eps)
 
 
 def _positions(s: ModelSettings, tensors: Mapping[str, Tensor], name: str) -> Any:
     if s.positions == "learned":
         return tensors[f"{name}.positions.embedding.weight"].detach().cpu().float().numpy()
-    made = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions)
-    return made.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0].numpy()
+    return position_table(s).numpy()
 
 
 def _layer(layer: Any, arrays: Mapping[str, Any], at: str, *, gated: bool) -> None:
@@ -158,8 +157,8 @@ def _norm(spec: Any, arrays: Mapping[str, Any], name: str) -> None:
         spec.beta = arrays.get(f"{name}.bias", 0 * spec.gamma)
 
 
-def _difference(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings) -> float:
-    """The largest difference of a token's log-probability, given random sources and targets."""
+def _difference(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings) -> Difference:
+    """Of the tokens' log-probabilities, given random sources and targets."""
     import ctranslate2
 
     engine = ctranslate2.Translator(str(out), device="cpu", compute_type="default", inter_threads=1, intra_threads=1)
@@ -170,5 +169,5 @@ def _difference(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings)
     src = [[i for i in row if i != PAD][:-1] for row in batch.src.tolist()]
     tgt = [[i for i in row if i not in (PAD, BOS)] for row in batch.tgt_in.tolist()]
     found = engine.score_batch([tokenizers.src.pieces(ids) for ids in src], [tokenizers.tgt.pieces(ids) for ids in tgt])
-    rows = zip(found, expected, strict=True)
-    return max(float((torch.tensor(score.log_probs) - row[: len(score.log_probs)]).abs().max()) for score, row in rows)
+    told = [torch.tensor(score.log_probs) for score in found]
+    return compare_all((row, ours[: len(row)]) for row, ours in zip(told, expected, strict=True))

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from transduce.errors import UserError
 from transduce.interchange.folder import PICKLED, SAFE, check_model_type, read_object
-from transduce.interchange.hub import ADDED, FILE, MERGES, PIECES, WORDS
+from transduce.interchange.importing import Imported
 from transduce.interchange.limits import MOST_BYTES
 from transduce.log import Bar, Log
 
@@ -29,15 +29,20 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECONDS = 15.0
 """How long the server may take to say what there is."""
 
-FILES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "marian": (
-        ("tokenizer_config.json", "generation_config.json", "vocab.json", "target_vocab.json"),
-        ("source.spm", "target.spm"),
-    ),
-    "bert": (("tokenizer_config.json", "special_tokens_map.json"), (FILE,), (WORDS, ADDED)),
-    "gpt2": (("tokenizer_config.json", "special_tokens_map.json"), (FILE,), (PIECES, MERGES, ADDED)),
-}
-"""What each import reads beside config.json and weights; older files only where tokenizer.json is not there."""
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kind of model from elsewhere. `supported`: the architectures that the import takes, by model_type.
+
+    `files` and `tokenizer` are what it reads beside config.json and weights; `older` ones instead of the latter, where
+    the first of them is not there.
+    """
+
+    importer: Callable[[Path], Imported]
+    supported: Mapping[str, Sequence[str]]
+    files: tuple[str, ...]
+    tokenizer: tuple[str, ...]
+    older: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,7 @@ def hub_name(path: str) -> str | None:
 def fetched(
     name: str,
     *,
-    kind: str,
-    supported: Mapping[str, Sequence[str]],
+    source: Source,
     beside: Path,
     revision: str | None = None,
     log: Log | None = None,
@@ -98,7 +102,7 @@ def fetched(
             commit = str(info.sha)
         if not _COMMIT.fullmatch(commit):
             raise UserError(f"{endpoint} does not say which commit of {name} it has: it is no Hub")
-        wanted = _wanted(name, kind, there)
+        wanted = _wanted(name, source, there)
         _check_room(wanted, there, Path(place))
         with (log or Log(quiet=True)).progress(name) as bar:
             for file in wanted:
@@ -113,21 +117,21 @@ def fetched(
                     )
                 _check(folder / file, there[file])
                 if file == "config.json":
-                    check_model_type(folder, read_object(folder / file), supported)
+                    check_model_type(folder, read_object(folder / file), source.supported)
         shutil.rmtree(folder / ".cache", ignore_errors=True)
         yield Fetched(folder, name, commit, endpoint)
 
 
-def _wanted(name: str, kind: str, there: Mapping[str, Any]) -> list[str]:
+def _wanted(name: str, source: Source, there: Mapping[str, Any]) -> list[str]:
     """Which of the files are needed, config.json first and the weights last."""
-    always, first, *older = FILES[kind]
     weights = SAFE if SAFE in there else PICKLED
     if missing := [file for file in ("config.json", weights) if file not in there]:
         either = f"{SAFE} nor {PICKLED}" if missing[-1] == weights else "it"
         raise UserError(
             f"{name} has no {missing[0]}" if missing[0] == "config.json" else f"{name} has neither {either}"
         )
-    chosen = [*always, *(first if not older or first[0] in there else older[0])]
+    old = bool(source.older) and source.tokenizer[0] not in there
+    chosen = [*source.files, *(source.older if old else source.tokenizer)]
     return ["config.json", *(file for file in chosen if file in there), weights]
 
 

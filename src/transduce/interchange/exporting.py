@@ -15,8 +15,9 @@ from transduce.config import Settings
 from transduce.errors import TransduceError, UserError
 from transduce.files import write_json, write_text
 from transduce.interchange import marian
-from transduce.interchange.check import LONGEST, TEXTS, Check, examples, logits_of, settle
+from transduce.interchange.check import LONGEST, TEXTS, Check, compare, examples, logits_of, settle
 from transduce.interchange.importing import OWN
+from transduce.interchange.needed import inexpressible
 from transduce.interchange.table import write
 from transduce.interchange.vocabulary import NEVER, NULL, Rows, to_theirs
 from transduce.tensors import write_tensors
@@ -42,7 +43,7 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     """
     settings, tokenizers, tensors = run.settings, run.tokenizers, run.tensors
     s = settings.model
-    if lacking := marian.inexpressible(s):
+    if lacking := inexpressible(s, marian.NEEDED):
         raise UserError(f"transformers' Marian cannot express {', '.join(lacking)}; --to ctranslate2 or onnx may")
     src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt))
     shared = src_pieces == tgt_pieces
@@ -57,7 +58,7 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     write_json(out / "config.json", config)
     write_json(out / "generation_config.json", _generation(settings, pad, int(tgt.index[PAD])))
     own = {name: tensor for name, tensor in tensors.items() if name not in marian.tied_names(s)}
-    lines = marian.lines(s, src=src, tgt=tgt, output_bias=s.output_bias)
+    lines = marian.lines(s, src=src, tgt=tgt, output_bias=bool(s.output_bias))
     theirs = write(own, lines, order=None if halved else marian.column_order(s.d_model))
     theirs.setdefault("final_logits_bias", torch.zeros(1, tgt.n_theirs))
     write_tensors(out / "model.safetensors", theirs)
@@ -150,8 +151,8 @@ def _check(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows) 
             decoder_input_ids=moved(batch.tgt_in, tgt),
         ).logits
     there, real = tgt.index >= 0, batch.tgt_out != PAD
-    difference = (found[real][:, tgt.index[there]] - logits_of(model, batch)[real][:, there]).abs().max()
-    return settle(f"logits of transformers {transformers.__version__}", float(difference))
+    difference = compare(found[real][:, tgt.index[there]], logits_of(model, batch)[real][:, there])
+    return settle(f"logits of transformers {transformers.__version__}", difference)
 
 
 def _check_tokenizer(tokenizer: Any, name: str, side: Vocabulary, rows: Rows) -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 from transduce.errors import TransduceError, UserError
 from transduce.files import write_json, write_text
 from transduce.interchange import bert, gpt2
-from transduce.interchange.check import LONGEST, TEXTS, Check, compare, examples, outputs_of, settle, text_examples
+from transduce.interchange.check import LONGEST, TEXTS, Check, compare_all, examples, outputs_of, settle, text_examples
 from transduce.interchange.exporting import Outgoing
-from transduce.interchange.plain_form import for_table, inexpressible, plain_form
+from transduce.interchange.needed import inexpressible
+from transduce.interchange.plain_form import for_table, plain_form
 from transduce.interchange.table import write
 from transduce.interchange.tokenizer_json import tokenizer_json
 from transduce.interchange.vocabulary import Rows
@@ -38,7 +39,7 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
     rows, vocabulary = _rows(run.tokenizers.tgt), run.tokenizers.tgt
     _check_bias(tensors, rows)
     tensors.pop("output_bias", None)
-    _check_twins(tensors, rows)
+    _join_twins(tensors, rows, one_end=s.one_end)
     s, tensors = plain_form(s, tensors)
     lines = gpt2.lines(s, rows=rows, prefix="transformer.")
     out.mkdir()
@@ -94,15 +95,22 @@ def _check_bias(tensors: Mapping[str, Tensor], rows: Rows) -> None:
         raise UserError("transformers' GPT-2 cannot express model.output_bias = true (its numbers are not zero here)")
 
 
-def _check_twins(tensors: Mapping[str, Tensor], rows: Rows) -> None:
-    """The beginning and the end of a text may be one piece there, and must then be one vector here."""
+def _join_twins(tensors: dict[str, Tensor], rows: Rows, *, one_end: bool) -> None:
+    """Where the beginning and the end of a text are one piece there, they must be one vector here, or be read as one:
+    then that of the beginning does nothing.
+    """
     if int(rows.index[BOS]) != int(rows.index[EOS]):
+        if one_end:
+            raise UserError("transformers' GPT-2 cannot express model.one_end = true with two pieces; --to onnx may")
         return
     for name in ("embedding.table.weight", "output_embedding.weight"):
-        if not torch.equal(tensors[name][BOS], tensors[name][EOS]):
+        if one_end:
+            tensors[name] = tensors[name].clone()
+            tensors[name][BOS] = tensors[name][EOS]
+        elif not torch.equal(tensors[name][BOS], tensors[name][EOS]):
             raise UserError(
                 "the vectors of the beginning and the end of a text differ, as after training, and the vocabulary has "
-                "one piece for both; --to onnx may"
+                "one piece for both: import the model and train again (it then has model.one_end = true), or --to onnx"
             )
 
 
@@ -188,9 +196,7 @@ _UNCHECKED = Check("transformers is not installed; pip install transformers, and
 def _settled(compared: Sequence[tuple[Tensor, Tensor]]) -> Check:
     import transformers
 
-    differences, sizes = zip(*(compare(found, ours) for found, ours in compared), strict=True)
-    difference, size = max(differences), max(sizes)
-    return settle(f"outputs of transformers {transformers.__version__}", difference, size=size)
+    return settle(f"outputs of transformers {transformers.__version__}", compare_all(compared))
 
 
 def _open(out: Path, architecture: str, run: Outgoing, rows: Rows) -> Any:

@@ -42,15 +42,6 @@ def _kind_of(config: Mapping[str, Any]) -> tuple[str, str | None]:
     return str(config.get("model_type")), architecture
 
 
-def check_architecture(folder: Path, config: Mapping[str, Any], supported: Mapping[str, str]) -> None:
-    """Refuse a model of another kind; `supported`: architecture by model_type."""
-    found, architecture = _kind_of(config)
-    if found in supported and architecture in (supported[found], None):
-        return
-    known = ", ".join(f"{name} (model_type {kind})" for kind, name in supported.items())
-    raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")
-
-
 def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> None:
     """Refuse a model of another kind; `supported`: architectures by model_type; a file may leave its own out."""
     found, architecture = _kind_of(config)

@@ -9,10 +9,12 @@ from typing import Any
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
 from transduce.interchange.limits import no_sizes
+from transduce.interchange.needed import ONE_HEAD_COUNT, Needed
 from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import NEVER, Rows
+from transduce.nn.block import norm_eps
 
-ARCHITECTURES = ("GPT2LMHeadModel", "GPT2Model")
+ARCHITECTURES = {"gpt2": ("GPT2LMHeadModel", "GPT2Model")}
 
 _SIZES = ("n_embd", "n_head", "n_layer", "n_positions", "vocab_size")
 _ONLY = {
@@ -114,7 +116,7 @@ def config_of(s: ModelSettings, *, n: int, begin: int, end: int) -> dict[str, An
         "n_head": s.n_heads,
         "n_inner": s.d_ff,
         "activation_function": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == s.activation),
-        "layer_norm_epsilon": s.norm_eps or 1e-5,
+        "layer_norm_epsilon": norm_eps(s.norm, s.norm_eps),
         "resid_pdrop": s.dropout,
         "embd_pdrop": s.dropout,
         "attn_pdrop": s.attention_dropout,
@@ -125,7 +127,7 @@ def config_of(s: ModelSettings, *, n: int, begin: int, end: int) -> dict[str, An
     }
 
 
-NEEDED: dict[str, tuple[Any, ...]] = {
+NEEDED: Needed = {
     "kind": ("gpt",),
     "residual": ("pre",),
     "norm": ("layer",),
@@ -134,6 +136,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "feed_forward": ("plain",),
     "activation": tuple(ACTIVATIONS.values()),
     "projection": ("full",),
+    "n_kv_heads": ONE_HEAD_COUNT,
 }
 """What its architecture can express of our settings, some by way of `plain_form`."""
 

@@ -64,7 +64,8 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
     try:
         content = json.loads(model)
         pieces = content["model"]["vocab"]
-        ids = {piece: i for piece, i in pieces.items()} if isinstance(pieces, Mapping) else {}
+        scored = enumerate(pieces) if isinstance(pieces, list) else ()  # of a unigram vocabulary: [piece, score]
+        ids = dict(pieces) if isinstance(pieces, Mapping) else {piece: i for i, (piece, _) in scored}
         ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
         if not all(type(i) is int and i >= 0 for i in ids.values()) or len(set(ids.values())) < len(ids):
             raise ValueError("ids")

@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.config import DataSettings, DecodingSettings, Settings, TokenizerSettings
 from transduce.errors import RunFolderError, UserError
 from transduce.interchange import marian
-from transduce.interchange.folder import check_architecture, read_object, read_weights
+from transduce.interchange.folder import check_model_type, read_object, read_weights
 from transduce.interchange.limits import check_padding, read_bytes
 from transduce.interchange.table import check, read
 from transduce.interchange.vocabulary import Rows, from_theirs
@@ -42,7 +42,7 @@ def import_marian(folder: Path) -> Imported:
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
     config = read_object(folder / "config.json")
-    check_architecture(folder, config, marian.ARCHITECTURES)
+    check_model_type(folder, config, marian.ARCHITECTURES)
     model = marian.model_settings(config, origin=folder)
     told = read_object(folder / "tokenizer_config.json", optional=True)
     tensors = read_weights(folder)

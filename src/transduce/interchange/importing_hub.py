@@ -13,10 +13,11 @@ from torch import Tensor
 from transduce.config import DataSettings, Settings, TokenizerSettings
 from transduce.interchange import bert, gpt2
 from transduce.interchange.folder import check_model_type, read_object, read_weights
-from transduce.interchange.hub import special_names, tokenizer_file, vocabulary
+from transduce.interchange.hub import ids_of, special_names, tokenizer_file, vocabulary
 from transduce.interchange.importing import Imported
 from transduce.interchange.table import check, read
 from transduce.interchange.vocabulary import Rows
+from transduce.text.special import BOS, EOS
 from transduce.text.tokenizer import Tokenizers
 
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
@@ -32,7 +33,7 @@ def import_bert(folder: Path) -> Imported:
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
     config = read_object(folder / "config.json")
-    check_model_type(folder, config, {"bert": bert.ARCHITECTURES})
+    check_model_type(folder, config, bert.ARCHITECTURES)
     tensors = read_weights(folder)
     prefix = bert.prefix_of(tensors)
     for name in bert.buffers(prefix):
@@ -44,7 +45,10 @@ def import_bert(folder: Path) -> Imported:
     )  # of the rows of the vocabulary
     check(tensors, table(rows=_sizes_of(config)), origin=folder, known=unused)
     names = special_names(folder, _SPECIAL)
-    tokenizer, rows = vocabulary(tokenizer_file(folder, names), names, n=config["vocab_size"], origin=folder)
+    content = tokenizer_file(folder, names)
+    if model.kind != "bert" and names[-1] not in ids_of(content, origin=folder):
+        names = names[:-1]  # nothing is masked there
+    tokenizer, rows = vocabulary(content, names, n=config["vocab_size"], origin=folder)
     state = read(tensors, table(rows=rows), origin=folder, known=unused)
     state |= {name: state[kept] for name, kept in bert.tied_names(model).items()}
     labels = bert.labels_of(config, names=tensors) if head else None
@@ -70,22 +74,23 @@ def import_gpt2(folder: Path) -> Imported:
     Raises `UserError`: something is missing, damaged, contradictory or not supported; all of it where there is more.
     """
     config = read_object(folder / "config.json")
-    check_model_type(folder, config, {"gpt2": gpt2.ARCHITECTURES})
+    check_model_type(folder, config, gpt2.ARCHITECTURES)
     model, tensors = gpt2.model_settings(config, origin=folder), read_weights(folder)
     prefix = gpt2.prefix_of(tensors)
     for name in gpt2.buffers(model, prefix=prefix):
         tensors.pop(name, None)
     check(tensors, gpt2.lines(model, rows=_sizes_of(config), prefix=prefix), origin=folder)
     begin, end = special_names(folder, dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>"))
-    tokenizer, rows = vocabulary(
-        tokenizer_file(folder, list(dict.fromkeys((begin, end)))),
-        [None, None, begin, end],
-        n=config["vocab_size"],
-        origin=folder,
-    )
+    content = tokenizer_file(folder, list(dict.fromkeys((begin, end))))
+    others = _own_pieces(folder, ids_of(content, origin=folder), (begin, end))
+    tokenizer, rows = vocabulary(content, [*others, begin, end], n=config["vocab_size"], origin=folder)
     state = read(tensors, gpt2.lines(model, rows=rows, prefix=prefix), origin=folder)
     state |= {name: state[kept] for name, kept in gpt2.tied_names(model).items()}
-    state["output_bias"] = torch.tensor(gpt2.never(rows))
+    never = gpt2.never(rows)
+    if any(never):
+        state["output_bias"] = torch.tensor(never)
+    own = {"output_bias": "fixed" if any(never) else False, "one_end": bool(rows.index[BOS] == rows.index[EOS])}
+    model = model.model_copy(update=own)
     settings = Settings(
         name=folder.absolute().name,
         task="causal",
@@ -94,6 +99,13 @@ def import_gpt2(folder: Path) -> Imported:
         model=model,
     )
     return Imported(settings, Tokenizers(tokenizer, tokenizer), state, (_types(tensors),))
+
+
+def _own_pieces(folder: Path, ids: Mapping[str, int], ends: tuple[str, str]) -> list[str | None]:
+    """The folder's padding and unknown, each where it is a piece of its own: GPT-2's own have neither."""
+    pad, unknown = special_names(folder, {"pad_token": "", "unk_token": ""})
+    pad_is, unknown_is = (piece in ids and piece not in ends for piece in (pad, unknown))
+    return [pad if pad_is else None, unknown if unknown_is and unknown != pad else None]
 
 
 def _sizes_of(config: Mapping[str, Any]) -> Rows:

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from transduce.config import ModelSettings, Settings
 from transduce.errors import UserError
-from transduce.interchange.limits import no_sizes
+from transduce.interchange.limits import MOST_LAYERS, no_sizes
+from transduce.interchange.needed import ONE_HEAD_COUNT, Needed
 from transduce.interchange.table import ACTIVATIONS, Line
 from transduce.interchange.vocabulary import NEVER, Rows
+from transduce.nn.block import norm_eps
 from transduce.nn.positions import halves, sinusoids
 
-ARCHITECTURES = {"marian": "MarianMTModel"}
+ARCHITECTURES = {"marian": ("MarianMTModel",)}
 
 POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
@@ -97,7 +99,7 @@ def config_of(s: ModelSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str
         for key, value in (("layers", layers), ("attention_heads", s.n_heads), ("ffn_dim", s.d_ff), ("layerdrop", 0.0))
     }
     return {
-        "architectures": [ARCHITECTURES["marian"]],
+        "architectures": list(ARCHITECTURES["marian"]),
         "model_type": "marian",
         "vocab_size": n_src,
         "decoder_vocab_size": n_tgt,
@@ -121,27 +123,22 @@ def config_of(s: ModelSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str
     }
 
 
-def inexpressible(s: ModelSettings) -> list[str]:
-    """The settings of a model of ours that Marian's architecture has not, each with what it would have to be."""
-    needed: dict[str, tuple[Any, ...]] = {
-        "kind": ("transformer",),
-        "residual": ("post",),
-        "norm": ("layer",),
-        "norm_eps": (None, 1e-5),
-        "embedding_norm": (False,),
-        "positions": ("sinusoidal", "sinusoidal_halves"),
-        "feed_forward": ("plain",),
-        "activation": tuple(ACTIVATIONS.values()),
-        "projection": ("full",),
-        "n_kv_heads": (None, s.n_heads),
-        "bias": (True,),
-    }
-    told = []
-    for key, allowed in needed.items():
-        if getattr(s, key) not in allowed:
-            choices = " or ".join(repr(value) for value in dict.fromkeys(allowed) if value is not None)
-            told.append(f"model.{key} = {getattr(s, key)!r} (there: {choices})")
-    return told + (["model.n_encoder_layers = 0"] if not s.n_encoder_layers else [])
+NEEDED: Needed = {
+    "kind": ("transformer",),
+    "residual": ("post",),
+    "norm": ("layer",),
+    "norm_eps": (None, norm_eps("layer")),
+    "embedding_norm": (False,),
+    "one_end": (False,),
+    "positions": ("sinusoidal", "sinusoidal_halves"),
+    "feed_forward": ("plain",),
+    "activation": tuple(ACTIVATIONS.values()),
+    "projection": ("full",),
+    "n_kv_heads": ONE_HEAD_COUNT,
+    "bias": (True,),
+    "n_encoder_layers": range(1, MOST_LAYERS + 1),
+}
+"""What its architecture can express of our settings."""
 
 
 def lines(s: ModelSettings, *, src: Rows, tgt: Rows, output_bias: bool = True) -> list[Line]:

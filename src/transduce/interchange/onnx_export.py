@@ -14,17 +14,24 @@ from transduce.config import ModelSettings, Settings
 from transduce.data.batch import Batch
 from transduce.errors import UserError
 from transduce.files import write_json
-from transduce.interchange.check import LONGEST, compare, examples, logits_of, outputs_of, settle, text_examples
+from transduce.interchange.check import (
+    LONGEST,
+    Difference,
+    compare_all,
+    examples,
+    logits_of,
+    outputs_of,
+    settle,
+    text_examples,
+)
 from transduce.interchange.exporting import Outgoing
+from transduce.interchange.needed import inexpressible
 from transduce.text.hub import HubTokenizer
 from transduce.text.pieces import PieceTokenizer
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK, Vocabulary
 
 HOW = "transduce.json"
 """The file that tells how the graphs are used."""
-
-Difference = tuple[float, float]
-"""The largest difference, and the largest number compared."""
 
 
 def export_onnx(out: Path, run: Outgoing) -> list[str]:
@@ -37,17 +44,16 @@ def export_onnx(out: Path, run: Outgoing) -> list[str]:
         import onnxruntime
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'transduce[interchange]'") from None
-    from transduce.interchange.onnx_layers import inexpressible
+    from transduce.interchange.onnx_layers import NEEDED
 
     s = run.settings.model
-    if lacking := inexpressible(s):
+    if lacking := inexpressible(s, {"kind": CHECKS, **NEEDED}):
         raise UserError(f"the ONNX export cannot express {', '.join(lacking)}")
     out.mkdir()
     how = _describe(run.settings) | _write_graphs(out, s, run) | _write_vocabularies(out, run)
     write_json(out / HOW, how)
     what = f"outputs of onnxruntime {onnxruntime.__version__}"
-    difference, size = CHECKS[s.kind](out, how, run)
-    told = [settle(f"{what}, float32", difference, size=size).line()]
+    told = [settle(f"{what}, float32", CHECKS[s.kind](out, how, run)).line()]
     if run.quantization is not None:
         for graph in _graphs(how):
             _quantize(out / graph["file"])
@@ -64,12 +70,8 @@ def _write_graphs(out: Path, s: ModelSettings, run: Outgoing) -> dict[str, Any]:
     """Write the graphs of the model; of each its file, inputs, outputs, and what it carries from step to step."""
     from transduce.interchange import onnx_models
 
-    makers = {
-        "transformer": {"encoder": onnx_models.source_encoder, "decoder": onnx_models.decoder},
-        "gpt": {"decoder": onnx_models.decoder},
-    }.get(s.kind, {"encoder": onnx_models.text_encoder})
     told: dict[str, dict[str, Any]] = {}
-    for name, make in makers.items():
+    for name, make in onnx_models.GRAPHS[s.kind].items():
         drawn = make(s, run.tensors)
         inputs, outputs = drawn.graph.save(out / f"{name}.onnx")
         told[name] = {"file": f"{name}.onnx", "inputs": inputs, "outputs": outputs}
@@ -111,28 +113,46 @@ def _describe(settings: Settings) -> dict[str, Any]:
         "special": {"pad": PAD, "unknown": UNK, "begin": BOS, "end": EOS},
         "longest": s.max_positions if s.positions == "learned" else None,
     }
-    if settings.task == "translation":
-        decoding = settings.decoding
-        return told | {
-            "append_to_source": [EOS],
-            "begin_target": [BOS],
-            "never_written": [PAD, BOS],
-            "beam": decoding.beam,
-            "length_penalty": decoding.length_penalty,
-            "max_length": decoding.max_length,
-        }
-    if settings.task == "causal":
-        begins = settings.data.documents != "file"
-        return told | {
-            "begin": [BOS] if begins else [],
-            "never_written": [PAD, BOS],
-            "context": settings.data.context,
-        }
-    if settings.task == "masked":
-        told["special"]["mask"] = MASK
-    if settings.data.labels is not None:
-        told["labels"] = list(settings.data.labels)
-    return told | {"before_text": [BOS], "behind_text": [EOS]}
+    own = DESCRIPTIONS[settings.task](settings)
+    return told | own | {"special": told["special"] | own.get("special", {})}
+
+
+def _describe_translator(settings: Settings) -> dict[str, Any]:
+    decoding = settings.decoding
+    return {
+        "append_to_source": [EOS],
+        "begin_target": [BOS],
+        "never_written": [PAD, BOS],
+        "beam": decoding.beam,
+        "length_penalty": decoding.length_penalty,
+        "max_length": decoding.max_length,
+    }
+
+
+def _describe_language_model(settings: Settings) -> dict[str, Any]:
+    begins = settings.data.documents != "file"
+    return {"begin": [BOS] if begins else [], "never_written": [PAD, BOS], "context": settings.data.context}
+
+
+def _describe_encoder(settings: Settings) -> dict[str, Any]:
+    return {"before_text": [BOS], "behind_text": [EOS]}
+
+
+def _describe_masked(settings: Settings) -> dict[str, Any]:
+    return {"special": {"mask": MASK}} | _describe_encoder(settings)
+
+
+def _describe_classifier(settings: Settings) -> dict[str, Any]:
+    return {"labels": list(settings.data.labels or ())} | _describe_encoder(settings)
+
+
+DESCRIPTIONS: dict[str, Callable[[Settings], dict[str, Any]]] = {
+    "translation": _describe_translator,
+    "causal": _describe_language_model,
+    "masked": _describe_masked,
+    "classification": _describe_classifier,
+    "encoding": _describe_encoder,
+}
 
 
 # -- the check
@@ -179,25 +199,25 @@ def _steps_difference(
     for row in (0, 1):
         src, ids = (side[row : row + 1, : int((side[row] != PAD).sum())] for side in (batch.src, batch.tgt_in))
         compared.append((src, ids, expected[row : row + 1, : ids.shape[1]]))
-    difference = size = 0.0
-    for src, ids, reference in compared:
-        at = 0
-        for end, found in _stepped(decoder, how["decoder"]["state"], ids, given(src)):
-            new_difference, new_size = compare(found, reference[:, at:end])
-            difference, size, at = max(difference, new_difference), max(size, new_size), end
-    return difference, size
+    return compare_all(
+        (found, reference[:, begin:end])
+        for src, ids, reference in compared
+        for begin, end, found in _stepped(decoder, how["decoder"]["state"], ids, given(src))
+    )
 
 
-def _stepped(decoder: Any, first: dict[str, Any], ids: Tensor, fixed: dict[str, Any]) -> Iterator[tuple[int, Tensor]]:
-    """Logits of ids [B, T]: of three at once, as of a prompt, then one by one; and how many there are by then."""
+def _stepped(
+    decoder: Any, first: dict[str, Any], ids: Tensor, fixed: dict[str, Any]
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Logits of ids [B, T]: of three at once, as of a prompt, then one by one; and from where to where they are."""
     shapes = {name: [len(ids) if n == "batch" else int(n) for n in axes] for name, axes in first.items()}
     state = {name: torch.zeros(shape).numpy() for name, shape in shapes.items()}
     at = 0
     while at < ids.shape[1]:
         end = at + 3 if not at else at + 1
         logits, *new = decoder.run(None, {"ids": ids[:, at:end].numpy(), **fixed, **state})
-        state, at = dict(zip(state, new, strict=True)), min(end, ids.shape[1])
-        yield at, torch.from_numpy(logits)
+        state, begin, at = dict(zip(state, new, strict=True)), at, min(end, ids.shape[1])
+        yield begin, at, torch.from_numpy(logits)
 
 
 def _encoder_difference(out: Path, how: dict[str, Any], run: Outgoing) -> Difference:
@@ -205,14 +225,12 @@ def _encoder_difference(out: Path, how: dict[str, Any], run: Outgoing) -> Differ
     session, s = _session(out / how["encoder"]["file"]), run.settings.model
     ids, segments = text_examples(s, run.tokenizers.n_tgt)
     inputs = {"ids": ids.numpy(), "mask": (ids != PAD).numpy(), "segments": segments.numpy()}
+    names = how["encoder"]["outputs"]
     found = session.run(None, {name: inputs[name] for name in how["encoder"]["inputs"]})
     expected = outputs_of(run.model, ids, segments)
-    difference = size = 0.0
-    for name, value in zip(how["encoder"]["outputs"], found, strict=True):
-        real = ids != PAD if expected[name].dim() == 3 else slice(None)
-        new_difference, new_size = compare(torch.from_numpy(value)[real], expected[name][real])
-        difference, size = max(difference, new_difference), max(size, new_size)
-    return difference, size
+    pairs = [(torch.from_numpy(value), expected[name]) for name, value in zip(names, found, strict=True)]
+    real = ids != PAD
+    return compare_all((value[real], ours[real]) if ours.dim() == 3 else (value, ours) for value, ours in pairs)
 
 
 CHECKS: dict[str, Callable[[Path, dict[str, Any], Outgoing], Difference]] = {
@@ -236,3 +254,4 @@ def _quantize(path: Path) -> None:
     finally:
         logger.setLevel(level)
         whole.unlink(missing_ok=True)
+        (path.parent / f"{path.stem}.weights").unlink(missing_ok=True)  # the new ones lie in another file

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import numpy as np
 
 from transduce.config import ModelSettings
+from transduce.interchange.needed import Needed
 from transduce.interchange.onnx_graph import Graph
+from transduce.nn.block import norm_eps
+from transduce.nn.masks import HIDDEN
 from transduce.nn.positions import halves
+from transduce.text.special import BOS, EOS
 
 Around = Callable[[str, int], str]
 """Of the first or second convolution (0, 1): x [B, T, D] with what lies beyond its ends, [B, T + kernel - 1, D]."""
-
-NEVER = -1e30
-"""The bias on a score that hides a key; as in `nn.masks`."""
-
-
-def inexpressible(s: ModelSettings) -> list[str]:
-    """The settings whose parts have no nodes here."""
-    tables: dict[str, Collection[str]] = {
-        "positions": POSITIONS,
-        "norm": NORMS,
-        "activation": ACTIVATIONS,
-        "feed_forward": FEED_FORWARDS,
-        "projection": PROJECTIONS,
-        "residual": RESIDUALS,
-        "pooling": POOLINGS,
-    }
-    return [
-        f"model.{key} = {getattr(s, key)!r} (there: {', '.join(table)})"
-        for key, table in tables.items()
-        if getattr(s, key) not in table
-    ]
 
 
 class Layers:
@@ -43,6 +26,7 @@ class Layers:
         self.graph, self.s = graph, settings
         self.n_kv_heads = settings.n_kv_heads or settings.n_heads
         self.d_head = settings.d_model // settings.n_heads
+        self.norm_eps = norm_eps(settings.norm, settings.norm_eps)
 
     # -- small parts
 
@@ -76,8 +60,13 @@ class Layers:
         return ACTIVATIONS[self.s.activation](self.graph, x)
 
     def logits(self, hidden: str, table: str) -> str:
-        """Before the softmax; `table`: the matrix, which may be that of the embeddings."""
-        y = self.graph.op("MatMul", hidden, self.graph.op("Transpose", self.graph.weight(table), perm=[1, 0]))
+        """Before the softmax; `table`: the matrix. That of the embeddings is stored once, and turned in the graph."""
+        own = table == "output_embedding.weight"
+        if own:
+            matrix = self.graph.weight(table, transposed=True)
+        else:
+            matrix = self.graph.op("Transpose", self.graph.weight(table), perm=[1, 0])
+        y = self.graph.op("MatMul", hidden, matrix)
         return self._plus(y, "output_bias")
 
     def _plus(self, x: str, name: str) -> str:
@@ -95,6 +84,9 @@ class Layers:
 
     def embed(self, ids: str, at: str, places: str, *, more: str | None = None) -> str:
         """E[ids] * scale + more + positions, and a norm where there is one."""
+        if self.s.one_end:
+            begin = self.graph.op("Equal", ids, self.graph.constant(BOS))
+            ids = self.graph.op("Where", begin, self.graph.constant(EOS), ids)
         x = self.graph.op("Gather", self.graph.weight(f"{at}.table.weight"), ids)
         if self.s.scale_embeddings:
             x = self.graph.op("Mul", x, self.number(math.sqrt(self.s.d_model)))
@@ -127,7 +119,7 @@ class Layers:
 
     def hidden(self, seen: str) -> str:
         """The bias of a mask: 0 where it is true."""
-        return self.graph.op("Where", seen, self.number(0.0), self.number(NEVER))
+        return self.graph.op("Where", seen, self.number(0.0), self.number(HIDDEN))
 
     def heads(self, x: str, at: str, *counts: int) -> list[str]:
         """Projections of one input, [B, H, T, K] for each count of heads."""
@@ -168,13 +160,13 @@ class Layers:
 def _layer_norm(layers: Layers, x: str, at: str) -> str:
     bias = [layers.graph.weight(f"{at}.bias")] if layers.graph.has(f"{at}.bias") else []
     weight = layers.graph.weight(f"{at}.weight")
-    return layers.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=layers.s.norm_eps or 1e-5)
+    return layers.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=layers.norm_eps)
 
 
 def _rms_norm(layers: Layers, x: str, at: str) -> str:
     op = layers.graph.op
     mean = op("ReduceMean", op("Mul", x, x), layers.graph.constant([-1]), keepdims=1)
-    size = op("Sqrt", op("Add", mean, layers.number(layers.s.norm_eps or 1e-6)))
+    size = op("Sqrt", op("Add", mean, layers.number(layers.norm_eps)))
     return op("Mul", op("Div", x, size), layers.graph.weight(f"{at}.weight"))
 
 
@@ -278,3 +270,13 @@ ACTIVATIONS: dict[str, Callable[[Graph, str], str]] = {
     "gelu_tanh": lambda graph, x: graph.op("Gelu", x, approximate="tanh"),
     "silu": lambda graph, x: graph.op("Mul", x, graph.op("Sigmoid", x)),
 }
+NEEDED: Needed = {
+    "positions": POSITIONS,
+    "norm": NORMS,
+    "activation": ACTIVATIONS,
+    "feed_forward": FEED_FORWARDS,
+    "projection": PROJECTIONS,
+    "residual": RESIDUALS,
+    "pooling": POOLINGS,
+}
+"""The settings that choose parts, and the parts that have nodes here."""

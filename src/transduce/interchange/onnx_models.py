@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -70,20 +70,50 @@ def text_encoder(s: ModelSettings, tensors: Mapping[str, Tensor]) -> Drawn:
         segments = graph.input("segments", "int64", ("batch", "length"))
         more = graph.op("Gather", graph.weight("segment_embedding.weight"), segments)
     x = _encoder(layers, ids, mask, layers.embed(ids, "embedding", layers.places(ids), more=more))
-    if s.kind == "bert":
-        asked = layers.norm(layers.activate(layers.linear(x, "head.dense")), "head.norm")
-        output = "output_embedding.weight" if s.tie == "none" else "embedding.table.weight"
-        graph.output("logits", layers.logits(asked, output), ("batch", "length", "vocabulary"))
-    if s.kind == "bert-encoder":
-        graph.output("hidden", x, ("batch", "length", s.d_model))
-    if s.kind != "bert" or s.next_sentence:
-        pooling = "first" if s.kind == "bert" else s.pooling
-        pooled = POOLINGS[pooling](layers, x, layers.unsqueeze(mask, 2))
-        pooled = graph.op("Tanh", layers.linear(pooled, "pooler.dense"))
-        head = {"bert": "next_sentence", "bert-classifier": "labels"}.get(s.kind)
-        name = {"bert": "next_sentence", "bert-classifier": "logits"}.get(s.kind, "pooled")
-        graph.output(name, layers.linear(pooled, head) if head else pooled, ("batch", "vector"))
+    HEADS[s.kind](layers, x, mask)
     return Drawn(graph, {})
+
+
+GRAPHS: dict[str, dict[str, Callable[[ModelSettings, Mapping[str, Tensor]], Drawn]]] = {
+    "transformer": {"encoder": source_encoder, "decoder": decoder},
+    "gpt": {"decoder": decoder},
+    **{kind: {"encoder": text_encoder} for kind in ("bert", "bert-encoder", "bert-classifier")},
+}
+"""The graphs of each kind of model, by what they are called."""
+
+
+def _masked_head(layers: Layers, x: str, mask: str) -> None:
+    s, graph = layers.s, layers.graph
+    asked = layers.norm(layers.activate(layers.linear(x, "head.dense")), "head.norm")
+    output = "output_embedding.weight" if s.tie == "none" else "embedding.table.weight"
+    graph.output("logits", layers.logits(asked, output), ("batch", "length", "vocabulary"))
+    if s.next_sentence:
+        told = layers.linear(_pooled(layers, x, mask, "first"), "next_sentence")
+        graph.output("next_sentence", told, ("batch", "vector"))
+
+
+def _no_head(layers: Layers, x: str, mask: str) -> None:
+    layers.graph.output("hidden", x, ("batch", "length", layers.s.d_model))
+    layers.graph.output("pooled", _pooled(layers, x, mask, layers.s.pooling), ("batch", "vector"))
+
+
+def _labels_head(layers: Layers, x: str, mask: str) -> None:
+    told = layers.linear(_pooled(layers, x, mask, layers.s.pooling), "labels")
+    layers.graph.output("logits", told, ("batch", "vector"))
+
+
+HEADS: dict[str, Callable[[Layers, str, str], None]] = {
+    "bert": _masked_head,
+    "bert-encoder": _no_head,
+    "bert-classifier": _labels_head,
+}
+"""What an encoder alone gives of its last hidden states [B, S, D] and the mask."""
+
+
+def _pooled(layers: Layers, x: str, mask: str, pooling: str) -> str:
+    """The whole as one vector."""
+    vector = POOLINGS[pooling](layers, x, layers.unsqueeze(mask, 2))
+    return layers.graph.op("Tanh", layers.linear(vector, "pooler.dense"))
 
 
 class _Steps:

@@ -14,16 +14,6 @@ from transduce.interchange.table import Line
 from transduce.nn.positions import POSITIONS
 
 
-def inexpressible(s: ModelSettings, needed: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """The settings that an architecture has not, each with what it would have to be."""
-    told = [
-        f"model.{key} = {getattr(s, key)!r} (there: {' or '.join(map(repr, dict.fromkeys(allowed)))})"
-        for key, allowed in needed.items()
-        if getattr(s, key) not in allowed
-    ]
-    return told + ([f"model.n_kv_heads = {s.n_kv_heads}"] if s.n_kv_heads not in (None, s.n_heads) else [])
-
-
 def plain_form(s: ModelSettings, tensors: Mapping[str, Tensor]) -> tuple[ModelSettings, dict[str, Tensor]]:
     """Settings and tensors of an equal model with learned positions and embeddings as they are, up to `max_positions`.
 
@@ -31,8 +21,7 @@ def plain_form(s: ModelSettings, tensors: Mapping[str, Tensor]) -> tuple[ModelSe
     """
     found, changes = dict(tensors), dict[str, Any]()
     if s.positions != "learned":
-        made = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions)
-        found["embedding.positions.embedding.weight"] = made.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]
+        found["embedding.positions.embedding.weight"] = position_table(s)
         changes["positions"] = "learned"
     if s.scale_embeddings:
         table = found["embedding.table.weight"]
@@ -45,6 +34,12 @@ def plain_form(s: ModelSettings, tensors: Mapping[str, Tensor]) -> tuple[ModelSe
         found["output_bias"] = torch.zeros(len(found["embedding.table.weight"]))
         changes["output_bias"] = True
     return s.model_copy(update=changes), found
+
+
+def position_table(s: ModelSettings) -> Tensor:
+    """The vectors [max_positions, D] that positions which are computed add."""
+    made = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions)
+    return made.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]
 
 
 def for_table(tensors: Mapping[str, Tensor], lines: Sequence[Line]) -> dict[str, Tensor]:

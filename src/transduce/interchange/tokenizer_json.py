@@ -13,8 +13,8 @@ from typing import Any
 
 from transduce.errors import UserError
 from transduce.interchange.check import TEXTS
+from transduce.text.hub_parts import SPACES
 from transduce.text.masks import encode_gaps
-from transduce.text.sampling import kind_of
 from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, UNK
 from transduce.text.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ def _model(vocabulary: Tokenizer, proto: Any) -> Any:
     own = [_named(piece.piece, vocabulary.exact) for piece in proto.pieces]
     if len(set(own)) < len(own):
         raise UserError("the vocabulary holds a piece twice, which tokenizer.json cannot have")
-    kind = kind_of(vocabulary._sp)
+    kind = vocabulary.algorithm
     if kind == "unigram":
         scores = [piece.score if piece.type == piece.NORMAL else _UNLIKELY for piece in proto.pieces]
         return models.Unigram(list(zip(own, scores, strict=True)), UNK, vocabulary.exact)
@@ -94,7 +94,7 @@ def _normalization(made: Any, proto: Any, *, exact: bool) -> None:
     spec = proto.normalizer_spec
     parts: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
-        parts += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r" +\z"), "")]
+        parts += [normalizers.Replace(Regex(regex), content) for regex, content in SPACES]
     made.normalizer = normalizers.Sequence(parts)
     scheme = "first" if spec.add_dummy_prefix else "never"
     made.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)

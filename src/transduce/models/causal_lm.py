@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -34,7 +33,7 @@ class CausalLM(nn.Module):
             nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
         else:
             self.output_embedding = self.embedding.table
-        self.output_bias = nn.Parameter(torch.zeros(n_tgt)) if settings.output_bias else None
+        self.output_bias = parts.output_bias(n_tgt)
 
     @property
     def output_weight(self) -> Float[Tensor, "V D"]:

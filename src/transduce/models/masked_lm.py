@@ -5,7 +5,6 @@ All kinds here share the names of what they share, so that a classifier begins w
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -90,7 +89,7 @@ class MaskedLM(TextEncoder):
         self.head = MaskedHead(settings)
         self.pooler = Pooler(settings.d_model, bias=settings.bias) if settings.next_sentence else None
         self.next_sentence = Linear(settings.d_model, 2) if settings.next_sentence else None
-        self.output_bias = nn.Parameter(torch.zeros(n_tgt)) if settings.output_bias else None
+        self.output_bias = Parts(settings).output_bias(n_tgt)
         tied = settings.tie != "none"
         self.output_embedding = self.embedding.table if tied else nn.Embedding(n_tgt, settings.d_model)
         initialize(self)

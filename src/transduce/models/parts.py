@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from transduce.config import ModelSettings
@@ -13,6 +14,7 @@ from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
 from transduce.nn.positions import POSITIONS
 from transduce.nn.stack import Decoder, Encoder
+from transduce.text.special import BOS, EOS
 
 
 class Parts:
@@ -36,7 +38,15 @@ class Parts:
             d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions
         )
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
-        return TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm)
+        alias = (BOS, EOS) if s.one_end else None
+        return TokenEmbedding(
+            vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm, alias=alias
+        )
+
+    def output_bias(self, vocab_size: int) -> nn.Parameter | None:
+        """What is added to the logits, if anything."""
+        told = self.settings.output_bias
+        return nn.Parameter(torch.zeros(vocab_size), requires_grad=told != "fixed") if told else None
 
     def encoder(self) -> Encoder:
         """The encoder's stack."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,7 +37,7 @@ class Transformer(nn.Module):
             nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
         else:
             self.output_embedding = self.tgt_embedding.table
-        self.output_bias = nn.Parameter(torch.zeros(n_tgt)) if settings.output_bias else None
+        self.output_bias = parts.output_bias(n_tgt)
 
     @property
     def output_weight(self) -> Float[Tensor, "V D"]:

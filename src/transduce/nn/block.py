@@ -12,9 +12,17 @@ from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
 
+_EPSILONS = {"layer": 1e-5, "rms": 1e-6}
+
+
+def norm_eps(norm: str, eps: float | None = None) -> float:
+    """What a norm of this name adds to the variance, unless told otherwise."""
+    return eps or _EPSILONS[norm]
+
+
 NORMS: dict[str, Callable[..., nn.Module]] = {
-    "layer": lambda d_model, bias, eps=None: nn.LayerNorm(d_model, eps=eps or 1e-5, bias=bias),
-    "rms": lambda d_model, bias, eps=None: nn.RMSNorm(d_model, eps=eps or 1e-6),
+    "layer": lambda d_model, bias, eps=None: nn.LayerNorm(d_model, eps=norm_eps("layer", eps), bias=bias),
+    "rms": lambda d_model, bias, eps=None: nn.RMSNorm(d_model, eps=norm_eps("rms", eps)),
 }
 
 

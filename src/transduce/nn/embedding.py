@@ -23,13 +23,15 @@ class TokenEmbedding(nn.Module):
         dropout: float = 0.0,
         scale: float | None = None,
         norm: nn.Module | None = None,
+        alias: tuple[int, int] | None = None,
     ) -> None:
-        """`scale`: sqrt(d_model) unless given."""
+        """`scale`: sqrt(d_model) unless given. `alias`: an id, and another that it is read as."""
         super().__init__()
         self.table = nn.Embedding(vocab_size, d_model)
         self.positions = positions
         self.scale = math.sqrt(d_model) if scale is None else scale
         self.norm = norm or nn.Identity()
+        self.alias = alias
         self.dropout = Dropout(dropout)
 
     def forward(
@@ -44,6 +46,8 @@ class TokenEmbedding(nn.Module):
 
         `more`: what else is added, segments say.
         """
+        if self.alias is not None:
+            ids = ids.masked_fill(ids == self.alias[0], self.alias[1])
         x = self.table(ids) * self.scale
         x = x if more is None else x + more
         x = self.positions.add(x, offset) if places is None else self.positions.add_at(x, places)

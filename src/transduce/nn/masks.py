@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_NEVER = -1e30  # finite, so that a row with nothing to attend to stays finite: it attends evenly
+HIDDEN = -1e30
+"""The bias on a score that hides a key: finite, so that a row with nothing to attend to attends evenly."""
 
 
 def padding_mask(ids: Int[Tensor, "B S"], *, pad: int = 0) -> Bool[Tensor, "B 1 S"]:
@@ -24,4 +25,4 @@ def attention_bias(mask: Bool[Tensor, "B T S"]) -> Float[Tensor, "B 1 T S"]:
 
     A row with nothing to attend to gives even weights, finite in value and gradient.
     """
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, _NEVER)[:, None]
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]

@@ -60,6 +60,8 @@ class HubTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ids vanish, but for `UNK`, which shows as the library's piece for it."""
+        if self._named_bytes:  # the library would give up a whole run of bytes for one that is wrong
+            return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
         theirs = [self._theirs[i] for i in map(int, ids) if i > EOS or i == UNK]
         return str(self._tokenizer.decode([i for i in theirs if i >= 0], skip_special_tokens=False))
 
@@ -85,14 +87,28 @@ class HubTokenizer:
 
     @cached_property
     def bytes_of(self) -> list[bytes]:
-        """The UTF-8 bytes of each piece of a byte-level vocabulary; `ValueError` where it is another."""
-        if "\u0120" not in "".join(self.pieces(range(self.vocab_size))):
+        """The UTF-8 bytes of each piece of an exact vocabulary; `ValueError` where it is another.
+
+        Exact are those of GPT-2, whose characters are bytes, and ours, which name the bytes that stand in for others.
+        """
+        pieces = self.pieces(range(self.vocab_size))
+        if named := self._named_bytes:
+            own = {i: b"" for i in range(EOS + 1)} | {UNK: "\u2047".encode()}
+            return [own[i] if i in own else named.get(p, p.encode("utf-8")) for i, p in enumerate(pieces)]
+        if "\u0120" not in "".join(pieces):
             raise ValueError("only an exact vocabulary knows the bytes of its pieces")
         table = _byte_of()
         return [
             b"" if i <= EOS else bytes(table[c] for c in piece) if set(piece) <= table.keys() else piece.encode("utf-8")
-            for i, piece in enumerate(self.pieces(range(self.vocab_size)))
+            for i, piece in enumerate(pieces)
         ]
+
+    @cached_property
+    def _named_bytes(self) -> dict[str, bytes]:
+        """The pieces that stand for bytes, as `<0x0A>`, where there are all and a space is a space; else none."""
+        named = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+        whole = self._tokenizer.pre_tokenizer is None and named.keys() <= set(self.pieces(range(self.vocab_size)))
+        return named if whole else {}
 
     def save(self, path: Path) -> None:
         """Write the library's file as `path`, and the list of ids beside it as .json (each aside, then renamed)."""

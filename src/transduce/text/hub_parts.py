@@ -1,26 +1,32 @@
 """What a tokenizer.json may be made of.
 
 The file is data, but data that steers: a regular expression that never ends, a replacement that grows with each round,
-or a part that makes the library abort would come with it. Named here is what vocabularies of BERT and GPT-2 consist of.
+or a part that makes the library abort would come with it. Named here is what vocabularies of BERT and GPT-2 consist of,
+and what `interchange.tokenizer_json` makes of one of SentencePiece's.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from transduce.errors import nearest
 
 PARTS: dict[str, tuple[str, ...]] = {
-    "model": ("WordPiece", "BPE", "WordLevel"),
-    "normalizer": ("BertNormalizer", "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip"),
+    "model": ("WordPiece", "BPE", "WordLevel", "Unigram"),
+    "normalizer": (
+        *("BertNormalizer", "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip"),
+        *("Precompiled", "Replace"),
+    ),
     "pre_tokenizer": (
         *("BertPreTokenizer", "ByteLevel", "Sequence", "Split", "Whitespace", "WhitespaceSplit"),
-        *("Punctuation", "Digits"),
+        *("Punctuation", "Digits", "Metaspace"),
     ),
     "post_processor": ("TemplateProcessing", "BertProcessing", "RobertaProcessing", "ByteLevel", "Sequence"),
-    "decoder": ("WordPiece", "ByteLevel", "BPEDecoder"),
+    "decoder": ("WordPiece", "ByteLevel", "BPEDecoder", "Metaspace", "Sequence", "ByteFallback", "Fuse"),
 }
 
 PATTERNS = frozenset(
@@ -37,13 +43,26 @@ PATTERNS = frozenset(
 )
 """Regular expressions that are known to be quick on any text."""
 
+SPACES = ((" {2,}", " "), (r" +\z", ""))
+"""What SentencePiece does to spaces: expressions, and what each match becomes, which is never longer."""
+
+CHARSMAPS = frozenset(
+    {
+        "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",  # nmt_nfkc
+        "2c03512e62f9ed965ec90d85314211b63b5b8aa0395311ea2147eec9ff738907",  # nmt_nfkc_cf
+        "7e46d9e08af4b6a37991b04fb8388644c1595a0abcd0f26d6a5d575e2a3663ea",  # nfkc
+        "d8dfef3d6db0eef0742f8b55a73aee7fce6c1e21d26a09b8d3d4b52c42a791cb",  # nfkc_cf
+    }
+)
+"""sha256 of SentencePiece's own normalizations; a table that was made otherwise can break the library's memory."""
+
 
 def check_parts(model: bytes) -> None:
     """`ValueError` where a tokenizer.json holds a part that is not known."""
     try:
         content = json.loads(model)
         parts = [(place, part) for place in PARTS for part in _flat(content.get(place))]
-    except (ValueError, RecursionError, AttributeError) as error:
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
     for place, part in parts:
         kind = str(part.get("type") or ("BPE" if "merges" in part else "WordPiece" if place == "model" else None))
@@ -51,9 +70,55 @@ def check_parts(model: bytes) -> None:
             raise ValueError(
                 f"its {place} is {kind[:60]!r}{nearest(kind, PARTS[place])}; known: {', '.join(PARTS[place])}"
             )
-        pattern = part.get("pattern")
-        if isinstance(pattern, dict) and pattern.get("Regex", "") not in PATTERNS | {""}:
-            raise ValueError(f"its {place} has a regular expression that is not known: {str(pattern['Regex'])[:60]!r}")
+        if (check := WRITTEN.get(kind)) is not None:
+            check(part)
+        elif isinstance(pattern := part.get("pattern"), dict) and "Regex" in pattern:
+            _check_pattern(place, pattern["Regex"])
+
+
+def _check_precompiled(part: Mapping[str, Any]) -> None:
+    table = part.get("precompiled_charsmap")
+    content = base64.b64decode(table) if isinstance(table, str) else b""
+    if hashlib.sha256(content).hexdigest() not in CHARSMAPS:
+        raise ValueError("its normalizer is 'Precompiled' with a table that is none of SentencePiece's own")
+
+
+def _check_replace(part: Mapping[str, Any]) -> None:
+    if (part.get("pattern"), part.get("content")) not in [({"Regex": regex}, content) for regex, content in SPACES]:
+        raise ValueError(f"its normalizer is 'Replace' of what is not known: {str(part.get('pattern'))[:60]!r}")
+
+
+def _check_metaspace(part: Mapping[str, Any]) -> None:
+    if part.get("replacement") != "\u2581":
+        raise ValueError(f"its 'Metaspace' has another sign than U+2581: {str(part.get('replacement'))[:20]!r}")
+
+
+def _check_unigram(part: Mapping[str, Any]) -> None:
+    """Pieces with their scores, by which the best way is found."""
+    pieces = part.get("vocab")
+    if not isinstance(pieces, list) or not all(_is_scored(one) for one in pieces):
+        raise ValueError("its model is 'Unigram', and its vocabulary no list of pieces with their scores")
+
+
+def _is_scored(one: object) -> bool:
+    """Whether this is a piece and its score."""
+    if not isinstance(one, list) or len(one) != 2:
+        return False
+    return isinstance(one[0], str) and one[0] != "" and type(one[1]) in (int, float) and abs(one[1]) < float("inf")
+
+
+WRITTEN: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    "Precompiled": _check_precompiled,
+    "Replace": _check_replace,
+    "Metaspace": _check_metaspace,
+    "Unigram": _check_unigram,
+}
+"""Parts that are taken in the form in which SentencePiece's vocabularies have them, and in no other."""
+
+
+def _check_pattern(place: str, pattern: object) -> None:
+    if not isinstance(pattern, str) or pattern not in PATTERNS:
+        raise ValueError(f"its {place} has a regular expression that is not known: {str(pattern)[:60]!r}")
 
 
 def _flat(part: Any) -> Iterator[Mapping[str, Any]]:
@@ -64,5 +129,8 @@ def _flat(part: Any) -> Iterator[Mapping[str, Any]]:
         raise ValueError("a part is no object")
     yield part
     for key in ("normalizers", "pretokenizers", "processors", "decoders"):
-        for inner in part.get(key) or ():
-            yield from _flat(inner)
+        inner = part.get(key)
+        if inner is not None and not isinstance(inner, list):
+            raise ValueError(f"its {key} are no list")
+        for one in inner or ():
+            yield from _flat(one)

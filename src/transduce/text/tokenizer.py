@@ -115,7 +115,7 @@ class Tokenizer:
         share of merges dropped in every text (Provilkov et al. 2020). Characters have one segmentation only.
         """
         texts = [characters(text) for text in texts]
-        drawn = resegmented(self._sp, texts, kind=self._kind, amount=amount, seed=seed)
+        drawn = resegmented(self._sp, texts, kind=self.algorithm, amount=amount, seed=seed)
         if len(drawn) == len(texts):
             return list(drawn.values())
         ids = self.encode_batch(texts)
@@ -124,7 +124,8 @@ class Tokenizer:
         return ids
 
     @cached_property
-    def _kind(self) -> str:
+    def algorithm(self) -> str:
+        """unigram, bpe or char."""
         return kind_of(self._sp)
 
     def save(self, path: Path) -> None:

@@ -97,6 +97,21 @@ def test_what_is_whole_comes_in(place: Path) -> None:
         assert done.code == 0, done.err
 
 
+def test_folders_on_the_way_are_not_left(place: Path) -> None:
+    """Neither by a folder that is refused, nor by an export, early or late; one that was there stays."""
+    assert transduce("import", "gpt2", "gpt2", "kept/run").code == 0
+    run = Path("kept/run").rename(place / "work" / "gpt2" / "run")
+    Path("kept").rmdir()
+    change(Path("bert/config.json"), hidden_size=3)
+    _refused(place, transduce("import", "bert", "bert", "no/such/run"), "misshapen")
+    _refused(place, transduce("import", "bert", "absent", "no/such/run"), "there is no folder absent")
+    _refused(place, transduce("export", "absent", "--to", "onnx", "no/out"), "absent")
+    _refused(place, transduce("export", run, "--to", "ctranslate2", "no/out"), "--to ctranslate2 takes")
+    Path("bert/there").mkdir()
+    _refused(place, transduce("import", "bert", "bert", "bert/there/run"), "misshapen")
+    assert Path("bert/there").is_dir()
+
+
 def test_another_architecture(place: Path) -> None:
     for kind in ("marian", "bert", "gpt2"):
         change(Path(kind) / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
@@ -499,10 +514,40 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: _tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [_split("(.*)*x")]}),
         "regular expression",
     ),
-    "text that grows": (lambda: _tokenizer(normalizer=_grown(30)), "its normalizer is 'Replace'; known: "),
+    "text that grows": (lambda: _tokenizer(normalizer=_grown(30)), "its normalizer is 'Replace' of what is not known"),
+    "text that grows where ours shrinks": (
+        lambda: _tokenizer(normalizer={"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "   "}),
+        "its normalizer is 'Replace' of what is not known",
+    ),
     "what aborts": (
         lambda: _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-        "its normalizer is 'Precompiled'",
+        "its normalizer is 'Precompiled' with a table that is none",
+    ),
+    "a table that is no text": (
+        lambda: _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": [1]}),
+        "its normalizer is 'Precompiled' with a table that is none",
+    ),
+    "an expression that is no text": (
+        lambda: _tokenizer(pre_tokenizer={**_split(""), "pattern": {"Regex": []}}),
+        "regular expression that is not known: '[]'",
+    ),
+    "normalizers that are a number": (
+        lambda: _tokenizer(normalizer={"type": "Sequence", "normalizers": 5}),
+        "its normalizers are no list",
+    ),
+    "a decoder that is a list": (lambda: _tokenizer(decoder=[[]]), "cannot be used"),
+    "a list of no pieces": (lambda: _tokenizer(model={"type": "Unigram", "vocab": [["a"], 3]}), "no vocabulary"),
+    "scores that are none": (
+        lambda: _tokenizer(model={"type": "Unigram", "unk_id": 0, "vocab": _scored({"a": True})}),
+        "no list of pieces with their scores",
+    ),
+    "scores without end": (
+        lambda: _tokenizer(model={"type": "Unigram", "unk_id": 0, "vocab": _scored({"a": float("inf")})}),
+        "no list of pieces with their scores",
+    ),
+    "an unknown beyond the pieces": (
+        lambda: _tokenizer(model={"type": "Unigram", "unk_id": 99, "vocab": _scored({})}),
+        "cannot be used",
     ),
     "misspelt": (lambda: _tokenizer(decoder={"type": "WordPeace"}), "did you mean 'WordPiece'"),
     "no object": (lambda: _tokenizer(normalizer=[1]), "cannot be used"),
@@ -518,6 +563,13 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
         "cannot be used",
     ),
 }
+
+
+def _scored(odd: dict[str, object]) -> list[list[object]]:
+    """The folder's own pieces, each with a score, and odd ones."""
+    own = json.loads(Path("bert/tokenizer.json").read_text())["model"]["vocab"]
+    pieces: list[list[object]] = [[piece, -1.0] for piece in sorted(own, key=own.__getitem__)]
+    return [*pieces[: len(pieces) - len(odd)], *([piece, score] for piece, score in odd.items())]
 
 
 def _pieces(vocab: dict[str, int]) -> None:

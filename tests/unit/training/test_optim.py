@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from oracle.cases import SINGLE, make
 from transduce.choose import PEAK_LR
-from transduce.config import TrainingSettings
+from transduce.config import ModelSettings, TrainingSettings
+from transduce.models.build import build_model
+from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
     OPTIMIZERS,
     Muon,
@@ -239,3 +241,28 @@ def test_nothing_is_chosen_here(open_: dict[str, Any]) -> None:
 
 def test_choose_has_a_peak_for_every_optimizer() -> None:
     assert set(PEAK_LR) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_held_stays_and_goes_round(name: str) -> None:
+    """A bias that came with an import is no part of training, and a state without it is whole."""
+    options = ModelSettings(
+        kind="gpt", d_model=8, d_ff=8, n_heads=2, n_encoder_layers=0, n_decoder_layers=1, output_bias="fixed",
+        dropout=0, one_end=True,
+    )  # fmt: skip
+    model = build_model(options, n_src=20, n_tgt=20)
+    before = model.embedding.table.weight.detach().clone()
+    optimizer = build_optimizer(model, settings(optimizer=name, lr=0.01, matrix_lr=0.01))
+    model.logits(model(torch.tensor([[BOS, 5, 6]]))).square().sum().backward()
+    model.embedding.table.weight.grad[BOS] = 0  # of the output matrix, where its logit is ruled out
+    optimizer.step()
+    after = model.embedding.table.weight
+    assert not bool(model.output_bias.any()) and torch.equal(after[BOS], before[BOS])
+    assert not torch.equal(after[EOS], before[EOS])
+    saved, other = optimizer_tensors(optimizer), build_optimizer(model, settings(optimizer=name, lr=0.01, matrix_lr=1))
+    load_optimizer_tensors(other, saved)
+    again = optimizer_tensors(other)
+    assert again.keys() == saved.keys() and all(torch.equal(again[key], saved[key]) for key in saved)
+    with torch.no_grad():
+        begun, ended = (model(torch.tensor([[i, 5, 6]])) for i in (BOS, EOS))
+    assert torch.equal(begun, ended)
