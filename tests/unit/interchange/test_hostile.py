@@ -513,6 +513,10 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
     "a piece too many": (lambda: _more_pieces({"zz": 32}), "has id 32, and config.json says vocab_size 32"),
     "an id far off": (lambda: _more_pieces({"zz": 4_000_000_000}), "has id 4000000000, and config.json says"),
     "without its special ones": (lambda: _pieces({f"w{i}": i for i in range(32)}), "lacks [PAD], [UNK], [CLS], [SEP]"),
+    "cut by chance": (
+        lambda: _tokenizer(model=json.loads(Path("bert/tokenizer.json").read_text())["model"] | {"dropout": 0.9}),
+        "its model has dropout 0.9: ",
+    ),
     "without its unknown": (
         lambda: _tokenizer(model=json.loads(Path("bert/tokenizer.json").read_text())["model"] | {"unk_token": "[no]"}),
         "cannot be used",
