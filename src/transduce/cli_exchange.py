@@ -30,7 +30,7 @@ def import_model(
     the model of that name on the Hub is downloaded.
 
     \b
-    transduce import gpt2 gpt2 runs/gpt2
+    transduce import gpt2 openai-community/gpt2 runs/gpt2
     transduce import marian opus-mt-en-de runs/opus
     transduce import marian Helsinki-NLP/opus-mt-en-de runs/opus
     transduce translate runs/opus < in.en > out.de

@@ -39,6 +39,7 @@ class TextClassifier:
         self.model: Any = model
         self.vocabulary, self.labels, self.longest = vocabulary, tuple(labels), longest
         self.device = next(model.parameters()).device
+        self.cut = 0  # texts (or pairs) that `classify` has met and that were too long to be read whole
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> TextClassifier:
@@ -57,6 +58,8 @@ class TextClassifier:
             raise DataError(f"{len(sides[0])} texts in one: a text, or a pair of two, has one label")
         if not sides:
             return []
+        packed = encode_texts(sides, self.vocabulary, longest=self.longest + 1)  # one more, to see what is cut
+        self.cut += sum(len(one.ids) > self.longest for one in packed)
         found = self.probabilities(encode_texts(sides, self.vocabulary, longest=self.longest))
         return [self._told(side, row) for side, row in zip(sides, found.tolist(), strict=True)]
 

@@ -162,7 +162,7 @@ def _norm(spec: Any, arrays: Mapping[str, Any], name: str) -> None:
 
 
 def _differences(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings) -> Tensor:
-    """How far the log-probability of each token is from ours, given random sources and targets of what may be written."""
+    """How far the log-probability of each token is from ours, given random sources and targets."""
     import ctranslate2
 
     engine = ctranslate2.Translator(str(out), device="cpu", compute_type="default", inter_threads=1, intra_threads=1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from transduce.errors import RunFolderError, UserError
-from transduce.interchange.folder import read_object
+from transduce.interchange.folder import read_object, why_no_json
 from transduce.interchange.limits import check_padding, read_bytes
 from transduce.interchange.vocabulary import Rows
 from transduce.text.hub import HubTokenizer, check_ids
@@ -68,7 +68,9 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
         ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
         if not all(type(i) is int and i >= 0 for i in ids.values()) or len(set(ids.values())) < len(ids):
             raise ValueError("ids")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{origin / FILE} is damaged: {why_no_json(error)}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary, or no id for each piece") from None
     return ids
 

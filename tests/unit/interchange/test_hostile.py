@@ -603,3 +603,26 @@ def test_odd_values_anywhere(place: Path, kind: str) -> None:
 def test_a_search_that_is_none(place: Path, key: str) -> None:
     change(Path("marian/generation_config.json"), **{key: [1]})
     refused(place, "marian", f"{key} = [1] is no number")
+    if key != "length_penalty":
+        for value in (0, -1):
+            change(Path("marian/generation_config.json"), **{key: value})
+            refused(place, "marian", f"{key} = {value}; at least 1 is needed")
+
+
+def test_rules_that_are_not_taken_over_are_told(place: Path) -> None:
+    assert "not taken over" not in transduce("import", "marian", "marian", "run").out
+    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[7]], "forced_eos_token_id": 9}
+    change(Path("marian/generation_config.json"), **rules)
+    out = transduce("import", "marian", "marian", "run2").out
+    (line,) = [line for line in out.splitlines() if "not taken over" in line]
+    assert all(f"{key} = {value}" in line for key, value in rules.items())
+
+
+def test_special_ids_that_contradict_the_vocabulary(place: Path) -> None:
+    change(Path("bert/config.json"), pad_token_id=7)
+    refused(place, "bert", "pad_token_id = 7, and [PAD] of the vocabulary is 0")
+    for value in (99999, -1, [1, 2], True):
+        change(Path("gpt2/config.json"), eos_token_id=value)
+        refused(place, "gpt2", f"eos_token_id = {value} is no id of the vocabulary; its <|endoftext|> is 0")
+    change(Path("gpt2/config.json"), eos_token_id=5)
+    assert "eos_token_id = 5 in config.json is not followed" in transduce("import", "gpt2", "gpt2", "run").out
