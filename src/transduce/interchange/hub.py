@@ -63,13 +63,14 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
     """Their id of each piece, added ones too."""
     try:
         content = json.loads(model)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{origin / FILE} is damaged: {why_no_json(error)}") from None
+    try:
         pieces = content["model"]["vocab"]
         ids = {piece: i for piece, i in pieces.items()} if isinstance(pieces, Mapping) else {}
         ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
         if not all(type(i) is int and i >= 0 for i in ids.values()) or len(set(ids.values())) < len(ids):
             raise ValueError("ids")
-    except (RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"{origin / FILE} is damaged: {why_no_json(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary, or no id for each piece") from None
     return ids

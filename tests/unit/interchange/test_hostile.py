@@ -421,6 +421,14 @@ def test_broken_json(place: Path, name: str, content: bytes) -> None:
     refused(place, "marian", name)
 
 
+def test_why_a_file_is_broken_is_told_in_our_words(place: Path) -> None:
+    deep, long = b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}"
+    for content, said in ((deep, "it is nested too deeply"), (long, "it holds a number with too many digits")):
+        for kind, name in (("marian", "config.json"), ("bert", "tokenizer.json")):
+            (Path(kind) / name).write_bytes(content)
+            refused(place, kind, f"{name} is damaged: {said}")
+
+
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a loop", "gone"])
 def test_what_is_no_file(place: Path, kind: str) -> None:
     for folder, name in (("marian", "config.json"), ("marian", "source.spm"), ("bert", "tokenizer.json")):
