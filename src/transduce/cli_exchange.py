@@ -30,7 +30,7 @@ def import_model(
     the model of that name on the Hub is downloaded.
 
     \b
-    transduce import gpt2 gpt2 runs/gpt2
+    transduce import gpt2 openai-community/gpt2 runs/gpt2
     transduce import marian opus-mt-en-de runs/opus
     transduce import marian Helsinki-NLP/opus-mt-en-de runs/opus
     transduce translate runs/opus < in.en > out.de
@@ -52,7 +52,8 @@ def export_model(
     """Make a folder that transformers, onnxruntime or CTranslate2 loads, and check it against the run.
 
     In transformers a translator is a MarianMTModel, a language model a GPT2LMHeadModel, an encoder a Bert model; what
-    these cannot express is refused by the name of the setting. ONNX takes every run, CTranslate2 translators.
+    these cannot express is refused by the name of the setting: train with model.residual=post (a translator) or
+    model.positions=learned (a language model) for it. ONNX takes every run, CTranslate2 translators.
 
     \b
     transduce export runs/x --to huggingface x-marian

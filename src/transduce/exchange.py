@@ -138,7 +138,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         able = ", ".join(name for name, other in EXPORTS.items() if other.quantizations)
         raise SettingsError(f"--quantization goes with --to {able}, not {to}")
     if quantization not in (None, *target.quantizations):
-        raise SettingsError(f"--quantization {quantization}: allowed are {', '.join(target.quantizations)}")
+        raise SettingsError(f"--quantization {quantization or repr('')}: allowed are {', '.join(target.quantizations)}")
     outgoing = open_outgoing(run, quantization=quantization)
     task = outgoing.settings.task
     if task not in target.exporters:

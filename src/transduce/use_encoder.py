@@ -15,6 +15,7 @@ from transduce.decoding.classifier import TextClassifier
 from transduce.decoding.filler import Filler
 from transduce.errors import DataError
 from transduce.evaluation.classification import score_labels
+from transduce.log import Log
 
 STDIN = Path("-")
 _CHUNK = 1000  # texts classified before the first is printed
@@ -36,10 +37,14 @@ def fill(run: Path, texts: Sequence[str] | None, *, top: int, device: str, as_js
 def classify(run: Path, file: Path | str, *, device: str, as_json: bool) -> Iterator[str]:
     """LABEL<TAB>PROBABILITY for each line of text, which may be a pair: text<TAB>text."""
     classifier = TextClassifier.load(run, device=device)
-    lines = read_lines(file)
+    lines, n_full = read_lines(file), 0
     while chunk := list(islice(lines, _CHUNK)):
         for one in classifier.classify([tuple(line.split("\t")) for line in chunk]):
+            n_full += one.full
             yield _line(asdict(one)) if as_json else f"{one.label}\t{one.probability:.4f}"
+    if n_full:
+        log = Log(quiet=True)
+        log.warn(f"{n_full:,} texts fill or exceed the {classifier.longest} tokens that the model reads; cut there")
 
 
 def evaluate_labels(run: Path, file: Path, *, device: str, as_json: bool) -> Iterator[str]:

@@ -169,6 +169,9 @@ def test_it_learns_labels(classifier: Path, folder: Path) -> None:
     assert found[0].probabilities.keys() == {"neg", "pos"} and sum(found[0].probabilities.values()) == pytest.approx(1)
     done = transduce("classify", classifier, stdin="the dog is poor .\nthe dog is fine .\n")
     assert [line.split("\t")[0] for line in done.out.splitlines()] == ["neg", "pos"]
+    assert "exceed" not in done.err
+    done = transduce("classify", classifier, stdin="a\n" + "the dog is poor . " * 300 + "\n")
+    assert len(done.out.splitlines()) == 2 and "1 texts fill or exceed the" in done.err
     done = transduce("classify", classifier, "--json", stdin="a\n\n")
     assert len(done.out.splitlines()) == 2 and "probabilities" in done.out
     done = transduce("evaluate", classifier, "--labels", folder / "valid.tsv", "--json")

@@ -24,12 +24,16 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """A text's label, and how likely each is, in the order of the labels."""
+    """A text's label, and how likely each is, in the order of the labels.
+
+    `full`: the text has as many tokens as the model reads, or had more and was cut at the end.
+    """
 
     texts: tuple[str, ...]
     label: str
     probability: float
     probabilities: dict[str, float]
+    full: bool = False
 
 
 class TextClassifier:
@@ -57,8 +61,9 @@ class TextClassifier:
             raise DataError(f"{len(sides[0])} texts in one: a text, or a pair of two, has one label")
         if not sides:
             return []
-        found = self.probabilities(encode_texts(sides, self.vocabulary, longest=self.longest))
-        return [self._told(side, row) for side, row in zip(sides, found.tolist(), strict=True)]
+        packed = encode_texts(sides, self.vocabulary, longest=self.longest)
+        rows = zip(sides, packed, self.probabilities(packed).tolist(), strict=True)
+        return [self._told(side, row, full=len(one.ids) >= self.longest) for side, one, row in rows]
 
     def tell(self, store: LabelStore) -> list[int]:
         """The number of the label told for each text of a store."""
@@ -78,9 +83,9 @@ class TextClassifier:
             batch = collate_labelled([packed[int(i)] for i in indices], [0] * len(indices)).to(self.device)
             yield indices, self.model(*batch.inputs)
 
-    def _told(self, texts: tuple[str, ...], row: list[float]) -> Classification:
+    def _told(self, texts: tuple[str, ...], row: list[float], *, full: bool) -> Classification:
         best = max(range(len(row)), key=row.__getitem__)
-        return Classification(texts, self.labels[best], row[best], dict(zip(self.labels, row, strict=True)))
+        return Classification(texts, self.labels[best], row[best], dict(zip(self.labels, row, strict=True)), full)
 
 
 def longest_of(model: Any, max_length: int) -> int:

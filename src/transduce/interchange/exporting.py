@@ -44,7 +44,10 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     settings, tokenizers, tensors = run.settings, run.tokenizers, run.tensors
     s = settings.model
     if lacking := inexpressible(s, marian.NEEDED):
-        raise UserError(f"transformers' Marian cannot express {', '.join(lacking)}; --to ctranslate2 or onnx may")
+        raise UserError(
+            f"transformers' Marian cannot express {', '.join(lacking)}; --to onnx takes it, --to ctranslate2 most such "
+            "models; or train with what is there"
+        )
     src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt))
     shared = src_pieces == tgt_pieces
     keep_null = not _null_is_idle(tensors)

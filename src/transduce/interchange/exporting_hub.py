@@ -35,7 +35,7 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
     """
     s, tensors = run.settings.model, dict(run.tensors)
     if lacking := inexpressible(s, gpt2.NEEDED):
-        raise UserError(f"transformers' GPT-2 cannot express {', '.join(lacking)}; --to onnx may")
+        raise UserError(f"transformers' GPT-2 cannot express {', '.join(lacking)}; --to onnx takes it")
     rows, vocabulary = _rows(run.tokenizers.tgt), run.tokenizers.tgt
     _check_bias(tensors, rows)
     tensors.pop("output_bias", None)
@@ -59,7 +59,7 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
     """Write a folder for transformers' BERT with the heads that the run has, and check and tell in the same way."""
     s, tensors = run.settings.model, dict(run.tensors)
     if lacking := inexpressible(s, bert.NEEDED):
-        raise UserError(f"transformers' BERT cannot express {', '.join(lacking)}; --to onnx may")
+        raise UserError(f"transformers' BERT cannot express {', '.join(lacking)}; --to onnx takes it")
     rows, vocabulary = _rows(run.tokenizers.tgt), run.tokenizers.tgt
     s, tensors = plain_form(s, tensors)
     lines = bert.lines(s, rows=rows, prefix="" if s.kind == "bert-encoder" else "bert.")
@@ -72,7 +72,9 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
     write_tensors(out / "model.safetensors", theirs)
     names = _BERT_NAMES | ({"mask_token": MASK} if run.settings.task == "masked" else {})
     frame = {"single": "<s> $A </s>", "pair": "<s> $A </s> $B:1 </s>:1"}
-    _write_tokenizer(out, vocabulary, names, frame=frame, longest=s.max_positions)
+    labelled = run.settings.task == "classification"  # its texts are cut as here; others as far as positions go
+    longest = min(run.settings.data.max_length, s.max_positions) if labelled else s.max_positions
+    _write_tokenizer(out, vocabulary, names, frame=frame, longest=longest)
     _write_card(out, run, bert.architecture_of(s))
     return [_check_bert(out, run, rows).line()]
 

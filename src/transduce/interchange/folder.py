@@ -28,11 +28,20 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(read_bytes(path).decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or a thousand brackets
-        raise RunFolderError(f"{path} is damaged: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} is damaged: {why_no_json(error)}") from None
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} is damaged: it does not hold a JSON object")
     return value
+
+
+def why_no_json(error: Exception) -> str:
+    """What is wrong with a JSON file, for people: Python's own words only where they tell of the file."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return str(error) if isinstance(error, json.JSONDecodeError) else "it holds a number with too many digits"
 
 
 def _kind_of(config: Mapping[str, Any]) -> tuple[str, str | None]:

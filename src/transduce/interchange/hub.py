@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from transduce.errors import RunFolderError, UserError
-from transduce.interchange.folder import read_object
+from transduce.interchange.folder import read_object, why_no_json
 from transduce.interchange.limits import check_padding, read_bytes
 from transduce.interchange.vocabulary import Rows
 from transduce.text.hub import HubTokenizer, check_ids
@@ -63,13 +63,16 @@ def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
     """Their id of each piece, added ones too."""
     try:
         content = json.loads(model)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{origin / FILE} is damaged: {why_no_json(error)}") from None
+    try:
         pieces = content["model"]["vocab"]
         scored = enumerate(pieces) if isinstance(pieces, list) else ()  # of a unigram vocabulary: [piece, score]
         ids = dict(pieces) if isinstance(pieces, Mapping) else {piece: i for i, (piece, _) in scored}
         ids |= {added["content"]: added["id"] for added in content.get("added_tokens", ())}
         if not all(type(i) is int and i >= 0 for i in ids.values()) or len(set(ids.values())) < len(ids):
             raise ValueError("ids")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise RunFolderError(f"{origin / FILE} is damaged: it lists no vocabulary, or no id for each piece") from None
     return ids
 

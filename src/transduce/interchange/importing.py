@@ -19,7 +19,7 @@ from transduce.interchange.limits import check_padding, read_bytes
 from transduce.interchange.table import check, read
 from transduce.interchange.vocabulary import Rows, from_theirs
 from transduce.text.pieces import PieceTokenizer
-from transduce.text.special import BOS, EOS, UNK
+from transduce.text.special import BOS, EOS, PAD, UNK
 from transduce.text.tokenizer import Tokenizers
 
 OWN = "transduce"
@@ -76,8 +76,11 @@ def import_marian(folder: Path) -> Imported:
         decoding=_decoding(config, generation, model.max_positions),
     )
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
-    notes = (f"weights of type {', '.join(kinds)}, kept as float32",)
-    return Imported(settings, tokenizers, state, notes)
+    notes = [f"weights of type {', '.join(kinds)}, kept as float32"]
+    ruled_out = {config["pad_token_id"], int(tgt.index[PAD])}
+    if left := _not_taken({**config, **generation}, ruled_out, end=int(tgt.index[EOS])):
+        notes.append(f"not taken over, as the search here has no such rule: {', '.join(left)}")
+    return Imported(settings, tokenizers, state, tuple(notes))
 
 
 def _vocabularies(
@@ -122,10 +125,38 @@ def _language(told: object) -> str | None:
     return told if isinstance(told, str) and re.fullmatch(r"[\w.-]{1,32}", told) else None
 
 
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0),
+    "do_sample": (None, False),
+    "num_beam_groups": (None, 1),
+    "suppress_tokens": (None, []),
+    "forced_bos_token_id": (None,),
+}
+"""Rules of their search that ours has not, and values that change nothing."""
+
+
+def _not_taken(asked: Mapping[str, Any], ruled_out: set[int], *, end: int) -> list[str]:
+    """Rules that the search here does not follow; `ruled_out`: ids that are never written here either."""
+    idle = _IDLE | {"forced_eos_token_id": (None, end)}
+    told = [f"{key} = {repr(asked[key])[:40]}" for key, values in idle.items() if asked.get(key) not in values]
+    words = asked.get("bad_words_ids") or []
+    if not isinstance(words, list) or any(word not in [[i] for i in ruled_out] for word in words):
+        told.append(f"bad_words_ids = {repr(words)[:40]}")
+    return told
+
+
 def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
     """Their search as far as they say it, ours for the rest. Their length counts the token that starts the decoder."""
     asked = {key: generation.get(key, config.get(key)) for key in ("num_beams", "length_penalty", "max_length")}
     told = [f"{key} = {repr(value)[:40]} is no number" for key, value in asked.items() if not _is_number(value)]
+    told += [
+        f"{key} = {repr(asked[key])[:40]}; at least 1 is needed"
+        for key in ("num_beams", "max_length")
+        if not told and asked[key] is not None and not asked[key] >= 1
+    ]
     if told:
         raise UserError(f"generation_config.json or config.json: {'; '.join(told)}")
     usual = DecodingSettings()

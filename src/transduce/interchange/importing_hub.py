@@ -11,19 +11,21 @@ import torch
 from torch import Tensor
 
 from transduce.config import DataSettings, Settings, TokenizerSettings
+from transduce.errors import UserError
 from transduce.interchange import bert, gpt2
 from transduce.interchange.folder import check_model_type, read_object, read_weights
 from transduce.interchange.hub import ids_of, special_names, tokenizer_file, vocabulary
 from transduce.interchange.importing import Imported
 from transduce.interchange.table import check, read
 from transduce.interchange.vocabulary import Rows
-from transduce.text.special import BOS, EOS
+from transduce.text.special import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizers
 
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
             "mask_token": "[MASK]"}  # fmt: skip
 
 
+_USUAL_END = 50256
 _TASKS = {"bert": "masked", "bert-classifier": "classification", "bert-encoder": "encoding"}
 
 
@@ -49,6 +51,9 @@ def import_bert(folder: Path) -> Imported:
     if model.kind != "bert" and names[-1] not in ids_of(content, origin=folder):
         names = names[:-1]  # nothing is masked there
     tokenizer, rows = vocabulary(content, names, n=config["vocab_size"], origin=folder)
+    if (pad := config.get("pad_token_id")) not in (None, int(rows.index[PAD])):
+        told = f"pad_token_id = {repr(pad)[:40]}, and {names[0]} of the vocabulary is {int(rows.index[PAD])}"
+        raise UserError(f"{folder / 'config.json'}: {told}")
     state = read(tensors, table(rows=rows), origin=folder, known=unused)
     state |= {name: state[kept] for name, kept in bert.tied_names(model).items()}
     labels = bert.labels_of(config, names=tensors) if head else None
@@ -62,6 +67,8 @@ def import_bert(folder: Path) -> Imported:
     notes = [_types(tensors)]
     if left := [name for name in unused if name in tensors]:
         notes.append(f"left out, as nothing uses them: {', '.join(left)}")
+    if head is None and any(name in config for name in ("id2label", "num_labels")):
+        notes.append("labels in config.json are left out: there is no classifier")
     if model.kind == "bert-encoder" and not bert.has_pooler(tensors):
         state |= _fresh_pooler(model.d_model)
         notes.append("it came without a pooler: a fresh one is there, for training to begin with")
@@ -84,6 +91,7 @@ def import_gpt2(folder: Path) -> Imported:
     content = tokenizer_file(folder, list(dict.fromkeys((begin, end))))
     others = _own_pieces(folder, ids_of(content, origin=folder), (begin, end))
     tokenizer, rows = vocabulary(content, [*others, begin, end], n=config["vocab_size"], origin=folder)
+    notes = [_types(tensors), *_ends(config, rows, (begin, end), origin=folder)]
     state = read(tensors, gpt2.lines(model, rows=rows, prefix=prefix), origin=folder)
     state |= {name: state[kept] for name, kept in gpt2.tied_names(model).items()}
     never = gpt2.never(rows)
@@ -98,7 +106,24 @@ def import_gpt2(folder: Path) -> Imported:
         tokenizer=TokenizerSettings(kind="hub", vocab_size=max(tokenizer.vocab_size, 8), exact=True),
         model=model,
     )
-    return Imported(settings, Tokenizers(tokenizer, tokenizer), state, (_types(tensors),))
+    return Imported(settings, Tokenizers(tokenizer, tokenizer), state, tuple(notes))
+
+
+def _ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str], *, origin: Path) -> list[str]:
+    """Where config.json names another beginning or end than the vocabulary, whose pieces are taken; `UserError` for
+    what is no id. GPT-2's own number stands in files of smaller ones too, as it is the default there.
+    """
+    notes = []
+    for key, name, ours in zip(("bos_token_id", "eos_token_id"), names, (BOS, EOS), strict=True):
+        told, there = config.get(key), int(rows.index[ours])
+        if told is None or (type(told) is int and told in (there, _USUAL_END)):
+            continue
+        if type(told) is not int or not 0 <= told < rows.n_theirs:
+            raise UserError(
+                f"{origin / 'config.json'}: {key} = {repr(told)[:40]} is no id of the vocabulary; its {name} is {there}"
+            )
+        notes.append(f"{key} = {told} in config.json is not followed: {name} of the vocabulary, {there}, is taken")
+    return notes
 
 
 def _own_pieces(folder: Path, ids: Mapping[str, int], ends: tuple[str, str]) -> list[str | None]:

@@ -15,7 +15,7 @@ from typing import Any
 from transduce.errors import RunFolderError, UserError
 from transduce.files import read_json, write_aside, write_json
 from transduce.text.hub_parts import check_parts
-from transduce.text.special import EOS, UNK, characters
+from transduce.text.special import BOS, EOS, UNK, characters
 
 MOST_IDS = 1 << 24
 """Ids beyond are of no vocabulary; the library would take memory for all up to the largest, and end the process."""
@@ -38,6 +38,8 @@ class HubTokenizer:
         if len(self._theirs) <= EOS or any(type(i) is not int or not -1 <= i < MOST_IDS for i in self._theirs):
             raise ValueError("it does not list the ids of a vocabulary")
         self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
+        if (end := self._theirs[EOS]) == self._theirs[BOS] and end >= 0:
+            self._ours[end] = EOS  # one piece for both: in a text it is the one that is predicted
 
     @property
     def vocab_size(self) -> int:
@@ -158,9 +160,12 @@ def _check(model: bytes) -> None:
     try:
         content = json.loads(model)
         vocabulary = content["model"]["vocab"]
+        dropout = content["model"].get("dropout")
         added = [one["id"] for one in content.get("added_tokens") or ()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
+    if dropout not in (None, 0):
+        raise ValueError(f"its model has dropout {str(dropout)[:20]}: a text would be cut by chance")
     check_ids([*(vocabulary.values() if isinstance(vocabulary, dict) else ()), *added])
 
 

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,9 @@ transformers = pytest.importorskip("transformers")
 
 from berts import randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
+from transduce.data.objectives import causal  # noqa: E402
+from transduce.data.text import Piece  # noqa: E402
+from transduce.data.text_store import TextStore  # noqa: E402
 from transduce.decoding.generator import Generator  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.exchange import import_run  # noqa: E402
@@ -112,6 +116,33 @@ def test_a_run_folder_goes_on_as_theirs(tmp_path: Path) -> None:
         ids = torch.cat([ids, torch.tensor([[token]])], 1)
     assert found.text == their_tokenizer.decode(ids[0])[len(END) + len("The quick") :]
     assert EOS not in found.ids[:-1]
+
+
+def test_the_separator_in_a_text_is_predicted_and_trained(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "theirs", 2)
+    list(import_run("gpt2", folder, tmp_path / "run"))
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    generator = Generator.load(tmp_path / "run")
+    text = f"The quick fox{END}jumps over{END}{END}a dog"
+    their_ids = [0, *transformers.AutoTokenizer.from_pretrained(folder)(text)["input_ids"], 0]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([their_ids])).logits[0, :-1].log_softmax(-1)
+    expected = expected.gather(-1, torch.tensor(their_ids[1:])[:, None])[:, 0]
+    (found,) = generator.score([text])
+    assert torch.tensor(found.token_log_probs).sub(expected).abs().max() <= BOUND * float(expected.abs().max())
+    store = TextStore.from_pieces([Piece(text, ends=True)], generator.tokenizer)
+    told = generator.evaluate(store)
+    assert (told.n_tokens, told.n_bytes) == (len(their_ids) - 1, len(text)) == (store.n_tokens, len(text))
+    assert told.nats == pytest.approx(-float(expected.sum()), rel=1e-4)
+    targets = list(causal(np.asarray(store.ids), np.random.default_rng(0)).targets)
+    assert targets.count(EOS) == 4 and PAD not in targets
+    (going,) = generator.generate([f"The quick{END}a"], temperature=0, max_length=8)
+    prompt = transformers.AutoTokenizer.from_pretrained(folder)(f"The quick{END}a")["input_ids"]
+    ids, n = torch.tensor([prompt]), len(prompt)
+    for _ in going.ids:
+        with torch.no_grad():
+            ids = torch.cat([ids, theirs(ids).logits[:, -1:].argmax(-1)], 1)
+    assert [generator.tokenizer.theirs[i] for i in going.ids] == ids[0, n:].tolist()
 
 
 def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:

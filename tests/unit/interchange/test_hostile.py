@@ -436,6 +436,14 @@ def test_broken_json(place: Path, name: str, content: bytes) -> None:
     refused(place, "marian", name)
 
 
+def test_why_a_file_is_broken_is_told_in_our_words(place: Path) -> None:
+    deep, long = b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}"
+    for content, said in ((deep, "it is nested too deeply"), (long, "it holds a number with too many digits")):
+        for kind, name in (("marian", "config.json"), ("bert", "tokenizer.json")):
+            (Path(kind) / name).write_bytes(content)
+            refused(place, kind, f"{name} is damaged: {said}")
+
+
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a loop", "gone"])
 def test_what_is_no_file(place: Path, kind: str) -> None:
     for folder, name in (("marian", "config.json"), ("marian", "source.spm"), ("bert", "tokenizer.json")):
@@ -558,6 +566,10 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
     "a piece too many": (lambda: _more_pieces({"zz": 32}), "has id 32, and config.json says vocab_size 32"),
     "an id far off": (lambda: _more_pieces({"zz": 4_000_000_000}), "has id 4000000000, and config.json says"),
     "without its special ones": (lambda: _pieces({f"w{i}": i for i in range(32)}), "lacks [PAD], [UNK], [CLS], [SEP]"),
+    "cut by chance": (
+        lambda: _tokenizer(model=json.loads(Path("bert/tokenizer.json").read_text())["model"] | {"dropout": 0.9}),
+        "its model has dropout 0.9: ",
+    ),
     "without its unknown": (
         lambda: _tokenizer(model=json.loads(Path("bert/tokenizer.json").read_text())["model"] | {"unk_token": "[no]"}),
         "cannot be used",
@@ -651,3 +663,26 @@ def test_odd_values_anywhere(place: Path, kind: str) -> None:
 def test_a_search_that_is_none(place: Path, key: str) -> None:
     change(Path("marian/generation_config.json"), **{key: [1]})
     refused(place, "marian", f"{key} = [1] is no number")
+    if key != "length_penalty":
+        for value in (0, -1):
+            change(Path("marian/generation_config.json"), **{key: value})
+            refused(place, "marian", f"{key} = {value}; at least 1 is needed")
+
+
+def test_rules_that_are_not_taken_over_are_told(place: Path) -> None:
+    assert "not taken over" not in transduce("import", "marian", "marian", "run").out
+    rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[7]], "forced_eos_token_id": 9}
+    change(Path("marian/generation_config.json"), **rules)
+    out = transduce("import", "marian", "marian", "run2").out
+    (line,) = [line for line in out.splitlines() if "not taken over" in line]
+    assert all(f"{key} = {value}" in line for key, value in rules.items())
+
+
+def test_special_ids_that_contradict_the_vocabulary(place: Path) -> None:
+    change(Path("bert/config.json"), pad_token_id=7)
+    refused(place, "bert", "pad_token_id = 7, and [PAD] of the vocabulary is 0")
+    for value in (99999, -1, [1, 2], True):
+        change(Path("gpt2/config.json"), eos_token_id=value)
+        refused(place, "gpt2", f"eos_token_id = {value} is no id of the vocabulary; its <|endoftext|> is 0")
+    change(Path("gpt2/config.json"), eos_token_id=5)
+    assert "eos_token_id = 5 in config.json is not followed" in transduce("import", "gpt2", "gpt2", "run").out
