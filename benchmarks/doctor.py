@@ -114,7 +114,7 @@ def training(recipe: Path, data: Path, updates: int) -> None:
 def main() -> None:
     """The command line."""
     if sys.argv[1:2] == ["child"]:
-        one = trial.Trial(RunFolder.open(Path(sys.argv[2]), model=False))
+        one = trial.Rehearsal(RunFolder.open(Path(sys.argv[2]), model=False), 1)
         for fact in trial.memory(one, time.monotonic() + 1e6, tuple(map(float, sys.argv[3:]))):
             print(json.dumps(fact), flush=True)
         return

@@ -21,8 +21,10 @@ from transduce.data.store import TokenStore
 from transduce.errors import Interrupted, Lost
 from transduce.log import Log, MetricsFile
 from transduce.models.build import build_model
-from transduce.training.distributed import ALONE, FollowedFolder, Link, joined
+from transduce.place import this_place
+from transduce.training.distributed import FollowedFolder, joined
 from transduce.training.feed import Feed, PairFeeder, Position
+from transduce.training.link import ALONE, Link
 from transduce.training.loop import train
 from transduce.training.state import TrainingResult
 from transduce.training.step import Updater
@@ -116,16 +118,20 @@ def kill_at(what: str, number: int) -> None:
     setattr(owner, name, counted)
 
 
-def poison(number: int, asked: Settings) -> None:
+def poison(number: int, asked: Settings, *, factor: float = float("nan")) -> None:
     """From now on the batch that a toy run meets as its `number`-th, whenever it comes, ruins the weights."""
-    feeds = PairFeeder(pairs(320, seed=1), asked.training, device=CPU).feeds(Position())
-    (bad,) = islice(feeds, number - 1, number)
+    feeder, place = PairFeeder(pairs(320, seed=1), asked.training, device=CPU), this_place()
+    feeder.rank, feeder.n_ranks = place.rank, place.size
+    (bad,) = islice(feeder.feeds(Position()), number - 1, number)
+    assert bad.batches, "another process has all of it"
     original = Updater.update
 
     def ruined(self: Updater, batches: Any, *rest: Any) -> Any:
-        if all(torch.equal(one.src, other.src) for one, other in zip(batches, bad.batches, strict=False)):
+        same = zip(batches, bad.batches, strict=False)
+        if batches and all(torch.equal(one.src, other.src) for one, other in same):
             with torch.no_grad():
-                next(self.model.parameters()).fill_(float("nan"))
+                for parameter in self.model.parameters():
+                    parameter.mul_(factor)
         return original(self, batches, *rest)
 
     Updater.update = ruined  # type: ignore[method-assign]
@@ -157,6 +163,7 @@ def command(arguments: list[str], errors: Path, place: Mapping[str, str]) -> Non
 def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None = None) -> None:
     """What a process does: FOLDER [--kill WHAT:N] [--poison N] [key=value ...], of `training`. Never returns.
 
+    `--explode N` in the place of `--poison`: losses that are high, and finite.
     At the N-th call of WHAT, a name in KILLS, it kills itself with SIGKILL. What it says on stderr goes to `errors`.
     `place`: the environment of one of several processes, which notes its samples in errors.samples.
     """
@@ -171,11 +178,12 @@ def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None 
         what, number = rest[1].split(":")
         kill_at(what, int(number))
         rest = rest[2:]
-    number = int(rest[1]) if rest[:1] == ["--poison"] else 0
+    factor = {"--poison": float("nan"), "--explode": -4.0}.get(rest[0]) if rest else None
+    number = int(rest[1]) if factor is not None else 0
     values = dict(argument.split("=", 1) for argument in rest[2 if number else 0 :])
     model = {key: values.pop(key) for key in MODEL if key in values}
-    if number:
-        poison(number, settings(model=model, **values))
+    if factor is not None:
+        poison(number, settings(model=model, **values), factor=factor)
     try:
         with joined() as link:
             toy_run(Path(folder), settings(model=model, **values), link=link)

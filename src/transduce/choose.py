@@ -40,8 +40,6 @@ SIZES = (
 )
 PEAK_LR = {"adam": 0.64, "adamw": 0.64, "muon": 0.64}  # times 1 / d_model: 0.005 at 128, 0.00125 at 512
 MATRIX_LR = 1.28  # the same for Muon's matrices
-FINE_TUNING_LR = 0.04  # the same for weights that know something: 3e-4 at 128, 8e-5 at 512, 5e-5 at 768
-FINE_TUNING_EPOCHS = 3.0
 LONGEST_WARMUP = 2000
 SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
 TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
@@ -203,14 +201,7 @@ def _residual(facts: Facts) -> Answer:
     return "pre", "norm before the sub-layer learns faster and needs less warm-up"
 
 
-def begins(facts: Facts) -> bool:
-    """Whether the run begins with the weights of another."""
-    return facts.asked.training.start is not None
-
-
 def _optimizer(facts: Facts) -> Answer:
-    if begins(facts):
-        return "adamw", "changes what was learned before but little"
     if facts.on_gpu or facts.settings.model.d_model <= 256:
         return "muon", "learns more from an epoch than Adam, at small cost"
     return "adamw", "at this width Muon's products cost a CPU too much"
@@ -220,49 +211,31 @@ def _matrix_lr(facts: Facts) -> Answer:
     if facts.settings.training.optimizer != "muon":
         return None
     width = facts.settings.model.d_model
-    if begins(facts):
-        return fine_tuning_lr(facts, MATRIX_LR / PEAK_LR["muon"])
     return round(MATRIX_LR / width, 6), f"peak for the matrices under muon at d_model {width}"
-
-
-def fine_tuning_lr(facts: Facts, factor: float = 1.0) -> Answer:
-    """The peak for weights that know something, `factor` times the usual."""
-    width = facts.settings.model.d_model
-    much = PEAK_LR["adamw"] / FINE_TUNING_LR
-    reason = f"a {much:.0f}th of a fresh model's at d_model {width}: more would undo what the weights know"
-    return round(factor * FINE_TUNING_LR / width, 7), reason
 
 
 def _lr(facts: Facts) -> Answer:
     name = facts.settings.training.optimizer
     assert name is not None, "chosen first"
-    if begins(facts):
-        return fine_tuning_lr(facts)
     width = facts.settings.model.d_model
     return round(PEAK_LR[name] / width, 6), f"peak for {name} at d_model {width}"
 
 
-def fine_tuning_epochs(facts: Facts) -> Answer:
-    """Passes where the run begins with the weights of another."""
-    return FINE_TUNING_EPOCHS, "what fine-tuning takes; more fits the new text closer, and forgets more"
-
-
 def _max_epochs(facts: Facts) -> Answer:
-    if _length_is_given(facts):
+    if length_is_given(facts):
         return None
-    if begins(facts):
-        return fine_tuning_epochs(facts)
     return facts.size.epochs, f"passes after which {_pairs(facts)} have little more to give"
 
 
 def _max_minutes(facts: Facts) -> Answer:
-    if _length_is_given(facts):
+    if length_is_given(facts):
         return None
     minutes = facts.size.minutes[facts.on_gpu]
     return minutes, "your patience, at a guess; the schedule ends with the nearer of the limits"
 
 
-def _length_is_given(facts: Facts) -> bool:
+def length_is_given(facts: Facts) -> bool:
+    """Whether the user has said when training ends."""
     training = facts.asked.training
     return not (training.max_updates is training.max_epochs is training.max_minutes is None)
 
@@ -301,3 +274,10 @@ BEFORE_TRAINING: tuple[Chooser, ...] = (
     ("training", "warmup_updates", _warmup_updates),
     ("training", "valid_updates", _valid_updates),
 )
+
+
+def laid_over(own: Sequence[Chooser], usual: Sequence[Chooser]) -> tuple[Chooser, ...]:
+    """`usual`, with `own` in the place of what chooses the same; what only `own` has comes first."""
+    ours, known = {(section, key): function for section, key, function in own}, {(s, k) for s, k, _ in usual}
+    first = tuple((section, key, function) for section, key, function in own if (section, key) not in known)
+    return first + tuple((section, key, ours.get((section, key), function)) for section, key, function in usual)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, begins, fine_tuning_epochs
+from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, laid_over, length_is_given
 from transduce.models.presets import resolve_preset
 
 
@@ -83,22 +83,15 @@ def _no_smoothing(facts: Facts) -> Answer:
 
 
 def _max_epochs(facts: Facts) -> Answer:
-    if _length_is_given(facts):
+    if length_is_given(facts):
         return None
-    if begins(facts):
-        return fine_tuning_epochs(facts)
     return _size(facts).epochs, f"passes after which {_what(facts)} have little more to give"
 
 
 def _max_minutes(facts: Facts) -> Answer:
-    if _length_is_given(facts):
+    if length_is_given(facts):
         return None
     return _size(facts).minutes[facts.on_gpu], "your patience, at a guess; the nearer of the limits ends the schedule"
-
-
-def _length_is_given(facts: Facts) -> bool:
-    training = facts.asked.training
-    return not (training.max_updates is training.max_epochs is training.max_minutes is None)
 
 
 def _by_accuracy(facts: Facts) -> Answer:
@@ -123,23 +116,12 @@ BEFORE_MASKED: tuple[Chooser, ...] = (
     ("model", "dropout", _dropout),
     ("data", "context", _context),
 )
-_USUAL = {(section, key): function for section, key, function in BEFORE_TRAINING}
-
-
-def _ours_first(own: tuple[Chooser, ...]) -> tuple[Chooser, ...]:
-    """Our choosers, and for what they have nothing to say of, those of translation."""
-    ours = {(section, key): function for section, key, function in own}
-    return tuple(
-        (*key, function) for key, function in (ours | {k: f for k, f in _USUAL.items() if k not in ours}).items()
-    )
-
-
 _OWN: tuple[Chooser, ...] = (
     ("training", "batch_tokens", _batch_tokens),
     ("training", "max_epochs", _max_epochs),
     ("training", "max_minutes", _max_minutes),
 )
-BEFORE_TRAINING_LABELLED = _ours_first((("training", "stop_by", _by_accuracy), *_OWN))
-BEFORE_TRAINING_MASKED = _ours_first(
-    (("training", "stop_by", _by_loss), ("training", "label_smoothing", _no_smoothing), *_OWN)
+BEFORE_TRAINING_LABELLED = laid_over((("training", "stop_by", _by_accuracy), *_OWN), BEFORE_TRAINING)
+BEFORE_TRAINING_MASKED = laid_over(
+    (("training", "stop_by", _by_loss), ("training", "label_smoothing", _no_smoothing), *_OWN), BEFORE_TRAINING
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, begins, fine_tuning_epochs, fine_tuning_lr
+from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, laid_over, length_is_given
 from transduce.models.presets import resolve_preset
 
 
@@ -113,8 +113,6 @@ def _label_smoothing(facts: Facts) -> Answer:
 
 
 def _lr(facts: Facts) -> Answer:
-    if begins(facts):
-        return fine_tuning_lr(facts)
     training, width = facts.settings.training, facts.settings.model.d_model
     return round(LR / width, 6), f"peak for {training.optimizer} at d_model {width}"
 
@@ -122,31 +120,22 @@ def _lr(facts: Facts) -> Answer:
 def _matrix_lr(facts: Facts) -> Answer:
     if facts.settings.training.optimizer != "muon":
         return None
-    if begins(facts):
-        return fine_tuning_lr(facts, MATRIX_LR / LR)
     width = facts.settings.model.d_model
     return round(MATRIX_LR / width, 6), f"peak for the matrices under muon at d_model {width}"
 
 
 def _max_epochs(facts: Facts) -> Answer:
-    if _length_is_given(facts):
+    if length_is_given(facts):
         return None
-    if begins(facts):
-        return fine_tuning_epochs(facts)
     return _size(facts).epochs, f"passes after which {_text(facts)} have little more to give"
 
 
 def _max_minutes(facts: Facts) -> Answer:
-    if _length_is_given(facts):
+    if length_is_given(facts):
         return None
     return _size(facts).minutes[
         facts.on_gpu
     ], "your patience, at a guess; the schedule ends with the nearer of the limits"
-
-
-def _length_is_given(facts: Facts) -> bool:
-    training = facts.asked.training
-    return not (training.max_updates is training.max_epochs is training.max_minutes is None)
 
 
 def before_text(kind: str) -> tuple[Chooser, ...]:
@@ -166,14 +155,14 @@ def before_text(kind: str) -> tuple[Chooser, ...]:
     )
 
 
-_OWN: dict[tuple[str, str], Callable[[Facts], Answer]] = {
-    ("training", "batch_tokens"): _batch_tokens,
-    ("training", "lr"): _lr,
-    ("training", "matrix_lr"): _matrix_lr,
-    ("training", "max_epochs"): _max_epochs,
-    ("training", "max_minutes"): _max_minutes,
-}
-BEFORE_TRAINING_ON_TEXT: tuple[Chooser, ...] = (
-    ("training", "label_smoothing", _label_smoothing),
-    *((section, key, _OWN.get((section, key), function)) for section, key, function in BEFORE_TRAINING),
+BEFORE_TRAINING_ON_TEXT = laid_over(
+    (
+        ("training", "label_smoothing", _label_smoothing),
+        ("training", "batch_tokens", _batch_tokens),
+        ("training", "lr", _lr),
+        ("training", "matrix_lr", _matrix_lr),
+        ("training", "max_epochs", _max_epochs),
+        ("training", "max_minutes", _max_minutes),
+    ),
+    BEFORE_TRAINING,
 )

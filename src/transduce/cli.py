@@ -29,6 +29,7 @@ from transduce.options import (
     NewRun,
     Paths,
     Penalty,
+    Processes,
     Quiet,
     Recipe,
     Root,
@@ -115,9 +116,7 @@ def train(
     data: Root = None,
     overrides: Set = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Read, choose, say what would be done, and stop.")] = False,
-    processes: Annotated[
-        int, Option(help="Processes on this machine that share every batch: one a GPU, or a core.", min=1)
-    ] = 1,
+    processes: Processes = 1,
     quiet: Quiet = False,
 ) -> None:
     """Train a translator, or a language model on plain text.

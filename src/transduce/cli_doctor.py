@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,11 @@ from typer import Argument, Option
 
 from transduce.options import (
     Both,
+    Extend,
     From,
     NewRun,
     Paths,
+    Processes,
     Quiet,
     Root,
     Set,
@@ -47,8 +50,10 @@ def doctor(
     tgt_lang: TgtLang = None,
     run: NewRun = None,
     start: From = None,
+    extend: Extend = None,
     data: Root = None,
     overrides: Set = None,
+    processes: Processes = 1,
     as_json: Annotated[bool, Option("--json", help="All that was found and measured, as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -62,8 +67,10 @@ def doctor(
     transduce doctor --src train.en --tgt train.de --run runs/x
     transduce doctor recipes/multi30k-en-de.toml --data multi30k --set model.preset=base
     transduce doctor --text book.txt --json
+    transduce doctor --src train.en --tgt train.de --processes 2
     transduce doctor runs/x
     """
+    began = time.monotonic()
     from transduce.request import Request
 
     if recipe is not None and recipe.is_dir():
@@ -83,16 +90,18 @@ def doctor(
             root=data,
             languages=(src_lang, tgt_lang),
             start=start,
+            extend=extend,
             overrides=tuple(overrides or ()),
             run=run,
         )
         settings, run = request.settings(), request.run_folder()
 
+    from transduce import examine
     from transduce.diagnosis.presentation import lines_of
-    from transduce.examine import doctor as examine
     from transduce.log import Log
 
-    found = examine(settings, run=run, log=Log(quiet=quiet or as_json))
+    seconds = max(0.5 * examine.SECONDS, examine.SECONDS - (time.monotonic() - began))  # imports take some of them
+    found = examine.doctor(settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes)
     print_lines([json.dumps(found.to_json(), ensure_ascii=False)] if as_json else lines_of(found))
     if not found.ready:
         raise typer.Exit(2)

@@ -19,6 +19,10 @@ class TrainingError(TransduceError):
     """A training run cannot go on (a loss that is not finite or explodes, a sentence that does not fit into memory)."""
 
 
+class TooLong(TrainingError):
+    """One sentence that does not fit into the memory of this process: others of the training do not know of it."""
+
+
 class UserError(TransduceError):
     """The user can fix it; one line, no traceback, exit code 2."""
 

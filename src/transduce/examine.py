@@ -5,30 +5,39 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
+from transduce.data.labelled import Labelled, labels_in
 from transduce.diagnosis.checks import run_checks
+from transduce.diagnosis.copied import Copies
 from transduce.diagnosis.diagnosis import Diagnosis
 from transduce.diagnosis.findings import Finding
 from transduce.diagnosis.forecast import JUDGED, disk_needed, time_needed
 from transduce.diagnosis.measuring import Trial, measure
-from transduce.diagnosis.progress import Progress, another_run, progress_of, text_is_read
+from transduce.diagnosis.progress import Progress, another_run, progress_of
 from transduce.diagnosis.resources import disk_findings, memory_findings, time_findings
-from transduce.diagnosis.sampling import Sample, take_sample, write_rows
+from transduce.diagnosis.sampling import Sample, drawn, take_sample
 from transduce.diagnosis.tokens import look
 from transduce.errors import DataError, UserError
 from transduce.log import Log
 from transduce.machine import Machine, this_machine
+from transduce.prepare import has_prepared
+from transduce.request import has_read_text
 from transduce.run import AnyTask, check, resolve, start_of
 from transduce.tasks.start import Start, learn_more
 from transduce.text.tokenizer import Tokenizers
+from transduce.training.distributed import check_devices
 
 SAMPLED = 12_000  # rows that a vocabulary is learned from and updates are tried with
 HELD = 1_000  # of a validation set
 SECONDS = 20.0
+LEAST = 3.0  # of them for the trial, in which it can at least begin
 
 
 @dataclass(slots=True)
@@ -42,30 +51,39 @@ class _Work:
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     start: Start | None = None
+    processes: int = 1
 
     def obstacle(self, check: str, error: Exception, advice: str = "") -> None:
         self.findings.append(Finding(check, "obstacle", " ".join(str(error).split()), advice))
 
 
 def doctor(
-    settings: Settings, *, run: Path | str | None = None, log: Log | None = None, seconds: float | None = None
+    settings: Settings,
+    *,
+    run: Path | str | None = None,
+    log: Log | None = None,
+    seconds: float | None = None,
+    processes: int = 1,
 ) -> Diagnosis:
     """Look at the data, the machine and the run folder that a training of `settings` would meet.
 
-    Takes about `seconds`, of which SECONDS is enough. `run`: where the run folder goes, or is. What is wrong comes back
-    as findings, not as errors; nothing is kept.
+    Takes about `seconds`, of which SECONDS is enough. `run`: where the run folder goes, or is. `processes`: that train
+    together on this machine. What is wrong comes back as findings, not as errors; nothing is kept.
     """
     began = time.monotonic()
-    work = _Work(settings, Path(run or "runs"), log or Log(quiet=True), began + (seconds or SECONDS))
+    work = _Work(
+        settings, Path(run or "runs"), log or Log(quiet=True), began + (seconds or SECONDS), processes=processes
+    )
     task = machine = None
     try:
-        work.start = None if text_is_read(work.run) else start_of(settings)
+        work.start = None if has_read_text(work.run) else start_of(settings)
         task, machine = (
             check(settings if work.start is None else work.start.settings),
             this_machine(settings.training.device),
         )
+        check_devices(torch.device(machine.device), processes)
         work.facts["machine"] = machine.describe()
-        work.facts["available"] = machine.memory
+        work.facts["available"] = machine.memory if machine.device == "cuda" else machine.memory // processes
     except UserError as error:
         work.obstacle("settings", error)
     known = _at(work, run is not None)
@@ -111,7 +129,7 @@ def _sampled(work: _Work) -> Sample | None:
         work.log.say("looking at the data ...")
         sample = take_sample(work.asked, seconds=0.2 * (work.until - time.monotonic()))
     except UserError as error:
-        if isinstance(error, DataError) and text_is_read(work.run):
+        if isinstance(error, DataError) and has_read_text(work.run):
             work.findings.append(Finding("data", "note", f"{error}; the run has its text in its folder"))
         elif not _is_finished(work):
             work.obstacle("data", error)
@@ -124,7 +142,7 @@ def _try(work: _Work, task: AnyTask, machine: Machine, sample: Sample | None, kn
     """Choose, learn a vocabulary, make some updates, and say what follows from it."""
     try:
         if sample is None or not sample.n_rows:
-            if known is not None and text_is_read(work.run):
+            if known is not None and has_read_text(work.run) and has_prepared(known):
                 _forecast(work, known.settings, _measured(work, work.run), None, 0.0)
             return
         with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
@@ -136,14 +154,24 @@ def _try(work: _Work, task: AnyTask, machine: Machine, sample: Sample | None, kn
 def _try_sample(
     work: _Work, task: AnyTask, machine: Machine, sample: Sample, known: RunFolder | None, temporary: Path
 ) -> None:
+    copies = Copies(temporary, sample.form)
+    try:
+        _try_copies(work, task, machine, sample, known, copies)
+    except DataError as error:
+        raise DataError(copies.told(str(error))) from None
+
+
+def _try_copies(
+    work: _Work, task: AnyTask, machine: Machine, sample: Sample, known: RunFolder | None, copies: Copies
+) -> None:
     began = time.monotonic()
-    rows = sample.some(SAMPLED)
-    texts = task.read(_on_sample(work.asked, sample, rows, temporary), Log(quiet=True))
-    scale = sample.total / max(1, len(rows))
+    small, n_rows = _on_sample(work.asked, sample, copies)
+    texts = task.read(small, Log(quiet=True))
+    scale = sample.total / max(1, n_rows)
     if known is not None and known.has_tokenizers:
         settings, tokenizers = known.settings, known.tokenizers()
     else:
-        small, quiet, taken = _on_sample(work.asked, sample, rows, temporary), Log(quiet=True), None
+        quiet, taken = Log(quiet=True), None
         if work.start is None:
             work.log.say("learning a vocabulary from the sample ...")
         else:
@@ -152,24 +180,36 @@ def _try_sample(
     learned = time.monotonic()
     work.facts["lengths"], found = look(sample, tokenizers, settings)
     work.findings += found
-    folder = _prepared(task, texts, settings, tokenizers, temporary / "run")
+    folder = _prepared(task, texts, settings, tokenizers, copies.folder / "run")
     encoded = time.monotonic()
-    preparing = (learned - began) * min(scale, 1e6 / max(1, len(rows))) ** 0.7 + (encoded - learned) * scale
-    _forecast(work, settings, _measured(work, folder), sample, preparing if known is None else 0.0, len(rows))
+    preparing = (learned - began) * min(scale, 1e6 / max(1, n_rows)) ** 0.7 + (encoded - learned) * scale
+    _forecast(work, settings, _measured(work, folder), sample, preparing if known is None else 0.0, n_rows)
 
 
-def _on_sample(asked: Settings, sample: Sample, rows: list[tuple[str, ...]], folder: Path) -> Settings:
-    """The same settings, on files that hold the sample."""
+def _on_sample(asked: Settings, sample: Sample, copies: Copies) -> tuple[Settings, int]:
+    """The same settings, on files that hold the sample, each as many as there are; and how many rows to train on."""
     if asked.data.demo:
-        return asked.with_values("data", demo=min(asked.data.demo, SAMPLED))
-    values: dict[str, Any] = {"train": [write_rows(rows, sample.kind, folder, "sample").model_dump()], "test": []}
-    if asked.data.valid:
-        held = [row for part in sample.held[: len(asked.data.valid)] for block in part.blocks for row in block.rows]
-        step = max(1, len(held) // HELD)
-        values["valid"] = [write_rows(held[::step][:HELD], sample.kind, folder, "held").model_dump()]
-        if sample.kind == "labelled" and asked.data.labels is None and not sample.whole:
-            values["labels"] = sorted({row[0].strip() for row in (*rows, *held)})
-    return asked.with_values("data", **values)
+        n = min(asked.data.demo, SAMPLED)
+        return asked.with_values("data", demo=n), n
+    chosen = drawn(sample.parts, SAMPLED)
+    n_rows = sum(len(window.rows) for windows in chosen for window in windows)
+    values: dict[str, Any] = {"test": []}
+    corpora = [copies.write(part, windows) for part, windows in zip(sample.parts, chosen, strict=True)]
+    values["train"] = [corpus.model_dump() for corpus in corpora]
+    held = sample.held[: len(asked.data.valid)]
+    corpora = [copies.write(part, windows) for part, windows in zip(held, drawn(held, HELD), strict=True)]
+    values["valid"] = [corpus.model_dump() for corpus in corpora]
+    if sample.form == "labelled" and asked.data.labels is None and n_rows < sample.total:
+        labels = _labels(sample)
+        if len(labels) > 1:
+            values["labels"] = labels
+    return asked.with_values("data", **values), n_rows
+
+
+def _labels(sample: Sample) -> list[str]:
+    """All that were seen: where not all was, a label of a held-out set may stand in the training text too."""
+    rows = chain(sample.rows(), () if sample.whole else (row for part in sample.held for row in part.rows()))
+    return list(labels_in(Labelled(row[0], row[1:], ("", 0)) for row in rows))
 
 
 def _prepared(task: AnyTask, texts: Any, settings: Settings, tokenizers: Tokenizers, path: Path) -> Path:
@@ -184,7 +224,7 @@ def _prepared(task: AnyTask, texts: Any, settings: Settings, tokenizers: Tokeniz
 
 def _measured(work: _Work, folder: Path) -> Trial:
     work.log.say("trying some updates ...")
-    return measure(folder, seconds=work.until - time.monotonic() - 1.5)
+    return measure(folder, seconds=max(LEAST, work.until - time.monotonic()), processes=work.processes)
 
 
 def _forecast(
@@ -201,9 +241,10 @@ def _forecast(
     facts["time"] = time_needed(settings, trial, scale=scale, sampled=(tried, n_valid), preparing=preparing)
     mean = sum(side.mean for side in facts.get("lengths", ()))
     total = sample.total if sample else 0
-    facts["disk"] = disk_needed(settings, trial, work.run, n_tokens=mean * total, n_rows=total)
+    if trial.checkpoint_bytes:
+        facts["disk"] = disk_needed(settings, trial, work.run, n_tokens=mean * total, n_rows=total)
     work.findings += memory_findings(settings, trial, facts["available"])
-    work.findings += disk_findings(facts["disk"])
+    work.findings += disk_findings(facts["disk"]) if "disk" in facts else []
     work.findings += time_findings(settings, facts["time"])
 
 

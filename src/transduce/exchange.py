@@ -36,13 +36,6 @@ SUPPORTED: dict[str, dict[str, Sequence[str]]] = {
     "gpt2": {"gpt2": gpt2.ARCHITECTURES},
 }
 """Architectures by model_type that each import takes."""
-WHAT = {
-    "translation": "A translator from `{}` to `{}`",
-    "causal": "A language model that goes on with text",
-    "masked": "A model that fills gaps in text",
-    "classification": "A classifier of texts",
-    "encoding": "An encoder: vectors of texts",
-}
 USES = {task: ("```sh", purpose.command, "```") for task, purpose in PURPOSES.items()}
 """What the card says of a model of each task."""
 
@@ -174,7 +167,7 @@ def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
     lines = [
         f"# {plain(found.settings.name)}",
         "",
-        f"{WHAT[settings.task].format(data.src_lang, data.tgt_lang)}, imported, not trained here.",
+        f"{PURPOSES[settings.task].what.format(data.src_lang, data.tgt_lang)}, imported, not trained here.",
         "",
         "## Where it came from",
         "",

@@ -62,7 +62,7 @@ def partial_of(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 `text` aside and rename; line ends stay as they are. Half surrogates become \\udcXX."""
+    """Write UTF-8 `text` aside and rename; line ends stay as they are. Half surrogates become JSON's escapes."""
     _write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 

@@ -9,6 +9,7 @@ from transduce.checkpoint import RunFolder
 from transduce.data.batch import collate
 from transduce.data.objectives import Example
 from transduce.decoding.pipeline import Translator
+from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card
 from transduce.evaluation.metrics import Scores, evaluate
 from transduce.evaluation.records import (
@@ -22,8 +23,10 @@ from transduce.evaluation.records import (
 from transduce.evaluation.report import report_html, write_report
 from transduce.inspection.attention import attention_maps
 from transduce.log import Log
+from transduce.manifest import check_file
 from transduce.prepare import forget_prepared, read_tests
 
+LOG = "metrics.jsonl"
 N_SAMPLES = 24  # translations that the report shows of each set
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
 
@@ -53,7 +56,12 @@ def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int,
 
 
 def conclude(folder: RunFolder, log: Log) -> None:
-    """The end of every training: report and model card; what only training needed goes."""
+    """The end of every training: report and model card; what only training needed goes.
+
+    The log gets its checksum: nothing is written to it any more.
+    """
+    if (folder.path / LOG).exists():
+        folder.enter_record(LOG)
     write_report(folder)
     write_card(folder)
     forget_prepared(folder)  # from here on the run counts as finished
@@ -66,6 +74,11 @@ def renew(folder: RunFolder, *, log: Log) -> None:
     The report is what these files say and nothing else. A card may have been edited: it is whole while it is text with
     a heading and a last line end.
     """
+    if LOG in folder.records:
+        try:
+            check_file(folder.path / LOG, folder.records[LOG])
+        except RunFolderError as error:
+            log.warn(f"{error}; the report shows it as it is now")
     report, card_ = folder.path / "report.html", folder.path / "README.md"
     if _text_of(report) != shown(folder, report_html):
         write_report(folder)

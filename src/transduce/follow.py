@@ -6,14 +6,13 @@ import io
 import sys
 from pathlib import Path
 
-import torch
-
-from transduce.errors import Interrupted, Lost, TrainingError, TransduceError
+from transduce.errors import Interrupted, Lost, TooLong, TrainingError, TransduceError
 from transduce.log import Log
 from transduce.place import LOST, this_place
 from transduce.run import learn
 from transduce.tasks.table import find_task
-from transduce.training.distributed import ALONE, FollowedFolder, joined
+from transduce.training.distributed import FollowedFolder, joined
+from transduce.training.link import ALONE
 from transduce.training.step import hold_few_kernels
 
 
@@ -32,14 +31,13 @@ def follow() -> int:
             folder = FollowedFolder.open(Path(message["folder"]), model=False)
             task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
             prepared = task.find_prepared(folder, log)
-            device = torch.device(message["device"])
-            learn(task, folder, prepared, device=device, log=log, link=link)
+            learn(task, folder, prepared, device=message["device"], log=log, link=link)
             return 0
     except Lost:
         return LOST
-    except (Interrupted, TrainingError) as error:
-        return error.exit_code
     except TransduceError as error:
+        if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
+            return error.exit_code
         place = this_place()
         print(f"transduce: error: process {place.rank + 1} of {place.size}: {error}", file=sys.stderr)
         return error.exit_code

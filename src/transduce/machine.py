@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,13 +14,17 @@ from transduce.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What trains: `memory` in bytes that training may use, `precision` in which it multiplies matrices fastest."""
+    """What trains: `memory` in bytes that a process may use, `precision` in which it multiplies matrices fastest.
+
+    `n_sharing`: processes that share the memory; each then has its part.
+    """
 
     device: Literal["cpu", "cuda"]
     name: str
     n_threads: int
     memory: int
     precision: str
+    n_sharing: int = 1
 
     @property
     def flops(self) -> float:
@@ -30,7 +34,17 @@ class Machine:
     def describe(self) -> str:
         """One line for people."""
         cores = f", {self.n_threads} threads" if self.device == "cpu" else ""
-        return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free)"
+        each = f" for each of {self.n_sharing} processes" if self.n_sharing > 1 else ""
+        return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free{each})"
+
+    def shared(self, n: int, n_here: int) -> Machine:
+        """As `n` processes have it, of which `n_here` are on it: the threads of all, and a part of the memory.
+
+        A GPU is a process's own.
+        """
+        if self.device == "cuda":
+            return self
+        return replace(self, n_threads=self.n_threads * n, memory=self.memory // n_here, n_sharing=n_here)
 
 
 def this_machine(device: str) -> Machine:

@@ -70,6 +70,9 @@ Extend = Annotated[
     int | None,
     Option("--extend-vocabulary", metavar="N", help="With --from: learn N pieces more at most.", show_default=False),
 ]
+Processes = Annotated[
+    int, Option("--processes", help="Processes on this machine that share every batch: one a GPU, or a core.", min=1)
+]
 Root = Annotated[
     Path | None, Option("--data", metavar="FOLDER", help="Where the recipe's data paths start.", show_default=False)
 ]

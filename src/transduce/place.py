@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transduce.errors import SettingsError
+
 LOST = 76
 """With this exit code a process that `--processes` has begun says that it ended because another one did."""
 
@@ -31,20 +33,42 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """As the environment says.
+        """As the environment says. Where a part of it is lacking, as clusters set some for all jobs, it is alone.
 
-        >>> Place.of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}).follows
+        Raises `SettingsError` where all is there but makes no sense.
+
+        >>> Place.of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).follows
         True
-        >>> Place.of({}) == Place()
+        >>> Place.of({"WORLD_SIZE": "2", "MASTER_ADDR": "node1"}) == Place.of({}) == Place()
         True
         """
         meeting = environment.get("TRANSDUCE_MEETING")
-        if int(environment.get("WORLD_SIZE", 1)) < 2 or (meeting is None and "MASTER_ADDR" not in environment):
+        met = ("TRANSDUCE_MEETING",) if meeting is not None else ("MASTER_ADDR", "MASTER_PORT")
+        if not all(name in environment for name in ("RANK", "WORLD_SIZE", *met)):
             return cls()
-        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        local_rank = int(environment.get("LOCAL_RANK", rank))
-        local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+        rank, size = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
+        if size < 2:
+            return cls()
+        local_rank, local_size = (
+            _number(environment, name) if name in environment else usual
+            for name, usual in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size))
+        )
+        if not (rank < size and local_rank < local_size):
+            raise SettingsError(
+                f"the environment has RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of "
+                f"LOCAL_WORLD_SIZE={local_size}: numbers go from 0 to one below; unset RANK to train alone"
+            )
         return cls(rank, size, local_rank, local_size, None if meeting is None else Path(meeting))
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    value = environment[name]
+    if not (value.isascii() and value.isdecimal()):
+        raise SettingsError(
+            f"the environment has {name}={value!r}: RANK and WORLD_SIZE are numbers, as torchrun sets them; "
+            "unset RANK to train alone"
+        )
+    return int(value)
 
 
 def this_place() -> Place:

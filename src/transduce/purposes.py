@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class Purpose:
     """One task's. `command` is a shell line; `python` the class that does it, or nothing."""
 
+    what: str
+    """What such a model is; `{}` are its languages, where it has two."""
     does: str
     command: str
     python: str = ""
@@ -20,10 +22,34 @@ class Purpose:
 
 
 PURPOSES: dict[str, Purpose] = {
-    "translation": Purpose("translates", "transduce translate THIS_FOLDER < in.txt > out.txt", "Translator"),
-    "causal": Purpose("goes on with text", 'transduce generate THIS_FOLDER --prompt "..."', "Generator"),
-    "masked": Purpose("fills gaps", 'transduce fill THIS_FOLDER "The capital of France is <mask>."', "Filler"),
-    "classification": Purpose("tells labels", "transduce classify THIS_FOLDER < in.txt > labels.txt", "TextClassifier"),
-    "encoding": Purpose("gives a training something to begin with", "transduce train --from THIS_FOLDER ..."),
+    "translation": Purpose(
+        "A translator from `{}` to `{}`",
+        "translates",
+        "transduce translate THIS_FOLDER < in.txt > out.txt",
+        "Translator",
+    ),
+    "causal": Purpose(
+        "A language model that goes on with text",
+        "goes on with text",
+        'transduce generate THIS_FOLDER --prompt "..."',
+        "Generator",
+    ),
+    "masked": Purpose(
+        "A model that fills gaps in text",
+        "fills gaps",
+        'transduce fill THIS_FOLDER "The capital of France is <mask>."',
+        "Filler",
+    ),
+    "classification": Purpose(
+        "A classifier of texts",
+        "tells labels",
+        "transduce classify THIS_FOLDER < in.txt > labels.txt",
+        "TextClassifier",
+    ),
+    "encoding": Purpose(
+        "An encoder: vectors of texts",
+        "gives a training something to begin with",
+        "transduce train --from THIS_FOLDER ...",
+    ),
 }
 """By task; "encoding" is that of an imported encoder without a head, which no training here is for."""

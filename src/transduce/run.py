@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from transduce.checkpoint import RunFolder
-from transduce.choose import choose, table
+from transduce.choose import choose, laid_over, table
+from transduce.choose_start import BEFORE_FINE_TUNING
 from transduce.config import Settings
 from transduce.diagnosis.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
@@ -31,11 +32,11 @@ from transduce.tasks.vocabulary import learn_vocabulary
 from transduce.text.extension import Extended
 from transduce.text.tokenizer import Tokenizers
 from transduce.training import loop
-from transduce.training.distributed import Link, check_devices, joined
+from transduce.training.distributed import check_devices, joined
 from transduce.training.feed import Feeder
+from transduce.training.link import Link
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.schedule import find_schedule
-from transduce.training.state import TrainingResult
 from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
 
 AnyTask = Task[Any, Any]
@@ -61,7 +62,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     machine = this_machine(settings.training.device)
     check_devices(torch.device(machine.device))
     with joined() as link:
-        machine = replace(machine, n_threads=machine.n_threads * link.size)
+        machine = machine.shared(link.size, link.local_size)
         if dry_run:
             _resolved(task, settings, start, machine, log)
         else:
@@ -88,10 +89,9 @@ def _train_in(
             prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
             if prepared is None:
                 prepared = _prepare(task, folder, settings, start, machine, log)
-            device = torch.device(machine.device)
-            _tell_padding(folder, task.feeder(prepared, folder.settings, device), log)
+            _tell_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
             link.begin({"folder": str(path.absolute()), "device": machine.device})
-            best_update = learn(task, folder, prepared, device=device, log=log, link=link).best_update
+            best_update = learn(task, folder, prepared, device=machine.device, log=log, link=link, machine=machine)
         else:
             best_update = end["best_update"]
         if not best_update and settings.training.start and folder.settings.training.average in ("ema", "none"):
@@ -139,7 +139,10 @@ def resolve(
     )
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
     tokens = round(task.count_tokens(texts, tokenizers, settings) * scale)
-    settings, more = choose(replace(facts, settings=settings, tokens=tokens), task.before_training)
+    choosers = task.before_training
+    if asked.training.start is not None:
+        choosers = laid_over(BEFORE_FINE_TUNING, choosers)
+    settings, more = choose(replace(facts, settings=settings, tokens=tokens), choosers)
     if choices or more:
         log.say("chosen, as nothing else was said (--set section.key=value says it):")
         for line in table([*choices, *more]):
@@ -177,26 +180,36 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | N
 
 
 def learn(
-    task: AnyTask, folder: RunFolder, prepared: Any, *, device: torch.device, log: Log, link: Link
-) -> TrainingResult:
-    """Build the model and train it, in each of the processes that do so together."""
+    task: AnyTask,
+    folder: RunFolder,
+    prepared: Any,
+    *,
+    device: str,
+    log: Log,
+    link: Link,
+    machine: Machine | None = None,
+) -> int:
+    """Build the model and train it, in each of the processes that do so together; the best update.
+
+    `machine`: told of where it has too little for the model, by the process that leads.
+    """
     settings, training, tokenizers = folder.settings, folder.settings.training, task.tokenizers(prepared)
-    link.use(device)
-    if device.type == "cpu":
+    where = link.use(torch.device(device))
+    if where.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(training.seed)
-    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(device)
+    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(where)
     log.say(f"model: {count_parameters(model):,} weights")
     if folder.latest_checkpoint() is None:
-        if link.leads:
-            warn_of_resources(settings, model, folder.path, this_machine(device.type), log)
+        if machine is not None:
+            warn_of_resources(settings, model, folder.path, machine, log)
         if training.start is not None:
             begin(model, folder.path / "tokens", log)
-    feeder = task.feeder(prepared, settings, device)
+    feeder = task.feeder(prepared, settings, where)
     feeder.rank, feeder.n_ranks = link.rank, link.size
-    validator = task.validator(model, prepared, settings, device)
-    updater = Updater(model, training, device=device, precision=training.precision, criterion=task.criterion, link=link)
-    return loop.train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
+    validator = task.validator(model, prepared, settings, where)
+    updater = Updater(model, training, device=where, precision=training.precision, criterion=task.criterion, link=link)
+    return loop.train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).best_update
 
 
 def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:

@@ -31,6 +31,7 @@ from transduce.errors import RunFolderError, TrainingError
 from transduce.log import Log, MetricsFile
 from transduce.request import to_toml
 from transduce.states import States
+from transduce.tasks.table import find_task
 from transduce.tensors import load_tensors
 
 SECONDS, MOST_UPDATES, FEWEST_UPDATES = 20.0, 300, 40  # of one of the trainings
@@ -70,9 +71,12 @@ def shortened(settings: Settings, folder: Path, *, updates: int, log: Log) -> Se
         "max_minutes": None,
         "valid_updates": max(1, updates // 3),
         "save_updates": max(1, updates // 15),
-        "valid_bleu_sentences": min(8, settings.training.valid_bleu_sentences),
         "patience": 0,
     }
+    if "training.valid_bleu_sentences" in find_task(settings.task).uses:  # others refuse it
+        training["valid_bleu_sentences"] = min(8, settings.training.valid_bleu_sentences)
+    if settings.tokenizer.extend:  # the size that comes of it is none to ask for
+        settings = settings.with_values("tokenizer", vocab_size=None)
     names = {}
     for key in ("train", "valid"):
         names[key] = [
@@ -132,7 +136,7 @@ class Trainings:
             code = process.wait()
         if code:
             words = (self.folder / f"{name}.err").read_text(encoding="utf-8", errors="replace").strip()
-            last = words.splitlines()[-1] if words else f"exit code {code}"
+            last = words.splitlines()[-1].removeprefix("transduce: error: ") if words else f"exit code {code}"
             raise TrainingError(f"a training of this folder's settings fails here: {last}")
         return self.folder / name
 

@@ -19,7 +19,7 @@ from transduce.data.demo import demo_pairs
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A short trial; and no child that leaves something where the tests run."""
-    monkeypatch.setattr(examine, "SECONDS", 8.0)
+    monkeypatch.setattr(examine, "SECONDS", 30.0)  # of which a small model needs few
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
 
@@ -61,7 +61,7 @@ def test_json_and_python_say_the_same(corpus: tuple[Path, Path], monkeypatch: py
     assert told["data"]["corpora"][0]["counts"] == [400, 400]
     assert told["memory"]["worst"] > 50 << 20 and told["disk"]["checkpoint"] > 4 * told["trial"]["parameters"]
     assert told["time"]["updates"] == 4 and told["time"]["by"] == "max_updates"
-    found = package.doctor(Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}}))
+    found = package.doctor(Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}}), seconds=6)
     assert not found.ready and found.obstacles[0].check == "copies"
 
 
@@ -99,6 +99,22 @@ def test_a_run_that_is_there(corpus: tuple[Path, Path], tmp_path: Path) -> None:
     other = transduce("doctor", *options, "--set", "training.seed=7")
     assert other.code == 2 and "obstacle: runs/x holds another run: training.seed is 1 there and 7 here" in other.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+
+
+def test_a_fine_tuning_before_and_after_its_start_is_gone(corpus: tuple[Path, Path], tmp_path: Path) -> None:
+    src, tgt = corpus
+    given = ("--src", src, "--tgt", tgt, "--quiet")
+    assert transduce("train", *given, "--run", "runs/x", *small()).code == 0
+    sizes = ("training.batch_tokens=1024", "training.max_updates=2", "training.precision=float32")
+    options = (*given, "--from", "runs/x", "--run", "runs/y", "--extend-vocabulary", "20")
+    options += tuple(part for size in sizes for part in ("--set", size))
+    before = json.loads(transduce("doctor", *options, "--json", "--processes", "2").out)
+    assert before["ready"] and before["settings"]["tokenizer"]["extend"] == 20
+    assert before["trial"]["processes"] == 2 and before["trial"]["speed"]["updates"] > 0
+    assert transduce("train", *options).code == 0
+    (tmp_path / "runs/x").rename(tmp_path / "gone")
+    after = transduce("doctor", "runs/y")
+    assert after.code == 0 and "is finished: update 2" in after.out
 
 
 def test_memory_that_is_too_little_is_found_without_harm(

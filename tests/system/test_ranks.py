@@ -181,6 +181,17 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
+def test_two_processes_go_back_together_from_a_loss_that_explodes(team: Team) -> None:
+    """As one does: to the same checkpoint, past the same batches, and to the same end."""
+    asked = ("--explode", "72", *PLAIN, "on_bad_loss=rollback", "save_updates=10", "max_updates=90")
+    one, two = team.train("back1", 1, *asked), team.train("back2", 2, *asked)
+    (a,), (b,) = (events(folder, "rollback") for folder in (one, two))
+    assert b["reason"] == "the loss explodes" and b["update"] == 70 and b["from"] >= 72
+    assert {k: v for k, v in a.items() if k != "loss"} == {k: v for k, v in b.items() if k != "loss"}
+    assert events(two, "end")[0]["update"] == 90
+    assert_same_but_for_rounding(one, two)
+
+
 def test_a_mistake_is_told_once_and_ends_all(team: Team) -> None:
     """Found when the first process reads, while the second waits for it. So is a run that needs nothing more."""
     src, tgt = write_corpus(team.path, "train", 60)

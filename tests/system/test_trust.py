@@ -122,3 +122,20 @@ def test_verify_kills_and_compares_and_leaves_the_run_alone(tmp_path: Path) -> N
     assert "comes to the same end" in done.stdout
     assert "killed with SIGKILL" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_verify_does_so_with_a_run_of_another_task_whose_settings_were_chosen(tmp_path: Path) -> None:
+    lines = [f"{i % 2}\tthe {'cat' if i % 2 else 'dog'} of house {i % 7}" for i in range(40)]
+    (tmp_path / "labels.tsv").write_text("\n".join(lines) + "\n")
+    asked = {
+        "task": "classification",
+        "data": {"train": [{"path": str(tmp_path / "labels.tsv")}]},
+        "model": {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1},
+        "tokenizer": {"vocab_size": 60},
+        "training": {"max_updates": 2},
+    }
+    run = train(Settings.from_mapping(asked), tmp_path / "run", log=Log(quiet=True))
+    command_line = [sys.executable, "-m", "transduce", "verify", str(run), "--updates", "20", "--kills", "1"]
+    done = subprocess.run(command_line, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert "comes to the same end" in done.stdout

@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.choose import BEFORE_TEXT, BEFORE_TRAINING, SIZES, Choice, Facts, choose, table
+from transduce.choose import (
+    BEFORE_TEXT,
+    BEFORE_TRAINING,
+    SIZES,
+    Choice,
+    Facts,
+    choose,
+    laid_over,
+    table,
+)
+from transduce.choose_start import BEFORE_FINE_TUNING
 from transduce.choose_text import BEFORE_TRAINING_ON_TEXT, before_text
 from transduce.config import Settings
 from transduce.errors import SettingsError
 from transduce.machine import Machine, this_machine
 from transduce.models.build import check_model, resolve_preset
+from transduce.tasks.table import TASKS
 
 LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, precision="float32")
 GPU = Machine("cuda", "card", 16, 80 * 2**30, precision="bfloat16")
@@ -134,6 +145,23 @@ def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: M
     assert settings.model.positions == ("learned" if settings.model.d_model == 768 else "rotary")
     assert settings.data.context <= settings.model.max_positions
     assert all(choice.reason for choice in (*choices, *more))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_begins_with_another_run_changes_it_but_little(task: str) -> None:
+    """Of every task the same; what the user says counts, and muon's matrices get twice as much as the rest."""
+    usual = TASKS[task].before_training
+    for said in ({}, {"optimizer": "muon"}, {"max_updates": 9, "lr": 0.5}):
+        asked = Settings.from_mapping({"task": task, "training": {"start": "other", "batch_tokens": 999, **said}})
+        facts = Facts(asked, asked, LAPTOP, 1000, tokens=10_000)
+        both = {*(c[:2] for c in usual), *(c[:2] for c in BEFORE_FINE_TUNING)}
+        assert len(laid_over(BEFORE_FINE_TUNING, usual)) == len(both)
+        training = choose(facts, [c for c in laid_over(BEFORE_FINE_TUNING, usual) if c[1] != "max_minutes"])[0].training
+        width, muon = asked.model.d_model, "optimizer" in said
+        assert training.lr == (0.5 if "lr" in said else pytest.approx(0.04 / width, abs=1e-7))
+        assert training.matrix_lr == (pytest.approx(0.08 / width, abs=2e-7) if muon else None)
+        assert training.optimizer == ("muon" if muon else "adamw")
+        assert training.max_epochs == (None if "max_updates" in said else 3.0)
 
 
 def test_what_a_preset_says_is_not_chosen() -> None:

@@ -8,11 +8,15 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 
-from transduce import launch
+from transduce import follow, launch
+from transduce.errors import SettingsError, TooLong, TrainingError
 from transduce.place import LOST, Place
+from transduce.training.distributed import Ranks
 
 FOREVER = "import time; time.sleep(60)"
 
@@ -80,6 +84,56 @@ def test_every_process_learns_its_place_and_gets_its_share_of_the_cores(tmp_path
     assert launch._environment({"OMP_NUM_THREADS": "7"}, 0, 2, tmp_path)["OMP_NUM_THREADS"] == "7"
 
 
-@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "a"}, {"WORLD_SIZE": "2"}])
+def test_a_follower_tells_of_its_own_sentence_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What all processes see alike, the first one tells."""
+    for name, value in (TOLD | {"TRANSDUCE_MEETING": "x"}).items():
+        monkeypatch.setenv(name, value)
+    for error, said in ((TooLong("too long"), "process 2 of 2: too long"), (TrainingError("a loss"), "")):
+        monkeypatch.setattr(follow, "joined", Mock(side_effect=error))
+        assert follow.follow() == 1
+        assert capfd.readouterr().err == (f"transduce: error: {said}\n" if said else "")
+
+
+TOLD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        TOLD | {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "two"},
+        *({name: value for name, value in TOLD.items() if name != lacking} for lacking in TOLD),
+    ],
+)
 def test_without_others_a_process_is_alone(environment: dict[str, str]) -> None:
+    """What of the variables clusters set for all jobs is not enough to wait for others."""
     assert Place.of(environment) == Place()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
+        ({"RANK": ""}, "RANK=''"),
+        ({"RANK": "-1"}, "RANK='-1'"),
+        ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=1 of LOCAL_WORLD_SIZE=1"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_told_in_a_line(wrong: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError, match=f"{said}.*unset RANK to train alone"):
+        Place.of(TOLD | wrong)
+
+
+def test_of_several_gpus_each_process_names_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number, as another thread does not know which one is this thread's current one."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **_: None)
+    link = Ranks.__new__(Ranks)
+    link.place = Place(3, 4, 1, 2)
+    assert link.use(torch.device("cuda")) == torch.device("cuda", 1) and current == [torch.device("cuda", 1)]
+    assert link.use(torch.device("cpu")) == torch.device("cpu")

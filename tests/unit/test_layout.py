@@ -22,7 +22,17 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("training", "decoding"),
     ("evaluation", "interchange", "inspection", "serving"),
     (
-        *("machine", "choose", "choose_text", "choose_encoder", "request", "prepare", "finish", "tasks"),
+        *(
+            "machine",
+            "choose",
+            "choose_text",
+            "choose_encoder",
+            "choose_start",
+            "request",
+            "prepare",
+            "finish",
+            "tasks",
+        ),
         *(
             "diagnosis",
             "run",

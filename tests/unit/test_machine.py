@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from transduce import machine
 
@@ -50,6 +51,22 @@ def test_no_limit_of_version_1_is_a_very_large_one(tmp_path: Path) -> None:
     files = {"memory/memory.limit_in_bytes": NO_LIMIT_V1, "memory/memory.usage_in_bytes": GIB}
     room = machine.container_memory(group(tmp_path, **files))
     assert room is not None and room > 2**60
+
+
+def test_looking_at_the_machine_draws_none_of_a_run_s_random_numbers() -> None:
+    before = torch.get_rng_state()
+    machine.this_machine("cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_processes_of_one_machine_share_its_memory_but_not_its_gpus() -> None:
+    laptop = machine.Machine("cpu", "laptop", 2, 8 * GIB, "float32")
+    four = laptop.shared(8, 4)
+    assert (four.n_threads, four.memory) == (16, 2 * GIB)
+    assert four.describe() == "laptop (cpu, 16 threads, 2 GiB free for each of 4 processes)"
+    assert laptop.shared(1, 1) == laptop
+    card = machine.Machine("cuda", "card", 16, 80 * GIB, "bfloat16")
+    assert card.shared(2, 2) == card
 
 
 def test_the_smaller_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:

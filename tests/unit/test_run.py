@@ -131,6 +131,22 @@ def test_what_is_whole_or_edited_stays(finished: Path, tmp_path: Path) -> None:
     assert (tmp_path / "then" / "README.md").read_text() == words
 
 
+def test_a_change_in_the_log_of_a_finished_run_is_told(finished: Path, tmp_path: Path) -> None:
+    """It has a checksum from the end on; a change is no reason to refuse the run."""
+    run = finished / "run"
+    assert "ok       metrics.jsonl" in transduce("verify", run, "--files").out
+
+    def spoil(run: Path) -> None:
+        log = (run / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").write_text(log.replace('"update": 4', '"update": 3', 1))
+        done = transduce("verify", run, "--files")
+        assert done.code == 1 and "DAMAGED  metrics.jsonl: its content is not what the manifest says" in done.out
+
+    done, _ = again(finished, tmp_path, spoil)
+    assert done.code == 0, done.err
+    assert f"warning: {run / 'metrics.jsonl'} is damaged" in done.err and "finished already" in done.err
+
+
 @pytest.mark.parametrize("preset", [{}, {"preset": "small"}])
 @pytest.mark.parametrize("vocab_size", [None, 500], ids=["chosen", "equal on both sides"])
 def test_separate_vocabularies_cannot_be_tied_three_ways(preset: dict[str, Any], vocab_size: int | None) -> None:

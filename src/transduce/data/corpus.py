@@ -30,6 +30,16 @@ class Pair:
     place: tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Of tab-separated text: how many columns there are, and which hold both sides. `named`: line 1 says so."""
+
+    n: int
+    src: int = 0
+    tgt: int = 1
+    named: bool = False
+
+
 def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order, empty sides included. The language codes pick the sides of TSV, JSONL, TMX.
 
@@ -93,46 +103,64 @@ def _read_text(src: Path, tgt: Path) -> Iterator[Pair]:
 
 def _read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
     """Tab-separated columns without quoting: the first two, or those that a header line names by language."""
-    name, n_columns, columns = str(path), 0, (0, 1)
+    columns: Columns | None = None
     for number, line in enumerate(read_lines(path), 1):
-        fields = line.split("\t")
-        if number == 1:
-            n_columns, header = len(fields), [field.strip().lower() for field in fields]
-            if n_columns < 2:
-                raise DataError(f"{path}, line 1: no tab; expected source<TAB>target")
-            if src_lang.lower() in header and tgt_lang.lower() in header:
-                columns = header.index(src_lang.lower()), header.index(tgt_lang.lower())
-                continue
-        if len(fields) != n_columns:
-            if line.strip():
-                raise DataError(f"{path}, line {number}: {len(fields)} columns where line 1 has {n_columns}")
-            fields = [""] * n_columns
-        yield Pair(fields[columns[0]], fields[columns[1]], (name, number))
+        try:
+            columns = columns or columns_of(line, src_lang, tgt_lang)
+            if number > 1 or not columns.named:
+                yield Pair(*tsv_pair(line, columns), (str(path), number))
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
+
+
+def columns_of(first: str, src_lang: str, tgt_lang: str) -> Columns:
+    """The columns of a file with this first line; a `ValueError` says what is wrong with it."""
+    names = [field.strip().lower() for field in first.split("\t")]
+    if len(names) < 2:
+        raise ValueError("no tab; expected source<TAB>target")
+    if src_lang.lower() in names and tgt_lang.lower() in names:
+        return Columns(len(names), names.index(src_lang.lower()), names.index(tgt_lang.lower()), named=True)
+    return Columns(len(names))
+
+
+def tsv_pair(line: str, columns: Columns) -> tuple[str, str]:
+    """Source and target of a line, empty ones of a blank line; a `ValueError` says what is wrong with it."""
+    fields = line.split("\t")
+    if len(fields) != columns.n:
+        if line.strip():
+            raise ValueError(f"{len(fields)} columns where line 1 has {columns.n}")
+        return "", ""
+    return fields[columns.src], fields[columns.tgt]
 
 
 def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
     """One JSON object a line, with keys `src` and `tgt` or the two language codes, there or inside `translation`."""
-    name = str(path)
     for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            yield Pair("", "", (name, number))
-            continue
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", None) or error
-            raise DataError(f"{path}, line {number}: not valid JSON: {reason}") from None
-        sides = json_sides(value, src_lang, tgt_lang)
-        if sides is None:
-            expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
-            raise DataError(f"{path}, line {number}: expected {expected}")
-        for side in sides:
-            if "\\u" in line and _SURROGATES.search(side):
-                raise DataError(f"{path}, line {number}: half of a surrogate pair, which is no character")
-        yield Pair(_one_line(sides[0]), _one_line(sides[1]), (name, number))
+            src, tgt = json_pair(line, src_lang, tgt_lang)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
+        yield Pair(src, tgt, (str(path), number))
 
 
-def json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
+def json_pair(line: str, src_lang: str, tgt_lang: str) -> tuple[str, str]:
+    """Source and target of a line, empty ones of a blank line; a `ValueError` says what is wrong with it."""
+    if not line.strip():
+        return "", ""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON: {getattr(error, 'msg', None) or error}") from None
+    sides = _json_sides(value, src_lang, tgt_lang)
+    if sides is None:
+        expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
+        raise ValueError(f"expected {expected}")
+    if "\\u" in line and any(_SURROGATES.search(side) for side in sides):
+        raise ValueError("half of a surrogate pair, which is no character")
+    return _one_line(sides[0]), _one_line(sides[1])
+
+
+def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
     """Source and target of a JSON object, or None where it does not hold two strings."""
     if isinstance(value, dict) and isinstance(value.get("translation"), dict):
         value = value["translation"]

@@ -26,17 +26,28 @@ def read_labelled(path: Path | str) -> Iterator[Labelled]:
     """
     name, n_texts = str(path), 0
     for number, line in enumerate(read_lines(path), 1):
-        label, *texts = line.split("\t")
-        where = f"{name}, line {number}"
-        if not texts or len(texts) > 2:
-            found = "there is no tab" if not texts else f"there are {len(texts)} tabs"
-            raise DataError(f"{where}: expected label<TAB>text or label<TAB>text<TAB>text; {found}")
-        if not label.strip() or not all(text.strip() for text in texts):
-            raise DataError(f"{where}: the {'text' if label.strip() else 'label'} is empty")
-        n_texts = n_texts or len(texts)
-        if len(texts) != n_texts:
-            raise DataError(f"{where}: {len(texts)} texts, where the lines before have {n_texts}")
-        yield Labelled(label.strip(), tuple(texts), (name, number))
+        try:
+            label, *texts = labelled_row(line, n_texts)
+        except ValueError as error:
+            raise DataError(f"{name}, line {number}: {error}") from None
+        n_texts = len(texts)
+        yield Labelled(label, tuple(texts), (name, number))
+
+
+def labelled_row(line: str, n_texts: int = 0) -> tuple[str, ...]:
+    """The label and the texts of a line; a `ValueError` says what is wrong with it.
+
+    `n_texts`: how many there must be, where lines before have told.
+    """
+    label, *texts = line.split("\t")
+    if not texts or len(texts) > 2:
+        found = "there is no tab" if not texts else f"there are {len(texts)} tabs"
+        raise ValueError(f"expected label<TAB>text or label<TAB>text<TAB>text; {found}")
+    if not label.strip() or not all(text.strip() for text in texts):
+        raise ValueError(f"the {'text' if label.strip() else 'label'} is empty")
+    if len(texts) != (n_texts or len(texts)):
+        raise ValueError(f"{len(texts)} texts, where the lines before have {n_texts}")
+    return label.strip(), *texts
 
 
 def labels_in(examples: Iterable[Labelled]) -> tuple[str, ...]:

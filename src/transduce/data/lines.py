@@ -21,6 +21,7 @@ from transduce.errors import DataError
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is still taken for text: 16 MiB."""
+TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 
 MOST_RATIO, FREE = 100, 1 << 26
 """A packed file may become so many times larger, once it is beyond 64 MiB: text becomes 3 to 30 times larger."""
@@ -156,16 +157,22 @@ def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     number = 0
     while raw := file.readline(MAX_LINE):
         number += 1
-        if number == 1 and raw.startswith(_BOM):
-            raw = raw[len(_BOM) :]
-        end = -1 if raw.endswith(b"\n") else None
-        if end is None and len(raw) == MAX_LINE:
-            raise DataError(f"{name}, line {number}: longer than {MAX_LINE >> 20} MiB; is this a text file?")
-        raw = raw[:end].removesuffix(b"\r") if end else raw
+        if not raw.endswith(b"\n") and len(raw) == MAX_LINE:
+            raise DataError(f"{name}, line {number}: {TOO_LONG}")
         try:
-            yield raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{name}, line {number}: {_explain(raw, error, first=number == 1)}") from None
+            yield decode_line(raw, first=number == 1)
+        except ValueError as error:
+            raise DataError(f"{name}, line {number}: {error}") from None
+
+
+def decode_line(raw: bytes, *, first: bool) -> str:
+    """The text of a line, without its end and, of the `first`, a byte order mark; a `ValueError` says what is wrong."""
+    raw = raw.removeprefix(_BOM) if first else raw
+    raw = raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(_explain(raw, error, first=first)) from None
 
 
 def _explain(raw: bytes, error: UnicodeDecodeError, *, first: bool) -> str:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from transduce.diagnosis import pairs, texts
 from transduce.diagnosis.findings import Finding
-from transduce.diagnosis.sampling import Kind, Sample
+from transduce.diagnosis.sampling import Sample
+from transduce.tasks.base import Form
 
-PAIRS: frozenset[Kind] = frozenset({"pairs"})
-LABELLED: frozenset[Kind] = frozenset({"labelled"})
-TEXT: frozenset[Kind] = frozenset({"text"})
-ALL: frozenset[Kind] = PAIRS | LABELLED | TEXT
+PAIRS: frozenset[Form] = frozenset({"pairs"})
+LABELLED: frozenset[Form] = frozenset({"labelled"})
+TEXT: frozenset[Form] = frozenset({"text"})
+ALL: frozenset[Form] = PAIRS | LABELLED | TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Check:
     """One line of the table. `quick`: done by every training, on a small sample."""
 
     name: str
-    kinds: frozenset[Kind]
+    forms: frozenset[Form]
     run: Callable[[Sample], list[Finding]]
     quick: bool = False
 
@@ -48,6 +49,6 @@ def run_checks(sample: Sample, *, quick: bool = False) -> list[Finding]:
     """What all checks that apply have to say."""
     found: list[Finding] = []
     for check in CHECKS:
-        if sample.kind in check.kinds and (check.quick or not quick):
+        if sample.form in check.forms and (check.quick or not quick):
             found += check.run(sample)
     return found

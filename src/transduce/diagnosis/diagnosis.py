@@ -63,7 +63,7 @@ class Diagnosis:
         if sample is not None:
             keys = ("name", "files", "counts", "total", "counted", "how")
             data = {
-                "kind": sample.kind,
+                "kind": sample.form,
                 "corpora": [{key: getattr(part, key) for key in keys} for part in sample.parts],
                 "held_out": [{key: getattr(part, key) for key in keys} for part in sample.held],
                 "looked_at": sample.n_rows,

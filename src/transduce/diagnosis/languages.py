@@ -8,23 +8,11 @@ scripts, or two common words and none of the other language, make clear.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
-_NAMED = {
-    "CJK": "Han",
-    "HIRAGANA": "Kana",
-    "KATAKANA": "Kana",
-    "KATAKANA-HIRAGANA": "Kana",
-    "HALFWIDTH": "Kana",
-    "FULLWIDTH": "Latin",
-    "MODIFIER": "",
-    "FEMININE": "Latin",
-    "MASCULINE": "Latin",
-    "MICRO": "Greek",
-}
+from transduce.text.scripts import script
+
 _SCRIPTS = {
     "Cyrillic": "ru uk bg mk be kk ky mn tg",
     "Greek": "el grc",
@@ -107,19 +95,6 @@ def language(code: str) -> str:
     """The short code of a language: `en` of en-US, EN_us and eng; as it is where none is known."""
     first = re.split("[-_]", code.lower())[0]
     return _SHORT.get(first, first)
-
-
-@lru_cache(maxsize=1 << 16)
-def script(character: str) -> str:
-    """The script of a letter, as Latin or Han; nothing for what is no letter.
-
-    >>> script("ж"), script("漢"), script("1")
-    ('Cyrillic', 'Han', '')
-    """
-    if not character.isalpha():
-        return ""
-    name = unicodedata.name(character, "").partition(" ")[0]
-    return _NAMED.get(name, name.title())
 
 
 def scripts(texts: Iterable[str]) -> dict[str, float]:

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import transduce
+from transduce.config import Settings
+
+SPARE = 1.5  # seconds before its end in which a trial stops by itself
+OVER = "its time was over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Trial:
     loss_seconds: float = 0.0
     judge_seconds: float = 0.0
     died: str = ""
+    processes: int = 1
+    """That train together: `points` and `speed.peak` are of one of them."""
 
     @property
     def memory(self) -> Memory | None:
@@ -103,27 +109,41 @@ def extrapolated(points: Sequence[Point]) -> Memory | None:
     return Memory(worst, last.share == 1.0, round(last.peak - a_slot * last.slots), a_slot * whole)
 
 
-def measure(folder: Path, *, seconds: float) -> Trial:
-    """Run a trial on what lies prepared in the run folder `folder`, for about `seconds`."""
-    command = [sys.executable, "-m", "transduce.diagnosis.trial", str(folder), str(time.time() + seconds)]
+def tokens_at_once(settings: Settings, processes: int) -> int:
+    """Tokens of the largest micro-batch of one process: of a batch each has its share."""
+    batch = settings.training.batch_tokens or 1
+    return min(settings.training.micro_batch_tokens or batch, -(-batch // processes))
+
+
+def measure(folder: Path, *, seconds: float, processes: int = 1) -> Trial:
+    """Run a trial on what lies prepared in the run folder `folder`, as the first of so many processes would.
+
+    It is ended after `seconds`, and what it has told until then counts.
+    """
+    until = time.time() + max(0.5 * seconds, seconds - SPARE)
+    command = [sys.executable, "-m", "transduce.diagnosis.trial", str(folder), str(until), str(processes)]
     here = str(Path(transduce.__file__).parents[1])  # the child is of the same package, however this one was found
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
-    patience = max(60.0, 4 * seconds)  # of a machine that is busy with something else
+    if processes > 1:  # as `launch` shares out the cores
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    err = b""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=patience, env=environment, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, check=False)
         out, err, code = done.stdout, done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
-        out, err, code = error.stdout or b"", b"", -1
-    facts = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
+        out, code = error.stdout or b"", None
+    facts = [json.loads(line) for line in out.splitlines(keepends=True) if line[:1] == b"{" and line[-1:] == b"\n"]
     died = ""
-    if not any("done" in fact for fact in facts):
+    if code is None:
+        died = "" if any("speed" in fact for fact in facts) else OVER
+    elif not any("done" in fact for fact in facts):
         lines = err.decode("utf-8", errors="replace").strip().splitlines()
         out_of_memory = code == -9 or any("memory" in line.lower() for line in lines[-3:])
         died = "out of memory" if out_of_memory else lines[-1] if lines else f"it ended with code {code}"
-    return told(facts, died=died)
+    return told(facts, died=died, processes=processes)
 
 
-def told(facts: Sequence[dict[str, Any]], *, died: str = "") -> Trial:
+def told(facts: Sequence[dict[str, Any]], *, died: str = "", processes: int = 1) -> Trial:
     """What the lines of a trial say."""
     merged = {key: value for fact in facts for key, value in fact.items() if key != "memory"}
     points = tuple(Point(**fact["memory"]) for fact in facts if "memory" in fact)
@@ -138,6 +158,7 @@ def told(facts: Sequence[dict[str, Any]], *, died: str = "") -> Trial:
         loss_seconds=validation.get("loss", 0.0),
         judge_seconds=validation.get("judge", 0.0),
         died=died,
+        processes=processes,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from transduce.diagnosis.diagnosis import Diagnosis
 from transduce.diagnosis.findings import Finding, about
-from transduce.diagnosis.measuring import Trial
+from transduce.diagnosis.measuring import Trial, tokens_at_once
 from transduce.diagnosis.resources import size
 from transduce.diagnosis.sampling import Part, Sample
 from transduce.diagnosis.tokens import EDGES, Lengths
@@ -73,7 +73,7 @@ def _hist(diagnosis: Diagnosis) -> list[str]:
 
 def _told(part: Part, sample: Sample) -> str:
     total = f"{part.total:,}" if part.counted else about(part.total)
-    return f"{part.name}: {total} {_NOUNS[sample.kind]} ({part.how})"
+    return f"{part.name}: {total} {_NOUNS[sample.form]} ({part.how})"
 
 
 def _machine(diagnosis: Diagnosis) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _machine(diagnosis: Diagnosis) -> Iterator[str]:
     trial, settings, time, disk = diagnosis.trial, diagnosis.settings, diagnosis.time, diagnosis.disk
     if trial is None or settings is None:
         return
-    if settings.model.kind:
+    if trial.parameters:
         preset = f"{settings.model.preset}, " if settings.model.preset else ""
         n_pieces = settings.tokenizer.vocab_size or 0
         yield _row("model", f"{preset}{trial.parameters:,} weights, {n_pieces:,} pieces")
@@ -117,13 +117,15 @@ def _memory(diagnosis: Diagnosis, trial: Trial) -> Iterator[str]:
     memory, settings = trial.memory, diagnosis.settings
     if memory is None or settings is None:
         return
-    micro = settings.training.micro_batch_tokens or settings.training.batch_tokens or 1
+    micro = tokens_at_once(settings, trial.processes)
+    each = "" if trial.processes == 1 else f" for each of {trial.processes} processes"
     how = "measured" if memory.measured else f"continued from {trial.points[-1].share:.0%} of it"
     fits = diagnosis.fitting_tokens
     room = "" if fits is None else f"; up to {fits:,} tokens at once fit"
     yield _row(
         "memory",
-        f"{size(memory.worst)} at the worst batch of {micro:,} tokens ({how}), {size(diagnosis.available)} free{room}",
+        f"{size(memory.worst)} at the worst batch of {micro:,} tokens ({how}), {size(diagnosis.available)} free"
+        f"{each}{room}",
     )
     if trial.speed is not None and trial.peak > 1.1 * memory.worst:
         many = (

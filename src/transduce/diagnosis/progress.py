@@ -13,7 +13,6 @@ from transduce.errors import RunFolderError, UserError
 from transduce.files import read_json
 from transduce.log import MetricsFile, duration
 from transduce.manifest import first_difference, with_leaves
-from transduce.request import has_read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,6 @@ def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
     remaining = seconds * (1 - share) / share if share > 0 else None
     here = Progress(str(path), state["update"], state["epochs"], share, seconds, remaining, state["finished"], busy)
     return here, found
-
-
-def text_is_read(path: Path) -> bool:
-    """Whether the run has its text in its folder."""
-    return has_read_text(path) and (path / "tokens").is_dir()
 
 
 def _is_busy(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transduce.config import Settings
 from transduce.diagnosis.findings import Finding
 from transduce.diagnosis.forecast import ROOM, Disk, Time
-from transduce.diagnosis.measuring import Trial
+from transduce.diagnosis.measuring import OVER, Trial, tokens_at_once
 from transduce.log import duration
 
 _LEAST = 64  # tokens of a micro-batch that is worth trying
@@ -25,8 +25,7 @@ def fitting_tokens(settings: Settings, trial: Trial, available: int) -> int | No
     """The largest micro-batch whose worst case stays within ROOM of what is free; None where nothing is known."""
     if trial.memory is None:
         return None
-    training = settings.training
-    micro = training.micro_batch_tokens or training.batch_tokens or 1
+    micro = tokens_at_once(settings, trial.processes)
     share = trial.memory.share_for(ROOM * available)
     tokens = min(micro * share, 1 << 24)
     return int(tokens) // 256 * 256 if tokens >= 256 else int(tokens)
@@ -34,12 +33,13 @@ def fitting_tokens(settings: Settings, trial: Trial, available: int) -> int | No
 
 def memory_findings(settings: Settings, trial: Trial, available: int) -> list[Finding]:
     """The worst batch in the memory that is free."""
-    training, memory = settings.training, trial.memory
-    micro = training.micro_batch_tokens or training.batch_tokens or 1
+    memory, micro = trial.memory, tokens_at_once(settings, trial.processes)
     if memory is None:
         level = "obstacle" if trial.died == "out of memory" else "warning"
         text = f"the trial updates ended too early: {trial.died or 'nothing was measured'}"
         advice = "choose a smaller model: --set model.preset=tiny" if level == "obstacle" else ""
+        if trial.died == OVER:
+            advice = "of memory and speed nothing is known; try again when the machine has less to do"
         return [Finding("memory", level, text, advice)]  # type: ignore[arg-type]
     figures = {"worst": memory.worst, "measured": memory.measured, "available": available, "peak": trial.peak}
     if trial.peak <= ROOM * available and not trial.died:

@@ -6,29 +6,30 @@ cannot be read are told, not raised.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
 
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.corpus import FORMATS, corpus_files, corpus_name, json_sides, read_pairs
+from transduce.data.corpus import FORMATS, columns_of, corpus_files, corpus_name, json_pair, read_pairs, tsv_pair
 from transduce.data.demo import demo_pairs
-from transduce.data.lines import bare_suffix, open_bytes
-from transduce.diagnosis.scanning import BLOCK, MOST_BLOCKS, Scan, scan
+from transduce.data.labelled import labelled_row
+from transduce.data.lines import bare_suffix, decode_line, open_bytes
+from transduce.diagnosis.scanning import BLOCK, MOST_BLOCKS, Scan, rank, scan
 from transduce.errors import DataError
+from transduce.tasks.base import Form
+from transduce.tasks.table import find_task
 
-Kind = Literal["pairs", "text", "labelled"]
 Row = tuple[str, ...]  # (source, target), (line,), or (label, text[, text])
+Parser = Callable[[list[str], int], Row | None]
+"""The row of the lines of each file with this number, none of a header; a `ValueError` says what is wrong with them."""
 
-KINDS: dict[str, Kind] = {"causal": "text", "masked": "text", "classification": "labelled"}
-"""What tasks read; pairs, where it is not said."""
 WINDOW = 200  # lines that are looked at together
+MOST_CHARACTERS = 2_000_000  # of rows that are worked with, however long they are
 MOST_HELD = 20_000  # rows of a held-out set
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class Block:
     from_end: bool = False
     """Whether it was counted from the end of both files: its number is a guess."""
 
-    def windows(self) -> Iterator[Block]:
-        """Itself in pieces of at most WINDOW rows."""
-        for begin in range(0, len(self.rows), WINDOW):
-            cut = slice(begin, begin + WINDOW)
+    def windows(self, n: int = WINDOW) -> Iterator[Block]:
+        """Itself in pieces of at most `n` rows."""
+        for begin in range(0, len(self.rows), n):
+            cut = slice(begin, begin + n)
             yield Block(self.numbers[begin], self.rows[cut], self.numbers[cut], self.from_end)
 
 
@@ -76,12 +77,16 @@ class Part:
         """Rows in the sample."""
         return sum(len(block.rows) for block in self.blocks)
 
+    def rows(self) -> Iterator[Row]:
+        """All rows of the sample."""
+        return chain.from_iterable(block.rows for block in self.blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What the checks look at."""
 
-    kind: Kind
+    form: Form
     settings: Settings
     parts: tuple[Part, ...]
     held: tuple[Part, ...]
@@ -107,130 +112,131 @@ class Sample:
 
     def rows(self) -> Iterator[Row]:
         """All training rows."""
-        return chain.from_iterable(block.rows for part in self.parts for block in part.blocks)
+        return chain.from_iterable(part.rows() for part in self.parts)
 
     def some(self, n: int) -> list[Row]:
         """About `n` rows at most: whole windows from everywhere, of each corpus as many as its size asks for."""
-        chosen = list[Row]()
-        for part in self.parts:
-            windows = [window for block in part.blocks for window in block.windows()]
-            wanted = max(1, round(n / WINDOW * part.total / max(1, self.total)))
-            step = max(1.0, len(windows) / wanted)
-            for i in range(min(len(windows), wanted)):
-                chosen += windows[int(i * step)].rows
-        return chosen
+        return [row for windows in drawn(self.parts, n) for window in windows for row in window.rows]
+
+
+def drawn(parts: Sequence[Part], n: int) -> list[list[Block]]:
+    """Of each part windows from everywhere, about `n` rows of all together: as many as its size asks for."""
+    rows = [row for part in parts for row in part.rows()]
+    n_characters = sum(len(text) for row in rows for text in row) / max(1, len(rows))
+    n = min(n, round(MOST_CHARACTERS / max(1.0, n_characters)))
+    total, most = max(1, sum(part.total for part in parts)), max(20, n // max(1, len(parts)))
+    chosen = list[list[Block]]()
+    for part in parts:
+        windows = [window for block in part.blocks for window in block.windows(min(WINDOW, most))]
+        wanted = max(1, round(n / min(WINDOW, most) * part.total / total))
+        step = max(1.0, len(windows) / wanted)
+        chosen.append([windows[int(i * step)] for i in range(min(len(windows), wanted))])
+    return chosen
 
 
 def take_sample(settings: Settings, *, seconds: float = 5.0, most_blocks: int = MOST_BLOCKS) -> Sample:
     """A sample of all text that the settings name, read in about `seconds`. A missing file is a `DataError`."""
     began, data = time.monotonic(), settings.data
-    kind = KINDS.get(settings.task, "pairs")
+    form = find_task(settings.task).reads
     if data.demo:
-        return Sample(kind, settings, (_demo(data.demo, settings.training.seed),), ())
-    look = _Look(kind, data)
+        return Sample(form, settings, (_demo(data.demo, settings.training.seed),), ())
+    look = _Look(form, data)
     each = seconds / max(1, len(data.train))
     parts = tuple(look.part(corpus, each, most_blocks) for corpus in data.train)
-    most = -(-MOST_HELD // BLOCK)
-    held = tuple(look.part(c, 1.0, most) for c in (*data.valid, *data.test)) if most_blocks >= most else ()
-    return Sample(kind, settings, parts, held, tuple(look.faults), time.monotonic() - began)
+    most, corpora = -(-MOST_HELD // BLOCK), (*data.valid, *data.test)
+    each = min(1.0, 0.5 * seconds / max(1, len(corpora)))
+    held = tuple(look.part(corpus, each, most) for corpus in corpora) if most_blocks >= most else ()
+    return Sample(form, settings, parts, held, tuple(look.faults), time.monotonic() - began)
 
 
 class _Look:
-    """Reads corpora of one kind, and collects their faults."""
+    """Reads corpora of one form, and collects their faults."""
 
-    def __init__(self, kind: Kind, data: DataSettings) -> None:
-        self.kind, self.data = kind, data
+    def __init__(self, form: Form, data: DataSettings) -> None:
+        self.form, self.data = form, data
         self.faults: list[Fault] = []
 
     def part(self, corpus: Corpus, seconds: float, most_blocks: int) -> Part:
         files = corpus_files(corpus)
-        if self.kind == "pairs" and corpus.path is not None:
+        if self.form == "pairs" and corpus.path is not None:
             if bare_suffix(corpus.path) == ".tmx":
                 return self._tmx(corpus, seconds, most_blocks * BLOCK)
             if bare_suffix(corpus.path) not in FORMATS:
                 read_pairs(corpus, src_lang="src", tgt_lang="tgt")  # raises what is to be said of it
-        scans = [scan(path, seconds=seconds / len(files)) for path in files]
-        self.faults += [Fault(str(found.path), found.fault) for found in scans if found.fault]
+        until = time.monotonic() + seconds
+        scans = [scan(path, seconds=0.6 * seconds / len(files)) for path in files]
+        self.faults += [_fault(found.path, found.fault) for found in scans if found.fault]
         counts, whole = tuple(found.total for found in scans), all(found.whole for found in scans)
         numbers = _numbers(scans, most_blocks)
-        columns = self._columns(scans[0])
-        blocks = [self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, columns) for n in numbers]
+        parse, headers = self._parser(scans[0], len(scans))
+        blocks = list[Block]()
+        for n in sorted(numbers, key=rank):  # the first one first, the others as if drawn: time may not suffice for all
+            blocks.append(self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse))
+            if time.monotonic() > until:
+                break
+        blocks.sort(key=lambda block: block.first)
+        n_looked_at = len(blocks)
         seekable = all(found.seekable for found in scans)
         if seekable and not whole and len(scans) == 2:
             tails = [found.tail(BLOCK) for found in scans]
             n = min(map(len, tails))
-            end = self._block(scans, [lines[len(lines) - n :] for lines in tails], min(counts) - n + 1, columns)
+            end = self._block(scans, [lines[len(lines) - n :] for lines in tails], min(counts) - n + 1, parse)
             blocks.append(Block(end.first, end.rows, end.numbers, from_end=True))
 
         def reread(first: int, n: int) -> list[Row]:
-            return list(self._block(scans, [found.read(first - 1, n) for found in scans], first, columns).rows)
+            return list(self._block(scans, [found.read(first - 1, n) for found in scans], first, parse).rows)
 
         return Part(
             name=corpus_name(corpus),
             files=tuple(str(path) for path in files),
             counts=counts,
-            total=min(counts),
+            total=max(0, min(counts) - headers),
             counted=whole,
-            how=_how(scans, len(numbers)),
+            how=_how(scans, n_looked_at),
             blocks=tuple(block for block in blocks if block.rows),
             n_bytes=sum(round(found.n_bytes / (found.share or 1)) for found in scans),
             reread=reread if seekable else None,
         )
 
-    def _block(self, scans: Sequence[Scan], sides: list[list[bytes]], first: int, columns: tuple[int, int]) -> Block:
+    def _block(self, scans: Sequence[Scan], sides: list[list[bytes]], first: int, parse: Parser) -> Block:
         """The rows of lines that stand beside each other."""
         rows, numbers = list[Row](), list[int]()
         for number, raw in enumerate(zip(*sides, strict=False), first):
+            texts, file = list[str](), scans[0].path
             try:
-                texts = [_decoded(line, number) for line in raw]
-                row = self._row(texts, columns, number)
+                for found, line in zip(scans, raw, strict=True):
+                    file = found.path
+                    texts.append(decode_line(line + b"\n", first=number == 1))
+                row = parse(texts, number)
             except ValueError as error:
                 if len(self.faults) < 20:
-                    at = next((i for i, line in enumerate(raw) if not _is_text(line)), 0)
-                    self.faults.append(Fault(f"{scans[at].path}, line {number}", str(error)))
+                    self.faults.append(Fault(f"{file}, line {number}", str(error)))
                 continue
             if row is not None:
                 rows.append(row)
                 numbers.append(number)
         return Block(first, tuple(rows), tuple(numbers))
 
-    def _row(self, texts: list[str], columns: tuple[int, int], number: int) -> Row | None:
-        """A row of the kind that is read; `ValueError` says what is wrong with it."""
-        if self.kind == "text" or len(texts) == 2:
-            return tuple(texts)
-        line = texts[0]
-        if self.kind == "labelled":
-            fields = line.split("\t")
-            if len(fields) not in (2, 3) or not all(field.strip() for field in fields):
-                raise ValueError("expected label<TAB>text or label<TAB>text<TAB>text")
-            return tuple(fields)
-        if not line.strip():
-            return "", ""
-        if columns == (-1, -1):
-            sides = json_sides(_json(line), self.data.src_lang, self.data.tgt_lang)
-            if sides is None:
-                raise ValueError('expected {"src": "...", "tgt": "..."}')
-            return " ".join(sides[0].split("\n")), " ".join(sides[1].split("\n"))
-        fields = line.split("\t")
-        if number == 1 and self._is_header(fields):
-            return None
-        if len(fields) <= max(columns):
-            raise ValueError(f"{len(fields)} columns; expected source<TAB>target")
-        return fields[columns[0]], fields[columns[1]]
+    def _parser(self, first: Scan, n_files: int) -> tuple[Parser, int]:
+        """What makes rows of the lines of a corpus, as training does; and the number of lines that make none."""
+        if self.form == "text" or n_files == 2:
+            return lambda texts, number: tuple(texts), 0
+        line = next(iter(first.block(0, n=1)), b"").decode("utf-8", errors="replace").removeprefix("\ufeff")
+        if self.form == "labelled":
+            n_texts = line.count("\t")
+            return lambda texts, number: labelled_row(texts[0], n_texts if number > 1 and n_texts in (1, 2) else 0), 0
+        langs = self.data.src_lang, self.data.tgt_lang
+        if bare_suffix(first.path) == ".jsonl":
+            return lambda texts, number: json_pair(texts[0], *langs), 0
+        columns = None
+        with contextlib.suppress(ValueError):
+            columns = columns_of(line, *langs)
 
-    def _is_header(self, fields: Sequence[str]) -> bool:
-        names = [field.strip().lower() for field in fields]
-        return self.data.src_lang.lower() in names and self.data.tgt_lang.lower() in names
+        def tsv(texts: list[str], number: int) -> Row | None:
+            known = columns or columns_of(texts[0], *langs)
+            return None if number == 1 and known.named else tsv_pair(texts[0], known)
 
-    def _columns(self, found: Scan) -> tuple[int, int]:
-        """Where both sides stand in a file of pairs; (-1, -1): in JSON."""
-        if self.kind != "pairs" or bare_suffix(found.path) == ".jsonl":
-            return -1, -1
-        first = next(iter(found.block(0, n=1)), b"").decode("utf-8", errors="replace").split("\t")
-        if not self._is_header(first):
-            return 0, 1
-        names = [field.strip().lower() for field in first]
-        return names.index(self.data.src_lang.lower()), names.index(self.data.tgt_lang.lower())
+        return tsv, int(columns is not None and columns.named)
 
     def _tmx(self, corpus: Corpus, seconds: float, most: int) -> Part:
         """Translation units from the beginning; how many there are is counted by their tags."""
@@ -257,7 +263,7 @@ class _Look:
             else:
                 ended = len(rows) < most
         except DataError as error:
-            self.faults.append(Fault(str(corpus.path), str(error)))
+            self.faults.append(_fault(corpus.path, str(error)))
         total = len(rows) if ended else max(n_units, len(rows))
         how = "read whole" if ended else f"{len(rows):,} units from the beginning"
         block = Block(1, tuple(rows), tuple(numbers))
@@ -265,6 +271,12 @@ class _Look:
         return Part(
             corpus_name(corpus), (str(corpus.path),), (total,), total, whole and ended, how, blocks, n_bytes=n_bytes
         )
+
+
+def _fault(path: Path, told: str) -> Fault:
+    """What an error says of a file, which it names first, maybe with a line."""
+    behind, _, why = told.removeprefix(str(path)).partition(": ")
+    return Fault(f"{path}{behind}", why) if told.startswith(str(path)) else Fault(str(path), told)
 
 
 def _numbers(scans: Sequence[Scan], most: int) -> list[int]:
@@ -293,39 +305,3 @@ def _demo(n: int, seed: int) -> Part:
     rows = tuple((pair.src, pair.tgt) for pair in demo_pairs("train", min(n, 10 * BLOCK), seed=seed))
     block = Block(1, rows, tuple(range(1, len(rows) + 1)))
     return Part("built-in corpus", (), (n,), n, True, "made as it is needed", (block,))
-
-
-def _decoded(line: bytes, number: int) -> str:
-    if number == 1:
-        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise ValueError("this is UTF-16, not UTF-8; convert it, for instance with iconv -f UTF-16 -t UTF-8")
-        line = line.removeprefix(_BOM)
-    try:
-        return line.removesuffix(b"\r").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not valid UTF-8 (byte 0x{line[error.start]:02x} at byte {error.start + 1})") from None
-
-
-def _is_text(line: bytes) -> bool:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _json(line: str) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON: {getattr(error, 'msg', None) or error}") from None
-
-
-def write_rows(rows: Sequence[Row], kind: Kind, folder: Path, name: str) -> Corpus:
-    """Rows as files that training reads; a corpus of them."""
-    sides = list(zip(*rows, strict=True)) if kind == "pairs" else [["\t".join(row) for row in rows]]
-    paths = [folder / f"{name}.{side}" for side in (("src", "tgt") if kind == "pairs" else ("txt",))]
-    for path, lines in zip(paths, sides or [[], []], strict=False):
-        text = "".join(line.replace("\n", " ") + "\n" for line in lines)
-        path.write_text(text, encoding="utf-8", newline="\n")
-    return Corpus(src=paths[0], tgt=paths[1]) if kind == "pairs" else Corpus(path=paths[0])

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.data.lines import COMPRESSIONS, open_watched
+from transduce.data.lines import COMPRESSIONS, MAX_LINE, TOO_LONG, open_watched
 from transduce.errors import DataError
 
 BLOCK = 2_000  # lines
 MOST_BLOCKS = 100  # kept of one file
-MOST_BYTES = 1 << 22  # of one block: longer ones are cut
+MOST_BYTES = 1 << 22  # of one block: of longer ones the first lines are taken
 _CHUNK = 1 << 20
 _PATIENCE = 1 << 26  # bytes without an end of a block: no text of sentences
 
@@ -55,13 +55,18 @@ class Scan:
         return number * BLOCK < self.n_lines if self.seekable else number in self.kept
 
     def block(self, number: int, *, n: int = BLOCK) -> list[bytes]:
-        """The lines of a block, without their ends; fewer at the end of what was read, or where they are long."""
+        """The lines of a block, without their ends; fewer at the end of what was read, or where they are long.
+
+        None where nothing was kept: `fault` tells why.
+        """
         if not self.seekable:
-            return _cut(self.kept[number])[:n]
+            return _lines(self.kept.get(number, b""))[:n]
         return self.read(number * BLOCK, n)
 
     def read(self, first: int, n: int) -> list[bytes]:
         """`n` lines of a plain file from line `first` (from 0) on, by seeking."""
+        if first >= self.n_lines:
+            return []
         place = max(0, bisect_left(self.lines, first) - 1)  # a chunk that begins before the line does
         with self.path.open("rb") as file:
             file.seek(self.offsets[place])
@@ -74,9 +79,10 @@ class Scan:
                         skip, data = skip - len(ends), data[ends[-1] + 1 if len(ends) else 0 :]
                         continue
                     skip, data = 0, data[ends[skip - 1] + 1 :]
-                if len(data) > MOST_BYTES or data.count(b"\n") >= n:
+                if (len(data) > MOST_BYTES and b"\n" in data) or data.count(b"\n") >= n:
+                    data = data[: data.rindex(b"\n") + 1]
                     break
-        return _cut(data)[: min(n, self.n_lines - first)]
+        return _lines(data)[: min(n, self.n_lines - first)]
 
     def tail(self, n: int) -> list[bytes]:
         """The last lines of a plain file, at most `n`."""
@@ -105,11 +111,12 @@ def scan(path: Path, *, seconds: float) -> Scan:
 
 
 def _count(found: Scan, file: io.BufferedIOBase, until: float) -> None:
-    """Count the lines of a plain file, and note where they lie."""
-    last = b"\n"
+    """Count the lines of a plain file, and note where they lie. A line that is too long ends it."""
+    last, open_ = b"\n", 0  # bytes of the line that goes on
     while chunk := file.read(_CHUNK):
         found.offsets.append(found.n_bytes)
         found.lines.append(found.n_lines)
+        open_ = _open(found.path, found.n_lines + 1, open_, chunk)
         found.n_lines += int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == 10))
         found.n_bytes += len(chunk)
         last = chunk[-1:]
@@ -121,8 +128,9 @@ def _count(found: Scan, file: io.BufferedIOBase, until: float) -> None:
 
 def _draw(found: Scan, file: io.BufferedIOBase, until: float) -> None:
     """Read on, and keep some blocks."""
-    number, rest = 0, b""
+    number, rest, open_ = 0, b"", 0
     while chunk := file.read(_CHUNK):
+        open_ = _open(found.path, found.n_lines + rest.count(b"\n") + 1, open_, chunk)
         found.n_bytes += len(chunk)
         rest += chunk
         ends = np.flatnonzero(np.frombuffer(rest, np.uint8) == 10)
@@ -144,7 +152,12 @@ def _keep(found: Scan, number: int, block: bytes) -> None:
     """Keep a block if its number is drawn; the first one always is."""
     if rank(number) > found.limit:
         return
-    found.kept[number] = block[: MOST_BYTES + 1]
+    if len(block) > MOST_BYTES:  # whole lines only; of the first block one at least, as it tells the columns
+        end = block.rfind(b"\n", 0, MOST_BYTES) + 1
+        block = block[: end or (0 if number else block.find(b"\n") + 1 or len(block))]
+    if not block:
+        return
+    found.kept[number] = block
     while len(found.kept) > MOST_BLOCKS:
         found.limit //= 2
         found.kept = {n: b for n, b in found.kept.items() if rank(n) <= found.limit}
@@ -157,9 +170,17 @@ def rank(number: int) -> int:
     return value >> 32
 
 
-def _cut(data: bytes) -> list[bytes]:
-    """Lines; of data that was cut for its size the last, which has no end, only where it is the only one."""
-    lines = data.split(b"\n")
-    if not lines[-1] or (len(data) > MOST_BYTES and len(lines) > 1):
-        lines.pop()
-    return lines
+def _lines(data: bytes) -> list[bytes]:
+    """Lines without their ends."""
+    return data.removesuffix(b"\n").split(b"\n") if data else []
+
+
+def _open(path: Path, number: int, before: int, chunk: bytes) -> int:
+    """Bytes of the line that goes on behind a chunk; `before`: behind the last one, of the line of this number.
+
+    A line that is longer than any text's is a `DataError`.
+    """
+    end = chunk.find(b"\n")
+    if before + (len(chunk) if end < 0 else end) >= MAX_LINE:
+        raise DataError(f"{path}, line {number}: {TOO_LONG}")
+    return before + len(chunk) if end < 0 else len(chunk) - 1 - chunk.rfind(b"\n")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from itertools import chain
 
-from transduce.data.clean import comparable
+from transduce.data.clean import LeakCheck
+from transduce.data.corpus import Pair
+from transduce.data.seen import LEAST_CHARACTERS, SeenCheck, watch
 from transduce.diagnosis.findings import Finding, Level, about, percent
-from transduce.diagnosis.sampling import Part, Row, Sample
+from transduce.diagnosis.sampling import Row, Sample
 
-_LONG = 30  # characters from which on a line that comes twice means something in running text
 _ODD: tuple[tuple[str, re.Pattern[str], float, str], ...] = (
     ("U+FFFD, the sign of characters lost", re.compile("\ufffd"), 0.0, "get the text in its own encoding"),
     (
@@ -72,7 +71,7 @@ def duplicates(sample: Sample) -> list[Finding]:
         for block in part.blocks:
             number += 1
             for row in block.rows:
-                if sample.kind == "text" and len(row[0]) < _LONG:
+                if sample.form == "text" and len(row[0]) < LEAST_CHARACTERS:
                     continue
                 n += 1
                 places.setdefault(_mark(row), []).append(number)
@@ -86,39 +85,31 @@ def duplicates(sample: Sample) -> list[Finding]:
         return []
     share = (within + often + seen_twice * (1.0 if sample.whole else max(1.0, sample.total / sample.n_rows))) / n
     share = min(share, 0.99)
-    what = {"pairs": "pairs", "text": "longer lines", "labelled": "examples"}[sample.kind]
+    what = {"pairs": "pairs", "text": "longer lines", "labelled": "examples"}[sample.form]
     where = "" if sample.whole else f", extrapolated from {sample.n_rows:,} of {about(sample.total)}"
     text = f"{percent(share)} of the {what} repeat another one{where}"
     figures = {"share": round(share, 4), "seen": within + often + seen_twice, "looked_at": n}
     if share < 0.05 or sample.settings.data.deduplicate:
         return [Finding("duplicates", "note", text, figures=figures)]
-    advice = "--set data.deduplicate=true keeps one of each" if sample.kind == "pairs" else "keep one of each"
+    advice = "--set data.deduplicate=true keeps one of each" if sample.form == "pairs" else "keep one of each"
     return [Finding("duplicates", "warning", text, advice, figures)]
 
 
 def leaks(sample: Sample) -> list[Finding]:
     """Held-out text that stands in the training text."""
+    seen = 1.0 if sample.whole else min(1.0, sample.n_rows / max(1, sample.total))
+    what = {"pairs": "sources", "text": "longer lines", "labelled": "texts"}[sample.form]
     found = []
-    for held in sample.held:
-        wanted = dict.fromkeys(_keys(held, sample.kind))
-        if not wanted:
-            continue
-        hits = set[str]()
-        for part in sample.parts:
-            hits |= {key for key in _keys(part, sample.kind) if key in wanted}
+    for held, (hits, of) in zip(sample.held, _leaked(sample), strict=True):
         if not hits:
             continue
-        seen = 1.0 if sample.whole else min(1.0, sample.n_rows / max(1, sample.total))
-        n = min(len(wanted), len(hits) / seen)
-        what = {"pairs": "sources", "text": "longer lines", "labelled": "texts"}[sample.kind]
-        where = (
-            f"{len(hits):,}"
-            if seen == 1.0
-            else f"{about(n)} (extrapolated: {len(hits):,} in {percent(seen)} of the training text)"
-        )
-        share = n / len(wanted)
-        text = f"{held.name}: {where} of its {len(wanted):,} {what} stand in the training text too"
-        figures = {"set": held.name, "seen": len(hits), "of": len(wanted), "share": round(share, 4)}
+        n = min(of, hits / seen)
+        where = f"{hits:,}"
+        if seen < 1.0:
+            where = f"{about(n)} (extrapolated: {hits:,} in {percent(seen)} of the training text)"
+        share = n / of
+        text = f"{held.name}: {where} of its {of:,} {what} stand in the training text too"
+        figures = {"set": held.name, "seen": hits, "of": of, "share": round(share, 4)}
         level: Level = "warning" if share > 0.005 else "note"
         found.append(Finding("leaks", level, text, "take them out of the training text: scores flatter", figures))
     return found
@@ -163,15 +154,27 @@ def documents(sample: Sample) -> list[Finding]:
     return [Finding("documents", "note", text, advice, {"blank": round(blank / len(rows), 4)})]
 
 
-def _keys(part: Part, kind: str) -> Iterator[str]:
-    """What is compared of each row: the source, a line that is long enough, the texts."""
-    rows: Iterable[Row] = chain.from_iterable(block.rows for block in part.blocks)
-    for row in rows:
-        text = row[0] if kind != "labelled" else "\t".join(row[1:])
-        if kind == "text" and len(text) < _LONG:
-            continue
-        if key := comparable(text):
-            yield key
+def _leaked(sample: Sample) -> list[tuple[int, int]]:
+    """Of each held-out set, what of it stands in the training text, of how much: counted as training counts it."""
+    if sample.form == "pairs":
+        pairs = [LeakCheck(map(_pair, held.rows())) for held in sample.held]
+        for check in pairs:
+            for _ in check.watch(map(_pair, sample.rows())):
+                pass
+        return [(check.report.sources, check.report.pairs) for check in pairs]
+    texts = [SeenCheck(held.name, map(_text, held.rows()), unit="") for held in sample.held]
+    for _ in watch(sample.rows(), _text, texts):
+        pass
+    return [(check.leaked, check.n) for check in texts]
+
+
+def _pair(row: Row) -> Pair:
+    return Pair(row[0], row[1], ("", 0))
+
+
+def _text(row: Row) -> str:
+    """A line, or the texts behind a label."""
+    return " ".join(row[1:] or row)
 
 
 def _mark(row: Row) -> bytes:

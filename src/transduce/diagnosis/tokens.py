@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from transduce.config import Settings
 from transduce.diagnosis.findings import Finding, percent
-from transduce.diagnosis.sampling import Row, Sample
+from transduce.diagnosis.sampling import Row, Sample, drawn
 from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
@@ -36,26 +35,27 @@ def look(sample: Sample, tokenizers: Tokenizers, settings: Settings) -> tuple[tu
     rows = sample.some(LOOKED_AT)
     encoded = {
         name: (texts, vocabulary, vocabulary.encode_batch(texts))
-        for name, texts, vocabulary in _sides(rows, sample.kind, tokenizers)
+        for name, texts, vocabulary in _sides(rows, sample.form, tokenizers)
     }
     lengths = {name: np.array([len(ids) for ids in all_ids]) for name, (_, _, all_ids) in encoded.items()}
     found = _too_long(lengths, sample, settings)
     for name, (texts, vocabulary, all_ids) in encoded.items():
         found += _unknown(f"the {name} of the training text", texts, vocabulary, all_ids)
     for held in sample.held:
-        held_rows = list(chain.from_iterable(block.rows for block in held.blocks))[:LOOKED_AT]
-        for name, texts, vocabulary in _sides(held_rows, sample.kind, tokenizers):
+        windows = drawn([held], LOOKED_AT // len(sample.held))[0]
+        held_rows = [row for window in windows for row in window.rows]
+        for name, texts, vocabulary in _sides(held_rows, sample.form, tokenizers):
             found += _unknown(f"the {name} of {held.name}", texts, vocabulary, vocabulary.encode_batch(texts))
     return tuple(_described(name, side) for name, side in lengths.items() if len(side)), found
 
 
-def _sides(rows: Sequence[Row], kind: str, tokenizers: Tokenizers) -> list[tuple[str, list[str], Vocabulary]]:
-    if kind == "pairs":
+def _sides(rows: Sequence[Row], form: str, tokenizers: Tokenizers) -> list[tuple[str, list[str], Vocabulary]]:
+    if form == "pairs":
         return [
             ("source", [row[0] for row in rows], tokenizers.src),
             ("target", [row[1] for row in rows], tokenizers.tgt),
         ]
-    texts = [text for row in rows for text in (row[1:] if kind == "labelled" else row)]
+    texts = [text for row in rows for text in (row[1:] if form == "labelled" else row)]
     return [("text", texts, tokenizers.tgt)]
 
 
@@ -68,14 +68,14 @@ def _described(name: str, lengths: np.ndarray) -> Lengths:
 def _too_long(lengths: dict[str, np.ndarray], sample: Sample, settings: Settings) -> list[Finding]:
     """Rows beyond the longest that is trained on: pairs are left out, labelled texts are cut."""
     most = settings.data.max_length
-    if sample.kind == "text" or not lengths:
+    if sample.form == "text" or not lengths:
         return []
-    longer = np.max(np.stack(list(lengths.values())), axis=0) if sample.kind == "pairs" else lengths["text"]
+    longer = np.max(np.stack(list(lengths.values())), axis=0) if sample.form == "pairs" else lengths["text"]
     share = float((longer > most).mean()) if len(longer) else 0.0
     if not share:
         return []
-    done = "left out" if sample.kind == "pairs" else "cut there"
-    text = f"{percent(share)} of the {'pairs' if sample.kind == 'pairs' else 'texts'} have more than {most} tokens"
+    done = "left out" if sample.form == "pairs" else "cut there"
+    text = f"{percent(share)} of the {'pairs' if sample.form == 'pairs' else 'texts'} have more than {most} tokens"
     advice = f"they are {done}; --set data.max_length=N allows for longer ones, and takes more memory"
     return [Finding("lengths", "warning" if share > 0.02 else "note", text, advice, {"share": round(share, 4)})]
 

@@ -1,8 +1,8 @@
 """A few real updates in a process of its own, so that its memory is its own and running out of it kills nothing else.
 
-`python -m transduce.diagnosis.trial FOLDER UNTIL` trains on what lies prepared in FOLDER and prints one JSON object a
-line as soon as something is known. It ends at UNTIL by the clock, or little later. Nothing is written. Batches grow:
-the last that was printed fitted.
+`python -m transduce.diagnosis.trial FOLDER UNTIL PROCESSES` trains on what lies prepared in FOLDER, as one of so many
+processes, and prints one JSON object a line as soon as something is known. It ends at UNTIL by the clock, or little
+later. Nothing is written. Batches grow: the last that was printed fitted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
-from transduce.diagnosis.worst import longest_rows
+from transduce.diagnosis.measuring import tokens_at_once
 from transduce.log import Log
 from transduce.machine import this_machine
 from transduce.models.build import build_model, count_parameters
@@ -28,18 +28,19 @@ from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
 from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
 
-LEAST = 4.0  # seconds that a trial takes, however late it is
+LEAST = 1.0  # seconds that a trial tries to take, however late it is; it is ended when its time is over
 ENOUGH = 40  # updates that tell the speed
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the micro-batch that the settings allow, one after another."""
 
 
-class Trial:
+class Rehearsal:
     """The parts of a training, without its loop."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, processes: int) -> None:
+        """As the first of so many processes, without the others."""
+        self.settings, self.log, self.processes = folder.settings, Log(quiet=True), processes
         hold_few_kernels()
-        self.settings, self.log = folder.settings, Log(quiet=True)
         self.task = find_task(self.settings.task)
         training = self.settings.training
         self.device = torch.device(this_machine(training.device).device)
@@ -57,6 +58,12 @@ class Trial:
         self.average = AVERAGES[training.average](
             live, folder=folder.path, n=training.average_n, decay=training.ema_decay
         )
+
+    def feeder(self, prepared: Any, settings: Settings) -> Feeder:
+        """What gives this process its share of each batch."""
+        feeder = self.task.feeder(prepared, settings, self.device)
+        feeder.n_ranks = self.processes
+        return feeder
 
     def update(self, feed: Feed) -> float:
         """Seconds that one update takes."""
@@ -81,12 +88,10 @@ class Trial:
 
     def worst(self, share: float) -> Feed:
         """The largest batch that a plan can make with that share of the micro-batch."""
-        training = self.settings.training
-        budget = training.micro_batch_tokens or training.batch_tokens
-        assert budget is not None, "chosen first"
+        budget = tokens_at_once(self.settings, self.processes)
         tokens = max(1, self.settings.data.context or 1, round(budget * share))
         settings = self.settings.with_values("training", batch_tokens=tokens, micro_batch_tokens=tokens)
-        return largest(self.task.feeder(longest_rows(self.prepared, settings), settings, self.device))
+        return largest(self.task.feeder(self.task.longest(self.prepared, settings), settings, self.device))
 
 
 def largest(feeder: Feeder) -> Feed:
@@ -96,10 +101,10 @@ def largest(feeder: Feeder) -> Feed:
     return next(iter(feeder.feeds(Position(0, index))))
 
 
-def run(folder: RunFolder, seconds: float) -> Iterator[dict[str, Any]]:
+def run(folder: RunFolder, seconds: float, processes: int = 1) -> Iterator[dict[str, Any]]:
     """What becomes known in so long, in order."""
     until = time.monotonic() + seconds
-    trial = Trial(folder)
+    trial = Rehearsal(folder, processes)
     yield {"device": trial.device.type, "parameters": count_parameters(trial.model)}
     pace = 0.0
     for fact in memory(trial, time.monotonic() + 0.4 * (until - time.monotonic())):
@@ -111,7 +116,7 @@ def run(folder: RunFolder, seconds: float) -> Iterator[dict[str, Any]]:
     yield {"done": True}
 
 
-def memory(trial: Trial, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[dict[str, Any]]:
+def memory(trial: Rehearsal, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[dict[str, Any]]:
     """Peaks of growing batches of the longest rows, as far as the time allows; two sizes at least."""
     took, slots, number = 0.0, 0, 0
     for share in shares:
@@ -126,16 +131,16 @@ def memory(trial: Trial, until: float, shares: tuple[float, ...] = SHARES) -> It
         yield {"memory": {"share": share, "slots": slots, "peak": trial.peak(), "seconds": took}}
 
 
-def speed(trial: Trial, until: float, pace: float) -> Iterator[dict[str, Any]]:
+def speed(trial: Rehearsal, until: float, pace: float) -> Iterator[dict[str, Any]]:
     """Updates of real batches, the first not counted. `pace`: seconds a slot, roughly; smaller batches where slow."""
     settings, share = trial.settings, 1.0
-    plan = trial.task.feeder(trial.prepared, settings, trial.device).plan(0)
+    plan = trial.feeder(trial.prepared, settings).plan(0)
     while True:
-        feeds = trial.task.feeder(trial.prepared, settings, trial.device).feeds(Position())
+        feeds = trial.feeder(trial.prepared, settings).feeds(Position())
         first = next(feeds)
         tokens = settings.training.batch_tokens or 1
         if (
-            first.n_slots * pace < (until - time.monotonic()) / 3
+            first.n_slots / trial.processes * pace < (until - time.monotonic()) / 3
             or share < 0.02
             or tokens < 2 * (settings.data.context or 32)
         ):
@@ -163,7 +168,7 @@ def speed(trial: Trial, until: float, pace: float) -> Iterator[dict[str, Any]]:
     }
 
 
-def validation(trial: Trial, seconds: float) -> Iterator[dict[str, Any]]:
+def validation(trial: Rehearsal, seconds: float) -> Iterator[dict[str, Any]]:
     """The time of the loss on the validation rows of the sample, and of judging a few."""
     validator = trial.task.validator(trial.model, trial.prepared, _short(trial.settings), trial.device)
     judge, validator.judge = validator.judge, None
@@ -187,8 +192,9 @@ def _short(settings: Settings) -> Settings:
 
 def main(arguments: list[str]) -> None:
     """Run a trial, a line of JSON for all that becomes known."""
-    folder, until = arguments
-    for fact in run(RunFolder.open(Path(folder), model=False), max(LEAST, float(until) - time.time())):
+    folder, until, processes = arguments
+    left = max(LEAST, float(until) - time.time())
+    for fact in run(RunFolder.open(Path(folder), model=False), left, int(processes)):
         print(json.dumps(fact), flush=True)
 
 

@@ -10,7 +10,7 @@ data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
                  "leaks": [LeakReport.to_json(name)]}
-metrics.jsonl   an event a line: start, update, validation, restart, end (`transduce.log.MetricsFile`)
+metrics.jsonl   an event a line: start, update, validation, restart, rollback, memory, end (`transduce.log.MetricsFile`)
 
 Every key of data.json and every file may be missing: what is not there is not shown.
 """

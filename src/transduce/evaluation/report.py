@@ -12,7 +12,7 @@ from transduce.drawing.chart import Curve, line_chart, smooth
 from transduce.drawing.heatmap import heat_map_figures
 from transduce.drawing.page import escape, page, table
 from transduce.evaluation.records import UNSCORED, Record, SetScores, shown
-from transduce.evaluation.report_data import data_section, provenance_section, settings_section
+from transduce.evaluation.report_data import data_section, provenance_section, settings_section, way_table
 from transduce.evaluation.wording import wording_of
 from transduce.files import write_text
 from transduce.log import duration
@@ -213,13 +213,13 @@ def _curves(record: Record) -> str:
             "Gradient norm", [Curve("gradient norm", record.points("update", "grad_norm"))], marks=restarts, settle=0.05
         ),
     ]
-    shown = "".join(filter(None, charts))
+    shown, way = "".join(filter(None, charts)), way_table(record)
     if not shown:
-        return ""
+        return way
     end = record.of("end")
     told = f"Ended by {end[-1].get('reason', '')} after {end[-1].get('update', 0):,} updates. " if end else ""
     dashed = "Dashed lines: restarts. " if restarts else ""
-    return f'<p class="soft">{escape(told + dashed)}Over updates.</p><div class="charts">{shown}</div>'
+    return f'<p class="soft">{escape(told + dashed)}Over updates.</p><div class="charts">{shown}</div>{way}'
 
 
 # -- translations

@@ -1,12 +1,13 @@
-"""The parts of the report about what went in: data, settings, versions."""
+"""The parts of the report about what went in, data, settings, versions; and about what came in the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from transduce.drawing.page import Html, escape, table
 from transduce.evaluation.records import Record, versions
+from transduce.log import duration
 
 
 def data_section(data: Mapping[str, Any]) -> str:
@@ -119,3 +120,42 @@ def provenance_section(record: Record) -> str:
     here = versions()
     rows.append(("this page", f"written by transduce {here['transduce']}, sacrebleu {here['sacrebleu']}"))
     return table(("", ""), rows)
+
+
+def way_table(record: Record) -> str:
+    """Restarts, goings back, and batches cut for memory, in order: at which update, after what time, and why."""
+    rows = [
+        (*_TOLD[event["event"]](event), duration(event["seconds"]) if event.get("seconds") else "")
+        for event in record.events
+        if event["event"] in _TOLD
+    ]
+    header = ("on the way", "update", "why, and what was done", "of training")
+    return table(header, rows, numbers=frozenset({1, 3})) if rows else ""
+
+
+def _rollback(event: Mapping[str, Any]) -> tuple[str, str, str]:
+    loss, n = event.get("loss"), len(event["skipped"])
+    why = event["reason"] + (f" ({loss:.4g})" if loss is not None else "")
+    batches = "the batch" if n == 1 else f"the {n} batches"
+    return (
+        "went back",
+        f"{event['from']:,}",
+        f"{why}: back to update {event['update']:,}, and on without {batches} that may have done it",
+    )
+
+
+def _restart(event: Mapping[str, Any]) -> tuple[str, str, str]:
+    update = event.get("update", 0)
+    return "restart", f"{update:,}", "it had been stopped: " + ("on from the checkpoint" if update else "begun anew")
+
+
+def _memory(event: Mapping[str, Any]) -> tuple[str, str, str]:
+    why = f"memory did not suffice: batches of {event['too_large']:,} slots and more are cut in two from there on"
+    return "out of memory", f"{event['update']:,}", why
+
+
+_TOLD: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str, str]]] = {
+    "restart": _restart,
+    "rollback": _rollback,
+    "memory": _memory,
+}

@@ -3,7 +3,10 @@
 `run.train` goes the same way for all of them: read, choose, learn a vocabulary, encode into the run folder, train and
 validate, finish. A task says how each of these is done. It keeps nothing: what it reads and prepares is handed on.
 
-Another task is one more class here beside, one line of the table, and a test. What it needs to think of:
+Another task is one more class here beside, one line of its table, and a test; and, as what stands below this folder
+cannot ask it, a line in each of these: `purposes.PURPOSES` (what its models are for), `evaluation.wording.WORDINGS`
+(what report and card say) and, where other programs can take its models, `exchange.EXPORTS`; and, where settings come
+from the run that it begins with, `tasks.start._TAKEN`. What it needs to think of:
 
 - `read` opens and counts the text, so that every fault of the files is found before anything is made;
 - `lines` gives the text that a vocabulary is learned from, or grows by (`vocabulary.py`, `start.py`);
@@ -12,6 +15,7 @@ Another task is one more class here beside, one line of the table, and a test. W
 - `uses` names the settings that have an effect here and not everywhere: others are refused;
 - `feeder` gives batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact; their
   `inputs` go to the model's `forward`, which gives hidden states for their `targets`;
+- `reads` is the form of its rows, by which the doctor looks at the files, and `longest` its largest batch;
 - `validator` may bring a judge, whose scores are logged, drawn in the report and can be stopped by;
 - `finish` scores, keeps samples, and ends with `conclude`.
 """
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -52,6 +56,9 @@ SOME = frozenset(
 )
 """Settings that have an effect in some tasks only; what is not among a task's `uses` is refused."""
 
+Form = Literal["pairs", "text", "labelled"]
+"""(source, target), (line,), or (label, text[, text])."""
+
 TextsT = TypeVar("TextsT")
 PreparedT = TypeVar("PreparedT")
 
@@ -66,6 +73,8 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     before_training: ClassVar[Sequence[Chooser]]
     uses: ClassVar[frozenset[str]]
     """The settings of SOME that have an effect."""
+    reads: ClassVar[Form]
+    """What a row of its text is, for whoever looks at the files without reading all of them."""
 
     criterion: Criterion = staticmethod(tell_tokens)
     """What is made small."""
@@ -135,6 +144,10 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     @abstractmethod
     def feeder(self, prepared: PreparedT, settings: Settings, device: torch.device) -> Feeder:
         """What the loop eats."""
+
+    @abstractmethod
+    def longest(self, prepared: PreparedT, settings: Settings) -> PreparedT:
+        """What was prepared, with training rows of the greatest length, enough for a batch: what takes most memory."""
 
     @abstractmethod
     def validator(self, model: nn.Module, prepared: PreparedT, settings: Settings, device: torch.device) -> Validator:

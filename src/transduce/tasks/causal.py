@@ -35,6 +35,7 @@ class Causal(Task[PlainTexts, PreparedText]):
 
     name = "causal"
     kinds = ("gpt",)
+    reads = "text"
     before_text: ClassVar[tuple[Chooser, ...]] = before_text("gpt")
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_ON_TEXT
     uses = frozenset(
@@ -99,6 +100,10 @@ class Causal(Task[PlainTexts, PreparedText]):
     def feeder(self, prepared: PreparedText, settings: Settings, device: torch.device) -> RowFeeder:
         """Rows of the context's length."""
         return _feeder(prepared.train, settings, device)
+
+    def longest(self, prepared: PreparedText, settings: Settings) -> PreparedText:
+        """As it is: all rows have the length of the context."""
+        return prepared
 
     def validator(
         self, model: nn.Module, prepared: PreparedText, settings: Settings, device: torch.device

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,6 +33,7 @@ from transduce.finish import conclude
 from transduce.log import Log
 from transduce.machine import Machine
 from transduce.tasks.base import Task
+from transduce.tasks.longest import n_rows_of, tiled
 from transduce.tasks.plain_text import told_leaks
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import tell_labels
@@ -66,6 +68,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
 
     name = "classification"
     kinds = ("bert-classifier",)
+    reads = "labelled"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_LABELLED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_LABELLED
     uses = frozenset({"data.max_length", "data.labels", "tokenizer.mask", "tokenizer.exact"})
@@ -193,6 +196,14 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     def feeder(self, prepared: PreparedLabels, settings: Settings, device: torch.device) -> LabelFeeder:
         """Batches of texts of like length."""
         return LabelFeeder(prepared.train, settings.training, device=device)
+
+    def longest(self, prepared: PreparedLabels, settings: Settings) -> PreparedLabels:
+        """Texts of the length at which they are cut."""
+        length, store = longest_of(settings.model, settings.data.max_length), prepared.train
+        n = n_rows_of(length, settings)
+        ids = np.tile(tiled(store.ids, length), n)
+        ends, zeros = np.full(n, length, dtype=np.int32), np.zeros(n, dtype=np.int32)
+        return replace(prepared, train=LabelStore(ids, np.arange(n + 1) * length, ends, zeros, store.facts))
 
     def validator(
         self, model: nn.Module, prepared: PreparedLabels, settings: Settings, device: torch.device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from transduce.log import Log
 from transduce.machine import Machine
 from transduce.tasks import plain_text
 from transduce.tasks.base import Task
+from transduce.tasks.longest import n_rows_of, tiled
 from transduce.tasks.plain_text import PlainTexts
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -52,6 +53,7 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
 
     name = "masked"
     kinds = ("bert",)
+    reads = "text"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_MASKED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_MASKED
     uses = frozenset(
@@ -147,6 +149,16 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
     def feeder(self, prepared: PreparedSentences, settings: Settings, device: torch.device) -> MaskedFeeder:
         """Rows with gaps."""
         return _feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
+
+    def longest(self, prepared: PreparedSentences, settings: Settings) -> PreparedSentences:
+        """Sentences that fill the context, two a document."""
+        context = settings.data.context
+        assert context is not None, "chosen first"
+        length, store = context - 3, prepared.train
+        n = 2 * n_rows_of(context, settings)  # pairs of segments share a row
+        ids = np.tile(tiled(store.ids, length), n)
+        offsets, documents = np.arange(n + 1) * length, np.arange(0, n + 1, 2)
+        return replace(prepared, train=SentenceStore(ids, offsets, documents, store.facts))
 
     def validator(
         self, model: nn.Module, prepared: PreparedSentences, settings: Settings, device: torch.device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,7 @@ from transduce.log import Log
 from transduce.machine import Machine
 from transduce.prepare import Prepared, Texts
 from transduce.tasks.base import Task
+from transduce.tasks.longest import n_rows_of, tiled
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.validate import Judge, Validator
@@ -34,6 +36,7 @@ class Translation(Task[Texts, Prepared]):
 
     name = "translation"
     kinds = ("transformer",)
+    reads = "pairs"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING
     uses = frozenset(
@@ -103,6 +106,13 @@ class Translation(Task[Texts, Prepared]):
         if amount:
             segment = SubwordSampling(prepared.tokenizers, amount, training.seed, settings.data.max_length)
         return PairFeeder(prepared.train, training, device=device, weights=prepared.weights, segment=segment)
+
+    def longest(self, prepared: Prepared, settings: Settings) -> Prepared:
+        """Both sides have the length that is just not left out."""
+        length = settings.data.max_length
+        n = n_rows_of(length, settings)
+        sides = [tiled(side.ids, length).tolist() for side in (prepared.train.src, prepared.train.tgt)]
+        return replace(prepared, train=TokenStore.from_lists([sides[0]] * n, [sides[1]] * n), weights=None)
 
     def validator(self, model: nn.Module, prepared: Prepared, settings: Settings, device: torch.device) -> Validator:
         """The loss on all held-out pairs, and translations of some."""

@@ -23,6 +23,7 @@ import sentencepiece
 from transduce.errors import SettingsError
 from transduce.text.pieces import PieceTokenizer
 from transduce.text.sampling import kind_of
+from transduce.text.scripts import script
 from transduce.text.special import Vocabulary, characters
 from transduce.text.tokenizer import Tokenizer, Tokenizers
 from transduce.text.training import sample_of
@@ -287,9 +288,5 @@ def _script(text: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-@lru_cache(maxsize=1 << 16)
 def _script_of(c: str) -> str | None:
-    if not unicodedata.category(c).startswith("L"):
-        return None
-    script = unicodedata.name(c, "").split(" ")[0].split("-")[0]
-    return "CJK" if script in ("HIRAGANA", "KATAKANA") else script
+    return "Han" if (found := script(c)) == "Kana" else found or None  # a Japanese word has both

@@ -13,19 +13,18 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, distributed
 
 from transduce.checkpoint import RunFolder
 from transduce.errors import Lost, SettingsError, TransduceError
 from transduce.place import Place, this_place
+from transduce.training.link import ALONE, Link, name_of, stream_seed
 from transduce.training.schedule import Clock
 from transduce.training.stopping import StopRequest
 
@@ -34,103 +33,6 @@ T = TypeVar("T")
 PATIENCE = timedelta(days=7)
 """How long a process waits for another that lives: one may read text, or translate, for hours. A dead one is noticed
 at once, as its connections close."""
-
-
-class Link(ABC):
-    """What one of the processes sees of the others. `rank` of `size`; the first, 0, leads."""
-
-    rank: int
-    size: int
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process reads, writes and speaks for all."""
-        return self.rank == 0
-
-    @abstractmethod
-    def begin(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Let those begin that wait here for the first process, whose message comes back in all."""
-
-    @abstractmethod
-    def use(self, device: torch.device) -> None:
-        """Say where the gradients will lie."""
-
-    @abstractmethod
-    def tell(self, make: Callable[[], T]) -> T:
-        """What the first process makes, JSON-able, in all of them. Only there `make` is called."""
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Wait for all, and exchange a word."""
-
-    @abstractmethod
-    def sum_up(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Add up the gradients of all processes, in place, and such sums as are given; exchange a word."""
-
-    @abstractmethod
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Byte tensors of all, in the first: `name` of the first, `name.1` of the second and so on."""
-
-    @abstractmethod
-    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """See that all have the very same weights."""
-
-    @abstractmethod
-    def clock(self, used: float) -> Clock:
-        """A clock that shows the same in all processes."""
-
-    @abstractmethod
-    def shared(self, request: StopRequest) -> StopRequest:
-        """A request that is there as soon as all know of one that any of them has."""
-
-    @abstractmethod
-    def begin_stream(self, seed: int) -> None:
-        """Give a fresh run's dropout its random numbers."""
-
-
-class Alone(Link):
-    """One process: nobody to ask, nothing to wait for."""
-
-    rank, size = 0, 1
-
-    def begin(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Nobody waits."""
-        return dict(message)
-
-    def use(self, device: torch.device) -> None:
-        """Nothing to do."""
-
-    def tell(self, make: Callable[[], T]) -> T:
-        """What is made."""
-        return make()
-
-    def sync(self) -> None:
-        """Nothing to do."""
-
-    def sum_up(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """They are the sums already."""
-        return list(sums)
-
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """They are all there is."""
-        return dict(tensors)
-
-    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Nothing to compare."""
-
-    def clock(self, used: float) -> Clock:
-        """An ordinary one."""
-        return Clock(used)
-
-    def shared(self, request: StopRequest) -> StopRequest:
-        """The request itself."""
-        return request
-
-    def begin_stream(self, seed: int) -> None:
-        """It goes on from where making the weights left it."""
-
-
-ALONE = Alone()
 
 
 class _AgreedClock(Clock):
@@ -157,7 +59,7 @@ class Ranks(Link):
 
     def __init__(self, place: Place) -> None:
         """Meet the others. The default group is that of messages."""
-        self.place, self.rank, self.size = place, place.rank, place.size
+        self.place, self.rank, self.size, self.local_size = place, place.rank, place.size, place.local_size
         store = None if place.meeting is None else distributed.FileStore(str(place.meeting), place.size)
         with _noticing():
             distributed.init_process_group(
@@ -178,13 +80,18 @@ class Ranks(Link):
         self.begun = True
         return self.tell(lambda: dict(message))
 
-    def use(self, device: torch.device) -> None:
-        """Make the group of the gradients."""
+    def use(self, device: torch.device) -> torch.device:
+        """Make the group of the gradients. Of several GPUs each process has its own.
+
+        It is named by its number: which GPU is the current one is a thread's own, and batches come from another thread.
+        """
         if device.type == "cuda":
-            torch.cuda.set_device(self.place.local_rank)
+            device = torch.device("cuda", self.place.local_rank)
+            torch.cuda.set_device(device)
         with _noticing():
             backend = "nccl" if device.type == "cuda" else "gloo"
             self._gradients = distributed.new_group(backend=backend, timeout=PATIENCE)
+        return device
 
     def tell(self, make: Callable[[], T]) -> T:
         """Two broadcasts: how long it is, and the JSON."""
@@ -340,18 +247,8 @@ def joined() -> Iterator[Link]:
         link.close()
 
 
-def check_devices(device: torch.device) -> None:
-    """Refuse more processes than GPUs on this machine."""
-    n, n_gpus = this_place().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
+def check_devices(device: torch.device, n: int | None = None) -> None:
+    """Refuse more processes than GPUs on this machine; `n` of them, or those that there are now."""
+    n, n_gpus = n or this_place().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and n > n_gpus:
         raise SettingsError(f"{n} processes need {n} GPUs; PyTorch finds {n_gpus} here; ask for fewer, or for the CPU")
-
-
-def stream_seed(seed: int, update: int, rank: int) -> int:
-    """The seed of one process's random numbers from an update on."""
-    return int(np.random.SeedSequence((seed, update, rank)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def name_of(name: str, rank: int) -> str:
-    """Of a tensor that every process has one of: as it stands for the first, then name.1, name.2 and so on."""
-    return f"{name}.{rank}" if rank else name

@@ -25,8 +25,8 @@ from transduce.log import Bar, Log, MetricsFile, NoMetrics
 from transduce.states import Checkpoint
 from transduce.training import recover
 from transduce.training.averaging import AVERAGES, borrowed
-from transduce.training.distributed import Link
 from transduce.training.feed import Feed, Feeder, Position, ahead
+from transduce.training.link import Link
 from transduce.training.meter import LATENCY, Meter, Pace, Row
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
 from transduce.training.state import TrainingResult, TrainingState, full_weights, joined, of_this_run, part_of, put_back
@@ -171,9 +171,9 @@ class Trainer:
             return updater.update(feed.batches, factor, feed.n_targets)
         except DoesNotFit as error:
             text = self.folder.tokenizers().src.decode(error.batch.inputs[0][0].tolist())
-            if self.link.size == 1:  # the others do not know yet, and could not save
+            if alone := self.link.size == 1:  # others do not know yet, and could not save
                 self._save()
-            raise recover.too_long(error, text, self.state.update + 1) from None
+            raise recover.too_long(error, text, self.state.update + 1, saved=alone) from None
         finally:
             if updater.too_large is not None and updater.too_large != limit:
                 update = self.state.update + 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from transduce.checkpoint import RunFolder
 from transduce.config import TrainingSettings
-from transduce.errors import TrainingError
+from transduce.errors import TooLong
 from transduce.files import read_json, write_json
 from transduce.training.feed import Position
 from transduce.training.meter import LATENCY
@@ -92,11 +92,12 @@ def describe(error: BadLoss) -> str:
     return f"the loss {error.reason} at update {last.update} ({numbers})"
 
 
-def too_long(error: DoesNotFit, text: str, update: int) -> TrainingError:
-    """What to say where one sentence alone does not fit."""
-    return TrainingError(
-        f"update {update}: out of memory even for one sentence alone, {error}: {' '.join(text.split())[:200]!r}; all "
-        "before is saved; in another run, leave such sentences out with data.max_length, or take a smaller model"
+def too_long(error: DoesNotFit, text: str, update: int, *, saved: bool) -> TooLong:
+    """What to say where one sentence alone does not fit; `saved`: just before that update."""
+    kept = "all before is saved" if saved else "the last checkpoint is kept"
+    return TooLong(
+        f"update {update}: out of memory even for one sentence alone, {error}: {' '.join(text.split())[:200]!r}; "
+        f"{kept}; in another run, leave such sentences out with data.max_length, or take a smaller model"
     )
 
 

@@ -24,7 +24,7 @@ from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.training.criteria import Criterion, tell_tokens
-from transduce.training.distributed import ALONE, Link, name_of, stream_seed
+from transduce.training.link import ALONE, Link, name_of, stream_seed
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -103,7 +103,7 @@ def choose_precision(device: torch.device) -> str:
     """bfloat16 where this machine multiplies matrices at least 1.3 times faster with it, measured in a moment."""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    x = torch.randn(1024, 512, device=device)
+    x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0))  # its own: a run's numbers stay its own
 
     def fastest(dtype: torch.dtype) -> float:
         a, times = x.to(dtype), []

@@ -133,7 +133,7 @@ def test_leaks_of_a_part_are_extrapolated(tmp_path: Path) -> None:
     held = train[:40_000:200] + [(f"other {i}", f"other {i}") for i in range(200)]
     files, valid = corpus(tmp_path, train), corpus(tmp_path, held, "valid")
     whole = take_sample(settings(files, valid=[valid]))
-    part = Sample(whole.kind, whole.settings, (_thinned(whole.parts[0]),), whole.held)
+    part = Sample(whole.form, whole.settings, (_thinned(whole.parts[0]),), whole.held)
     (one,) = check("leaks", part)
     assert "extrapolated" in one.text and one.figures["share"] == pytest.approx(0.5, abs=0.12)
 
@@ -144,7 +144,7 @@ def test_duplicates_of_a_part_are_extrapolated(tmp_path: Path) -> None:
     order = list(range(40_000))
     random.Random(1).shuffle(order)
     whole = take_sample(settings(corpus(tmp_path, [train[i] for i in order])))
-    part = Sample(whole.kind, whole.settings, (_thinned(whole.parts[0]),), ())
+    part = Sample(whole.form, whole.settings, (_thinned(whole.parts[0]),), ())
     (one,) = check("duplicates", part)
     assert one.level == "warning" and one.figures["share"] == pytest.approx(0.5, abs=0.1)
     assert one.figures["seen"] < 0.2 * one.figures["looked_at"]

@@ -62,6 +62,9 @@ def fill(run: RunFolder, text: str = "") -> None:
         {"event": "validation", "update": 50, "seconds": 50.0, "loss": 3.25, "perplexity": 4.5, "bleu": 21.5}
     )
     metrics.append({"event": "restart", "update": 50, "seconds": 50.0})
+    why = {"reason": "the loss explodes" + text, "loss": 9.75, "skipped": [[0, 3], [0, 4]], "number": 1}
+    metrics.append({"event": "rollback", "update": 60, "from": 70, **why})
+    metrics.append({"event": "memory", "update": 81, "too_large": 4096})
     metrics.append({"event": "end", "update": 100, "seconds": 100.0, "reason": "max_updates" + text})
     save_scores(run, "valid" + text, evaluate(HYPOTHESES, REFERENCES), search={"beam": 5})
     save_scores(run, "test", evaluate(REFERENCES, REFERENCES, tokenize="none"))
@@ -135,6 +138,9 @@ def test_the_report_shows_what_the_files_tell(run: RunFolder) -> None:
         "abc123",
         "Ended by max_updates after 100 updates",
         "1: after update 50",
+        "restart 50 it had been stopped: on from the checkpoint 0:50",
+        "went back 70 the loss explodes (9.75): back to update 60, and on without the 2 batches that may have done it",
+        "out of memory 81 memory did not suffice: batches of 4,096 slots and more",
         "9.9",
         "2 more",
     ):

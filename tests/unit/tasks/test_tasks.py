@@ -17,11 +17,12 @@ from transduce.log import Log
 from transduce.models.build import resolve_preset
 from transduce.models.presets import PRESETS, presets_of
 from transduce.purposes import PURPOSES
-from transduce.request import Request
+from transduce.request import Request, to_toml
 from transduce.run import check
 from transduce.tasks.base import SOME
 from transduce.tasks.table import TASKS, find_task
 from transduce.tasks.vocabulary import learn_vocabulary
+from transduce.verify import shortened
 
 QUIET = Log(quiet=True)
 SENTENCES = [f"the {who} sees the {what} in the {where} now" for who in ("cat", "dog", "bird") for what in
@@ -185,3 +186,21 @@ def test_plain_text_is_for_what_the_start_is_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda p: p.stem)
 def test_no_recipe_says_what_has_no_effect(recipe: Path) -> None:
     check(Settings.from_toml(recipe))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("more", [{}, {"tokenizer": {"extend": 5}, "training": {"start": "other"}}], ids=["", "start"])
+def test_a_trial_training_of_any_run_may_be_asked_for(task: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """All that was chosen becomes a recipe, which the task must not refuse; nor a size that a vocabulary grew to."""
+    run = settings(task, **more).model_dump(mode="json")
+    run["model"]["kind"] = find_task(task).kinds[0]
+    if task in ("causal", "masked"):
+        run["tokenizer"] |= {"exact": True, "normalization": "identity"} if task == "causal" else {"mask": True}
+    run["tokenizer"]["vocab_size"] = 305
+    trial = shortened(Settings.from_mapping(run), tmp_path, updates=30, log=QUIET)
+    (tmp_path / "recipe.toml").write_text(to_toml(trial))
+    asked = Settings.from_toml(tmp_path / "recipe.toml")
+    check(asked)
+    assert (asked.training.max_updates, asked.training.valid_updates) == (30, 10)
+    assert asked.tokenizer.vocab_size == (None if more else 305)
+    assert asked.training.valid_bleu_sentences == (8 if task == "translation" else 200)

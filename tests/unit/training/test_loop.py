@@ -16,7 +16,7 @@ import toys
 from transduce.checkpoint import RunFolder
 from transduce.errors import Interrupted, RunFolderError, TrainingError
 from transduce.models.build import build_model
-from transduce.training import distributed, loop
+from transduce.training import link, loop
 from transduce.training.averaging import decay_at
 from transduce.training.schedule import Clock
 from transduce.training.step import Updater
@@ -151,7 +151,7 @@ def test_epochs_are_a_limit(tmp_path: Path, epochs: float, n_updates: float) -> 
 def test_a_time_limit_ends_the_run_with_a_small_learning_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that ticks half a second at each look."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(distributed, "Clock", partial(Clock, now=lambda: 0.5 * next(ticks)))
+    monkeypatch.setattr(link, "Clock", partial(Clock, now=lambda: 0.5 * next(ticks)))
     _, result = run(tmp_path / "run", max_updates=None, max_minutes=1.0, valid_updates=25, warmup_updates=5)
     assert result.reason == "max_minutes"
     assert 55 <= result.seconds <= 62

@@ -1,0 +1,35 @@
+"""The script of a character, by Unicode's names."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+
+_NAMED = {
+    "CJK": "Han",
+    "IDEOGRAPHIC": "Han",
+    "HIRAGANA": "Kana",
+    "KATAKANA": "Kana",
+    "KATAKANA-HIRAGANA": "Kana",
+    "MODIFIER": "",
+    "FEMININE": "Latin",
+    "MASCULINE": "Latin",
+    "MICRO": "Greek",
+}
+_WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
+
+
+@lru_cache(maxsize=1 << 16)
+def script(character: str) -> str:
+    """The script of a letter, as Latin or Han; nothing for what is no letter, or goes with letters of any script.
+
+    >>> script("ж"), script("漢"), script("ｱ"), script("Ａ"), script("ʰ"), script("1")
+    ('Cyrillic', 'Han', 'Kana', 'Latin', '', '')
+    """
+    if not character.isalpha():
+        return ""
+    name = unicodedata.name(character, "")
+    for width in _WIDTHS:
+        name = name.removeprefix(width)
+    first = name.partition(" ")[0]
+    return _NAMED.get(first, first.title())
