@@ -10,6 +10,17 @@ from typer import Option
 from transduce.options import BatchTokens, Beam, Device, Json, Longest, Lowercase, Penalty, Run, Tokenize
 from transduce.output import print_lines
 
+_SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens"})
+_TAKES: dict[str, frozenset[str]] = {
+    "translation": _SEARCH
+    | {"--src", "--ref", "--hyp", "--against", "--tokenize", "--lowercase or --cased", "--output"},
+    "causal": frozenset({"--text", "--stride", "--batch-tokens"}),
+    "masked": frozenset({"--text", "--batch-tokens"}),
+    "classification": frozenset({"--labels"}),
+}
+"""By the run's task: the options that have an effect, besides those of all."""
+_TOLD = {"--src": "--src and --ref", "--text": "--text", "--labels": "--labels"}
+
 
 def evaluate(
     run: Run,
@@ -18,7 +29,8 @@ def evaluate(
         Path | None, Option(metavar="FILE", help="Reference translations, line for line.", show_default=False)
     ] = None,
     text: Annotated[
-        Path | None, Option(metavar="FILE", help="Text that a language model is to tell.", show_default=False)
+        Path | None,
+        Option(metavar="FILE", help="Text that a language model, or a masked one, is to tell.", show_default=False),
     ] = None,
     labels: Annotated[
         Path | None,
@@ -54,34 +66,72 @@ def evaluate(
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none --json
     transduce evaluate runs/book --text other.txt
+    transduce evaluate runs/bert --text other.txt
     transduce evaluate runs/sst2 --labels dev.tsv
     """
-    from transduce import use
-    from transduce.errors import SettingsError
+    given = {
+        "--src": src,
+        "--ref": ref,
+        "--text": text,
+        "--labels": labels,
+        "--stride": stride,
+        "--hyp": hyp,
+        "--against": against,
+        "--tokenize": tokenize,
+        "--lowercase or --cased": lowercase,
+        "--output": output,
+        "--beam": beam,
+        "--max-length": max_length,
+        "--length-penalty": length_penalty,
+        "--batch-tokens": batch_tokens,
+    }
+    way = _way({name for name, value in given.items() if value is not None}, run, against)
+    from transduce import use, use_encoder
 
-    if labels is not None and src is ref is text is None:
-        from transduce import use_encoder
-
-        print_lines(use_encoder.evaluate_labels(run, labels, device=device, as_json=json))
-        return
-    if text is not None and src is ref is labels is None:
-        print_lines(use.evaluate_text(run, text, stride=stride, batch_tokens=batch_tokens, device=device, as_json=json))
-        return
-    if src is None or ref is None or text is not None or labels is not None:
-        raise SettingsError(
-            "evaluate needs --src and --ref of a translator, --text of a language model, or --labels of a classifier"
+    if labels is not None:
+        lines = use_encoder.evaluate_labels(run, labels, device=device, as_json=json)
+    elif text is not None and way == "masked":
+        lines = use_encoder.evaluate_gaps(run, text, batch_tokens=batch_tokens, device=device, as_json=json)
+    elif text is not None:
+        lines = use.evaluate_text(run, text, stride=stride, batch_tokens=batch_tokens, device=device, as_json=json)
+    else:
+        assert src is not None and ref is not None, "as _way has seen"
+        lines = use.evaluate(
+            run,
+            (src, ref),
+            hypotheses=hyp,
+            against=against,
+            metric=(tokenize, lowercase),
+            search=use.Search(
+                beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens
+            ),
+            output=output,
+            device=device,
+            as_json=json,
         )
-
-    search = use.Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
-    lines = use.evaluate(
-        run,
-        (src, ref),
-        hypotheses=hyp,
-        against=against,
-        metric=(tokenize, lowercase),
-        search=search,
-        output=output,
-        device=device,
-        as_json=json,
-    )
     print_lines(lines)
+
+
+def _way(given: set[str], run: Path, against: Path | None) -> str:
+    """The run's task, by which it is judged. Refuses what is not to be judged so, and options without effect."""
+    from transduce.checkpoint import RunFolder
+    from transduce.errors import SettingsError
+    from transduce.purposes import PURPOSES
+
+    ways = [name for name in ("--src", "--text", "--labels") if name in given]
+    if len(ways) != 1 or (ways == ["--src"]) != ("--ref" in given):
+        raise SettingsError(
+            "evaluate needs --src and --ref of a translator, --text of a language model or a masked one, or --labels "
+            "of a classifier"
+        )
+    task = RunFolder.open(run).settings.task
+    purpose = PURPOSES.get(task)  # of an unknown one loading tells
+    if purpose is not None and purpose.judged != ways[0]:
+        how = f"; `transduce evaluate` judges it on {_TOLD[purpose.judged]}" if purpose.judged else ""
+        raise SettingsError(f"{run} cannot do that: it {purpose.told()}{how}")
+    takes, told = _TAKES.get(task, given), f"of task '{task}'"
+    if "--hyp" in given and not given - takes and (against is None or not against.is_dir()):
+        takes, told = takes - _SEARCH, "where --hyp gives the translations"
+    if useless := sorted(given - takes):
+        raise SettingsError(f"{', '.join(useless)}: no effect on a run {told}; leave it out")
+    return task

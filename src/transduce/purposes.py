@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """One task's. `command` is a shell line; `python` the class that does it, or nothing."""
+    """One task's. `command` is a shell line; `python` the class that does it, or nothing.
+
+    `judged`: the option of `transduce evaluate` that names what it is judged on, or nothing.
+    """
 
     what: str
     """What such a model is; `{}` are its languages, where it has two."""
     does: str
     command: str
     python: str = ""
+    judged: str = ""
 
     def told(self) -> str:
         """Half a sentence: what it does, and with what."""
@@ -27,24 +31,28 @@ PURPOSES: dict[str, Purpose] = {
         "translates",
         "transduce translate THIS_FOLDER < in.txt > out.txt",
         "Translator",
+        "--src",
     ),
     "causal": Purpose(
         "A language model that goes on with text",
         "goes on with text",
         'transduce generate THIS_FOLDER --prompt "..."',
         "Generator",
+        "--text",
     ),
     "masked": Purpose(
         "A model that fills gaps in text",
         "fills gaps",
         'transduce fill THIS_FOLDER "The capital of France is <mask>."',
         "Filler",
+        "--text",
     ),
     "classification": Purpose(
         "A classifier of texts",
         "tells labels",
         "transduce classify THIS_FOLDER < in.txt > labels.txt",
         "TextClassifier",
+        "--labels",
     ),
     "encoding": Purpose(
         "An encoder: vectors of texts",
