@@ -282,7 +282,7 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
         ("masked", ["model.kind=gpt"], "'gpt' does not do task 'masked', which takes bert"),
         ("masked", ["tokenizer.mask=false"], "task 'masked' needs a piece <mask>"),
         ("masked", ["model.positions=learned", "model.max_positions=16"], "learned positions hold model.max_positions"),
-        ("masked", ["data.documents=file"], "training text has 1 document: model.next_sentence = true needs two"),
+        ("masked", ["data.documents=file"], "train text has 1 document: model.next_sentence = true needs two"),
         ("masked", ["model.n_segments=1"], "model.n_segments must be 2"),
         ("labels", ["data.labels=['pos', 'pos']"], "at least two, and none twice"),
         ("labels", ["data.labels=['pos', 'meh']"], "label 'neg' is not known; known: pos, meh"),

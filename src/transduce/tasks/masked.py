@@ -92,7 +92,7 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
         """Documents of plain text."""
         texts = plain_text.read_plain_texts(settings, log)
         if settings.model.next_sentence:
-            for name, stream in {"training": texts.train, "validation": texts.valid, **dict(texts.tests)}.items():
+            for name, stream in {"train": texts.train, "valid": texts.valid, **dict(texts.tests)}.items():
                 _check_documents(name, sum(1 for _ in islice(_documents(stream()), 2)))
         log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
         return texts
