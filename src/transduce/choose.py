@@ -40,6 +40,7 @@ SIZES = (
 )
 PEAK_LR = {"adam": 0.64, "adamw": 0.64, "muon": 0.64}  # times 1 / d_model: 0.005 at 128, 0.00125 at 512
 MATRIX_LR = 1.28  # the same for Muon's matrices
+SHORTEST_WARMUP = 10
 LONGEST_WARMUP = 2000
 SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
 TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
@@ -245,8 +246,16 @@ def _schedule(facts: Facts) -> Answer:
 
 
 def _warmup_updates(facts: Facts) -> Answer:
-    updates = round(min(LONGEST_WARMUP, max(10, 0.08 * facts.updates), facts.updates / 2))
-    return updates, f"about 8 % of the {facts.updates:,.0f} updates expected, at most {LONGEST_WARMUP:,}"
+    share, half = 0.08 * facts.updates, facts.updates / 2
+    updates = round(min(LONGEST_WARMUP, max(SHORTEST_WARMUP, share), half))
+    expected = f"the {facts.updates:,.0f} updates expected"
+    if half < SHORTEST_WARMUP:
+        return updates, f"half of {expected}, as they are few"
+    if share < SHORTEST_WARMUP:
+        return updates, f"at least {SHORTEST_WARMUP}, where 8 % of {expected} are fewer"
+    if share > LONGEST_WARMUP:
+        return updates, f"at most {LONGEST_WARMUP:,}, where 8 % of {expected} are more"
+    return updates, f"about 8 % of {expected}"
 
 
 def _valid_updates(facts: Facts) -> Answer:

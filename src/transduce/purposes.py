@@ -10,13 +10,15 @@ from transduce.config import DataSettings
 @dataclass(frozen=True, slots=True)
 class Purpose:
     """One task's. `head`: what a model is, for its card, with places for what the data says; `command` is a shell line;
-    `python` the class that does it, or nothing.
+    `python` the class that does it, or nothing; `judged` the option of `transduce evaluate` that names what it is judged
+    on, or nothing.
     """
 
     head: str
     does: str
     command: str
     python: str = ""
+    judged: str = ""
 
     def head_of(self, data: DataSettings) -> str:
         """What a model of this data is."""
@@ -35,24 +37,28 @@ PURPOSES: dict[str, Purpose] = {
         "translates",
         "transduce translate THIS_FOLDER < in.txt > out.txt",
         "Translator",
+        "--src",
     ),
     "causal": Purpose(
         "A language model that goes on with text",
         "goes on with text",
         'transduce generate THIS_FOLDER --prompt "..."',
         "Generator",
+        "--text",
     ),
     "masked": Purpose(
         "A model that fills gaps in text",
         "fills gaps",
         'transduce fill THIS_FOLDER "The capital of France is <mask>."',
         "Filler",
+        "--text",
     ),
     "classification": Purpose(
         "A classifier: {labels}",
         "tells labels",
         "transduce classify THIS_FOLDER < in.txt > labels.txt",
         "TextClassifier",
+        "--labels",
     ),
     "encoding": Purpose(
         "An encoder: vectors of texts",

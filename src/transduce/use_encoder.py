@@ -59,5 +59,11 @@ def evaluate_labels(run: Path, file: Path, *, device: str, as_json: bool) -> Ite
     yield from [_line(scores.to_json())] if as_json else scores.lines()
 
 
+def evaluate_gaps(run: Path, text: Path, *, batch_tokens: int | None, device: str, as_json: bool) -> Iterator[str]:
+    """Lines that tell how well a run tells the hidden words of a text (`-`: stdin)."""
+    score = Filler.load(run, device=device).evaluate(text, batch_tokens=batch_tokens)
+    yield from [_line(score.to_json())] if as_json else score.lines()
+
+
 def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)

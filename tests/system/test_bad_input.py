@@ -178,7 +178,7 @@ def test_a_test_set_inside_the_training_set_is_a_warning_with_the_count(texts: P
     done = train(texts, "--test-src", texts / "test.en", "--test-tgt", texts / "test.de", "--valid-src",
                  texts / "test.en", "--valid-tgt", texts / "test.de")  # fmt: skip
     assert done.code == 0, done.err
-    warning = "warning: test: 3 of 10 pairs stand in the training text too, and 1 more sources with another translation"
+    warning = "warning: test: 3 of 10 pairs stand in the training text too, and 1 more source with another translation"
     assert warning in done.err
     report = json.loads((texts.parent / "run" / "data.json").read_text())
     assert [leak["leaked"] for leak in report["leaks"]] == [3, 3]
@@ -256,6 +256,14 @@ def test_a_damaged_file_does_not_stop_the_report_but_is_named_when_training_goes
             ["2 hypotheses but 60 references"],
         ),
         (["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--tokenize", "nonne"], ["nonne", "none"]),
+        (
+            ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--stride", "4"],
+            ["--stride: no effect on a run of task 'translation'"],
+        ),
+        (
+            ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "--hyp", "train.de", "--beam", "7"],
+            ["--beam: no effect on a run where --hyp gives the translations"],
+        ),
         (["score", "RUN", "--src", "train.en", "--tgt", "two.de"], ["train.en has 60 lines", "two.de has 2"]),
     ],
     ids=lambda value: " ".join(value[2:4]) if value[0] in ("translate", "evaluate", "score") else "",

@@ -139,6 +139,9 @@ def test_other_tasks_commands_are_refused(run: Path, text: Path) -> None:
         ["evaluate", run, "--src", text, "--ref", text],
     ):
         assert_refused(transduce(*command), "goes on with text, with `transduce generate`")
+    assert_refused(transduce("evaluate", run, "--src", text, "--ref", text), "evaluate` judges it on --text")
+    useless = ["--beam", 7, "--hyp", text, "--tokenize", "zh"]
+    assert_refused(transduce("evaluate", run, "--text", text, *useless), "--beam, --hyp, --tokenize: no effect on")
     assert_refused(transduce("evaluate", run), "--src and --ref", "--text")
     assert_refused(transduce("evaluate", run, "--src", text), "--src and --ref", "--text")
 

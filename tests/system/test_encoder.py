@@ -24,6 +24,7 @@ MODEL = (
     "model.dropout=0.0", "model.residual=pre", "tokenizer.kind=bpe", "tokenizer.vocab_size=100",
 )  # fmt: skip
 CONTEXT = "data.context=32"  # of the masked ones
+NO_PAIRS = "model.next_sentence=false"
 TRAINING = ("training.batch_tokens=512", "training.precision=float32", "training.lr=0.01", "training.matrix_lr=0.02")
 
 
@@ -148,6 +149,45 @@ def test_it_learns_what_follows(folder: Path) -> None:
     assert done.code == 0 and "next sentences told" in done.err, done.err
     scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
     assert all(found["next_sentence_accuracy"] > 0.75 for found in scores), scores
+    told = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "valid.txt", "--json").out)
+    assert told["next_sentence_accuracy"] == scores[0]["next_sentence_accuracy"]
+    tune = ["train", "--from", folder / "pairs", "--run", folder / "tuned", *with_settings("task=masked"), "--dry-run"]
+    done = transduce(*tune, "--text", folder / "valid.txt")  # documents end where they did in the first training
+    assert done.code == 0 and "data.documents = blank_line" in done.err, done.err
+    (folder / "one.txt").write_text("the cat wakes up\nthe cat wants milk\n")  # one document has no pairs to judge
+    tune += ["--text", folder / "one.txt", "--valid-text", folder / "valid.txt"]
+    done = transduce(*tune)
+    assert done.code == 2 and "error: train text has 1 document: model.next_sentence = true" in done.err, done.err
+    done = transduce(*tune, "--set", NO_PAIRS)
+    assert done.code == 0, done.err
+    told = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "one.txt", "--json").out)
+    assert "next_sentence_accuracy" not in told and told["hidden"] > 0
+
+
+def test_a_masked_run_is_judged_on_text(masked: Path, folder: Path) -> None:
+    """Its validation text gives what its own training told; options of other tasks are refused by name."""
+    text = ["evaluate", masked, "--text", folder / "valid.txt"]
+    told = json.loads(transduce(*text, "--json").out)
+    kept = json.loads((masked / "masked_scores.json").read_text())["sets"]
+    for name in ("loss", "perplexity", "masked_accuracy"):
+        assert told[name] == pytest.approx(kept[0][name], rel=1e-4), name
+    assert "next_sentence_accuracy" not in told and 0 < told["hidden"] < told["tokens"]
+    assert Filler.load(masked).evaluate(folder / "valid.txt").masked_accuracy == told["masked_accuracy"]
+    small = json.loads(transduce(*text, "--json", "--batch-tokens", 40).out)
+    assert small["nll"] == pytest.approx(told["nll"], rel=1e-4) and small["hidden"] == told["hidden"]
+    done = transduce(*text)
+    assert done.code == 0 and "masked tokens told" in done.out and done.out.count("\n") == 2
+    assert_refused(transduce(*text, "--stride", 4), "--stride: no effect on a run of task 'masked'")
+    assert_refused(transduce("evaluate", masked, "--labels", folder / "valid.tsv"), "judges it on --text")
+    (folder / "nothing.txt").write_text("\n")
+    assert_refused(transduce("evaluate", masked, "--text", folder / "nothing.txt"), "nothing.txt: there is no text")
+
+
+def test_options_of_other_tasks_are_refused(classifier: Path, folder: Path) -> None:
+    labels = ["evaluate", classifier, "--labels", folder / "valid.tsv"]
+    for option in ("--stride", "--beam", "--batch-tokens"):
+        assert_refused(transduce(*labels, option, 4), f"{option}: no effect on a run of task 'classification'")
+    assert_refused(transduce(*labels, "--cased", "--hyp", "x"), "--hyp, --lowercase or --cased: no effect")
 
 
 def test_fill_prints_candidates(masked: Path) -> None:
@@ -245,6 +285,7 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
         ("masked", ["model.kind=gpt"], "'gpt' does not do task 'masked', which takes bert"),
         ("masked", ["tokenizer.mask=false"], "task 'masked' needs a piece <mask>"),
         ("masked", ["model.positions=learned", "model.max_positions=16"], "learned positions hold model.max_positions"),
+        ("masked", ["data.documents=file"], "train text has 1 document: model.next_sentence = true needs two"),
         ("masked", ["model.n_segments=1"], "model.n_segments must be 2"),
         ("labels", ["data.labels=['pos', 'pos']"], "at least two, and none twice"),
         ("labels", ["data.labels=['pos', 'meh']"], "label 'neg' is not known; known: pos, meh"),

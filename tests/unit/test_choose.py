@@ -147,6 +147,21 @@ def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: M
     assert all(choice.reason for choice in (*choices, *more))
 
 
+@pytest.mark.parametrize(
+    ("n", "warmup", "reason"),
+    [
+        (6, 3, "half of the 6 updates expected, as they are few"),
+        (40, 10, "at least 10, where 8 % of the 40 updates expected are fewer"),
+        (1000, 80, "about 8 % of the 1,000 updates expected"),
+        (100_000, 2000, "at most 2,000, where 8 % of the 100,000 updates expected are more"),
+    ],
+)
+def test_the_reason_of_a_warmup_is_true_of_it(n: int, warmup: int, reason: str) -> None:
+    settings, choices = chosen(1000, training={"max_updates": n})
+    assert settings.training.warmup_updates == warmup
+    assert [choice.reason for choice in choices if choice.key == "warmup_updates"] == [reason]
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_what_begins_with_another_run_changes_it_but_little(task: str) -> None:
     """Of every task the same; what the user says counts, and muon's matrices get twice as much as the rest."""

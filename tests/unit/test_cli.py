@@ -143,3 +143,26 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not loaded & {"torch", "numpy", "pydantic", "sentencepiece", "sacrebleu", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "RUN", "--prompt", "a \udcff b"],
+        ["generate", "RUN", "--prompt", "a", "-p", "a \udcff b", "--json"],
+        ["inspect", "RUN", "a \udcff b"],
+        ["inspect", "RUN", "a", "--tgt", "a \udcff b"],
+        ["fill", "RUN", "<mask>", "a \udcff b"],
+        ["train", "--set", "a \udcff b"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:1]),
+)
+def test_text_that_is_not_utf8_is_refused(arguments: list[str], transduce: Callable[..., Result]) -> None:
+    code, out, err = transduce(*arguments)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "argument 'a \\xff b': not valid UTF-8 (at character 3)" in err
+
+
+def test_a_path_may_hold_any_bytes(transduce: Callable[..., Result]) -> None:
+    code, _, err = transduce("generate", "no\udcffrun", "--prompt", "a")
+    assert code == 2 and "UTF-8" not in err

@@ -46,7 +46,18 @@ LEVELS: tuple[tuple[str, ...], ...] = (
             "integrity",
             "verify",
         ),
-        *("options", "cli_exchange", "cli_text", "cli_encoder", "cli_doctor", "cli_verify", "cli", "__main__"),
+        *(
+            "options",
+            "arguments",
+            "cli_exchange",
+            "cli_text",
+            "cli_encoder",
+            "cli_evaluate",
+            "cli_doctor",
+            "cli_verify",
+            "cli",
+            "__main__",
+        ),
     ),
 )
 

@@ -170,12 +170,17 @@ class LeakReport:
         """One line for people, or nothing where nothing leaked."""
         if not self.sources:
             return ""
-        first = self.samples[0]
-        return (
-            f"{name}: {self.leaked:,} of {self.pairs:,} pairs stand in the training text too, and "
-            f"{self.sources - self.leaked:,} more sources with another translation; scores on it flatter. "
-            f"First: {first['place']} = {first['train']}"
-        )
+        first, others = self.samples[0], self.sources - self.leaked
+        told = []
+        if self.leaked:
+            pairs = f"{self.leaked:,} of {self.pairs:,} pairs {'stands' if self.leaked == 1 else 'stand'}"
+            told.append(f"{pairs} in the training text too")
+        if others:
+            sources = f"more {'source' if others == 1 else 'sources'}"
+            if not self.leaked:
+                sources = f"of {self.pairs:,} sources {'stands' if others == 1 else 'stand'} in the training text too,"
+            told.append(f"{others:,} {sources} with another translation")
+        return f"{name}: {', and '.join(told)}; scores on it flatter. First: {first['place']} = {first['train']}"
 
 
 class LeakCheck:

@@ -49,7 +49,8 @@ class SeenCheck:
             return ""
         first = self._held[next(iter(self._seen))][0]
         return (
-            f"{self.name}: {self.leaked:,} of {self.n:,} {self.unit} stand in the training text too (those of "
+            f"{self.name}: {self.leaked:,} of {self.n:,} {self.unit} "
+            f"{'stands' if self.leaked == 1 else 'stand'} in the training text too (those of "
             f"{LEAST_CHARACTERS} characters or more are looked for); scores on it flatter. First: {first[:60]!r}"
         )
 

@@ -62,7 +62,15 @@ def build_sentence_store(
     fingerprint: str = "",
     name: str = "training text",
 ) -> SentenceStore:
-    """Encode lines as sentences, blank ones left out, those above `longest` tokens in equal parts; and write.
+    """Encode as `sentences_of` does, and write."""
+    made = sentences_of(pieces, vocabulary, longest=longest, name=name)
+    arrays = {"ids": made.ids, "offsets": made.offsets, "documents": made.documents}
+    write_arrays(folder, arrays, made.facts | {"fingerprint": fingerprint})
+    return SentenceStore.open(folder)
+
+
+def sentences_of(pieces: Iterable[Piece], vocabulary: Vocabulary, *, longest: int, name: str) -> SentenceStore:
+    """Encode lines as sentences, blank ones left out, those above `longest` tokens in equal parts; in memory.
 
     Raises what reading raises, and `DataError` where there is no text.
     """
@@ -80,10 +88,8 @@ def build_sentence_store(
     if not sentences:
         raise DataError(f"{name}: there is no text")
     every, offsets = flat(sentences, vocabulary.vocab_size)
-    facts = {"kind": KIND, "fingerprint": fingerprint, "bytes": n_bytes}
-    arrays = {"ids": every, "offsets": offsets, "documents": np.array(documents, dtype=np.int64)}
-    write_arrays(folder, arrays, facts)
-    return SentenceStore.open(folder)
+    facts = {"kind": KIND, "fingerprint": "", "bytes": n_bytes}
+    return SentenceStore(every, offsets, np.array(documents, dtype=np.int64), facts)
 
 
 def _encoded(pieces: Iterator[Piece], vocabulary: Vocabulary) -> Iterator[tuple[str, list[int], bool]]:

@@ -10,9 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from transduce.config import Settings
 from transduce.data.encoder_batch import pad_rows
 from transduce.data.sentence_pairs import pack
+from transduce.data.sentence_store import sentences_of
+from transduce.data.text import read_pieces
+from transduce.decoding.gaps import gap_feeder, score_gaps
 from transduce.decoding.loading import Precision, open_model
+from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, RunFolderError
 from transduce.text.masks import bare, encode_gaps
 from transduce.text.special import MASK, MASK_PIECE, Vocabulary
@@ -38,19 +43,20 @@ class Filling:
 class Filler:
     """Tells the words behind <mask>."""
 
-    def __init__(self, model: nn.Module, vocabulary: Vocabulary, *, context: int) -> None:
+    def __init__(self, model: nn.Module, vocabulary: Vocabulary, settings: Settings) -> None:
+        """`settings`: those of the run."""
         self.model: Any = model
-        self.vocabulary, self.context = vocabulary, context
+        self.vocabulary, self.settings = vocabulary, settings
+        self.context: int = settings.data.context or settings.model.max_positions
         self.device = next(model.parameters()).device
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Filler:
         """The model of a run of task "masked". Raises `RunFolderError`, `SettingsError`."""
         folder, model, tokenizers = open_model(path, task="masked", device=device, precision=precision)
-        context = folder.settings.data.context or folder.settings.model.max_positions
         if MASK not in encode_gaps(tokenizers.tgt, f"a {MASK_PIECE} b"):
             raise RunFolderError(f"{folder.path}: its vocabulary does not know {MASK_PIECE}, or is damaged")
-        return cls(model, tokenizers.tgt, context=context)
+        return cls(model, tokenizers.tgt, folder.settings)
 
     def fill(self, texts: Sequence[str], *, top: int = 5) -> list[Filling]:
         """The `top` candidates of every <mask> in each text, each gap by itself.
@@ -58,6 +64,27 @@ class Filler:
         Raises `DataError` where a text has no gap, or is longer than the model's context.
         """
         return [self._fill(text, encode_gaps(self.vocabulary, text), top) for text in texts]
+
+    def evaluate(self, path: str | Path, *, batch_tokens: int | None = None) -> MaskedScore:
+        """How well the model tells hidden words of the text of a file (`-`: standard input), cut as in its training.
+
+        What is hidden follows from the run's seed, so it is the same each time; a run's own validation text gives the
+        run's own figures. One document alone has no next sentences to judge. Raises `DataError`.
+        """
+        data, training = self.settings.data, self.settings.training
+        budget = batch_tokens or training.micro_batch_tokens or training.batch_tokens
+        budget = max(self.context, budget or self.settings.decoding.batch_tokens)
+        store = sentences_of(
+            read_pieces(path, data.documents), self.vocabulary, longest=self.context - 3, name=str(path)
+        )
+        changes = {
+            "data": data.model_copy(update={"context": self.context}),
+            "training": training.model_copy(update={"batch_tokens": budget, "micro_batch_tokens": budget}),
+        }
+        if store.n_documents < 2:
+            changes["model"] = self.settings.model.model_copy(update={"next_sentence": False})
+        settings = self.settings.model_copy(update=changes)
+        return score_gaps(self.model, gap_feeder(store, self.vocabulary, settings, self.device))
 
     def _fill(self, text: str, ids: list[int], top: int) -> Filling:
         framed = pack(ids)

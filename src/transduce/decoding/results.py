@@ -128,3 +128,49 @@ class TextScore:
             f"{self.bits_per_byte:.4f} bits a byte",
             f"{self.n_tokens:,} tokens, {self.n_bytes:,} bytes; rows of {self.context} tokens, {self.stride} new each",
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedScore:
+    """How well a model tells the `n_hidden` hidden ones of `n_tokens`. `nll`: nats a hidden token.
+
+    `loss` is what training makes small: `nll`, and where the model judges pairs the loss on these. Accuracies are
+    shares; that of next sentences is None where there are no pairs.
+    """
+
+    loss: float
+    nll: float
+    masked_accuracy: float
+    next_sentence_accuracy: float | None
+    n_hidden: int
+    n_tokens: int
+    n_bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the nats a hidden token: depends on the vocabulary."""
+        return math.exp(min(self.nll, 700.0))
+
+    def to_json(self) -> dict[str, float]:
+        """As plain values."""
+        pairs = self.next_sentence_accuracy
+        return {
+            "loss": self.loss,
+            "nll": self.nll,
+            "perplexity": self.perplexity,
+            "masked_accuracy": self.masked_accuracy,
+            **({} if pairs is None else {"next_sentence_accuracy": pairs}),
+            "hidden": self.n_hidden,
+            "tokens": self.n_tokens,
+            "bytes": self.n_bytes,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        pairs = self.next_sentence_accuracy
+        follows = "" if pairs is None else f", next sentences told {pairs:.1%}"
+        return [
+            f"masked tokens told {self.masked_accuracy:.1%}{follows}; loss {self.loss:.4f}, perplexity "
+            f"{self.perplexity:.3f} a hidden token",
+            f"{self.n_hidden:,} of {self.n_tokens:,} tokens hidden, {self.n_bytes:,} bytes",
+        ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ from transduce.choose import Chooser, Facts
 from transduce.choose_encoder import BEFORE_MASKED, BEFORE_TRAINING_MASKED
 from transduce.config import ModelSettings, Settings
 from transduce.data.arrays import check_ids, check_lengths
-from transduce.data.encoder_batch import MaskedBatch
-from transduce.data.masking import word_starts
 from transduce.data.sentence_store import SentenceStore, build_sentence_store
 from transduce.data.stored import read_names
+from transduce.data.text import Piece
 from transduce.decoding.filler import Filler
+from transduce.decoding.gaps import gap_feeder, judge_gaps
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.records import save_continuations, save_masked_scores
 from transduce.files import write_json
@@ -34,7 +35,7 @@ from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import tell_masked
 from transduce.training.encoder_feed import MaskedFeeder
-from transduce.training.validate import Judge, Validator
+from transduce.training.validate import Validator
 
 N_SAMPLES, SAMPLE_TOKENS = 8, 40
 
@@ -90,6 +91,9 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
     def read(self, settings: Settings, log: Log) -> PlainTexts:
         """Documents of plain text."""
         texts = plain_text.read_plain_texts(settings, log)
+        if settings.model.next_sentence:
+            for name, stream in {"train": texts.train, "valid": texts.valid, **dict(texts.tests)}.items():
+                _check_documents(name, sum(1 for _ in islice(_documents(stream()), 2)))
         log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
         return texts
 
@@ -148,7 +152,7 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
 
     def feeder(self, prepared: PreparedSentences, settings: Settings, device: torch.device) -> MaskedFeeder:
         """Rows with gaps."""
-        return _feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
+        return gap_feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
 
     def longest(self, prepared: PreparedSentences, settings: Settings) -> PreparedSentences:
         """Sentences that fill the context, two a document."""
@@ -164,12 +168,12 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
         self, model: nn.Module, prepared: PreparedSentences, settings: Settings, device: torch.device
     ) -> Validator:
         """The loss on held-out text, whose gaps are always the same."""
-        feeder = _feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
+        feeder = gap_feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
         return Validator(
             model,
             feeder.batches,
             smoothing=settings.training.label_smoothing,
-            judge=_judge(feeder),
+            judge=judge_gaps(feeder),
             precision=settings.training.precision,
             criterion=tell_masked,
         )
@@ -184,9 +188,9 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
         filler = Filler.load(folder.path, device=settings.training.device)
         names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
         for name, at in names.items():
-            feeder = _feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
+            feeder = gap_feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
             found = Validator(
-                filler.model, feeder.batches, smoothing=0.0, judge=_judge(feeder), criterion=tell_masked
+                filler.model, feeder.batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=tell_masked
             )()
             save_masked_scores(folder, name, found)
             log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
@@ -200,53 +204,32 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
         conclude(folder, log)
 
 
-def _feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device) -> MaskedFeeder:
-    data = settings.data
-    assert data.context is not None, "chosen first"
-    starts: np.ndarray | None = None
-    if data.whole_words:
-        starts = word_starts(vocabulary.pieces(range(vocabulary.vocab_size)))
-        if starts is None:
-            raise SettingsError("data.whole_words = true: the pieces of this vocabulary do not show where words begin")
-    return MaskedFeeder(
-        store,
-        settings.training,
-        device=device,
-        context=data.context,
-        vocab_size=vocabulary.vocab_size,
-        share=data.masked,
-        pairs=settings.model.next_sentence,
-        starts=starts,
-    )
+def _check_documents(name: str, n: int) -> None:
+    if n < 2:
+        raise DataError(
+            f"{name} text has {n} document: model.next_sentence = true needs two at least, as half of the pairs come "
+            "from two; data.documents says what ends one, and model.next_sentence = false does without"
+        )
+
+
+def _documents(pieces: Iterable[Piece]) -> Iterator[bool]:
+    """Something for each document with text in it."""
+    text = False
+    for piece in pieces:
+        text = text or bool(piece.text.strip())
+        if text and piece.ends:
+            yield True
+            text = False
+    if text:
+        yield True
 
 
 def _check_rows(store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings) -> None:
     """Refuse a set that gives nothing to tell, before training comes to it."""
-    if settings.model.next_sentence and store.n_documents < 2:
-        raise DataError(
-            f"{name} text has {store.n_documents} document: model.next_sentence = true needs two at least, as half of "
-            "the pairs come from two; data.documents says what ends one; or leave it out"
-        )
-    if not _feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
+    if settings.model.next_sentence:
+        _check_documents(name, store.n_documents)
+    if not gap_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
         raise DataError(f"{name} text: there is nothing to tell in it")
-
-
-def _judge(feeder: MaskedFeeder) -> Judge:
-    def judge(model: nn.Module) -> dict[str, float]:
-        right = n = followed = n_pairs = 0
-        known: Any = model
-        for batch in feeder.batches():
-            assert isinstance(batch, MaskedBatch)
-            hidden, follows = known(*batch.inputs)
-            right += int((known.logits(hidden).argmax(-1) == batch.targets).sum())
-            n += batch.n_targets
-            if follows is not None:
-                followed += int((follows.argmax(-1) == batch.labels).sum())
-                n_pairs += len(batch.labels)
-        scores = {"masked_accuracy": right / max(1, n)}
-        return scores | ({"next_sentence_accuracy": followed / n_pairs} if n_pairs else {})
-
-    return judge
 
 
 def _with_gaps(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:

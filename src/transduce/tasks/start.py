@@ -22,7 +22,7 @@ from transduce.log import Log
 from transduce.models.kinds import KINDS, kinds_of, n_blocks
 from transduce.models.presets import PRESETS, resolve_preset
 from transduce.tensors import load_tensors, save_tensors
-from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces
+from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces, of_characters
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import MASK, MASK_PIECE, UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -49,6 +49,7 @@ _TAKEN: dict[str, tuple[tuple[str, str], ...]] = {
         ("data", "tgt_lang"),
         *(("decoding", key) for key in DecodingSettings.model_fields),
     ),
+    "masked": (("data", "documents"),),
     "causal": (("data", "context"), ("decoding", "max_length"), ("decoding", "batch_tokens")),
 }
 """What the new run, of the same task, has as the start where it is not said otherwise."""
@@ -125,6 +126,10 @@ def learn_more(start: Start, src: Iterable[str], tgt: Iterable[str], log: Log) -
     found = extend(tokenizers, src, tgt, n=n)
     for line in _told(tokenizers, found.tokenizers, src, tgt):
         log.say(line)
+    if len(found.tgt) < n and of_characters(tokenizers.tgt):
+        log.say(
+            f"  fewer than {n:,}: a vocabulary of characters gets the characters that it lacks, and no longer pieces"
+        )
     return found
 
 

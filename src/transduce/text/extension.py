@@ -104,6 +104,11 @@ def new_pieces(old: Vocabulary, new: Vocabulary) -> list[str]:
     return new.pieces(range(old.vocab_size, new.vocab_size))
 
 
+def of_characters(vocabulary: Vocabulary) -> bool:
+    """Whether a vocabulary that can grow does so by characters only."""
+    return kind_of(sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model)) == "char"
+
+
 def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]]) -> bytes:
     """A serialised SentencePiece model with more pieces, each with its score, behind those that it has.
 

@@ -128,10 +128,15 @@ def test_leaks_are_found_whatever_their_case_and_spaces() -> None:
     assert report.samples[0] == {"src": "the dog ", "tgt": "Der Hund", "place": "a.tsv:1", "train": "a.tsv:1"}
     assert [sample["src"] for sample in report.samples] == ["the dog ", "x", "x", "A Cat"]
     assert report.warning("test") == (
-        "test: 3 of 6 pairs stand in the training text too, and 1 more sources with another translation; "
+        "test: 3 of 6 pairs stand in the training text too, and 1 more source with another translation; "
         "scores on it flatter. First: a.tsv:1 = a.tsv:1"
     )
     assert report.to_json("test")["leaked"] == 3
+    other, same = leaks(train, test[1:2] + test[3:4]).warning("test"), leaks(train, test[:1]).warning("test")
+    assert other.startswith(
+        "test: 1 of 2 sources stands in the training text too, with another translation; scores on it flatter. "
+    )
+    assert same.startswith("test: 1 of 1 pairs stands in the training text too; scores on it flatter. First: ")
     clean_report = leaks(train, test[3:4])
     assert clean_report.warning("test") == "" and clean_report.samples == []
 

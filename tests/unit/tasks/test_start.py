@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from marians import make_run
+import text_runs
+from marians import LINES, make_run
 from transduce.checkpoint import RunFolder
 from transduce.config import ModelSettings, Settings
 from transduce.decoding.pipeline import Translator
@@ -112,6 +113,19 @@ def test_before_the_first_update_nothing_has_changed(tmp_path: Path, joint: bool
     for before, after in zip(one.translate(known, beam=1), two.translate(known, beam=1), strict=True):
         assert before.text == after.text and before.ids == after.ids
     assert "Quokka" in tokenizers.src.decode(tokenizers.src.encode("Quokka 猫"))
+
+
+@pytest.mark.parametrize(("kind", "told"), [("char", True), ("bpe", False)])
+def test_why_a_vocabulary_of_characters_does_not_grow(
+    kind: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = 400 if kind == "bpe" else 330
+    run = text_runs.make_run(tmp_path / "run", kind="gpt", tokenizer=text_runs.vocabulary(kind, exact=True, size=size))
+    start = find_start(asked(run, task="causal", tokenizer={"extend": 20}), kind="gpt")
+    assert start is not None
+    found = learn_more(start, LINES if told else NEW, (), Log())
+    assert told == (not found.tgt)
+    assert told == ("fewer than 20: a vocabulary of characters gets the characters" in capsys.readouterr().err)
 
 
 def same(old: Tokenizers, new: Tokenizers, line: str) -> bool:

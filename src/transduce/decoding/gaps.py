@@ -1,0 +1,85 @@
+"""How well a masked model tells hidden tokens: rows with gaps that are always the same, and what is right of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from transduce.config import Settings
+from transduce.data.batch import TrainingBatch
+from transduce.data.encoder_batch import MaskedBatch
+from transduce.data.masking import word_starts
+from transduce.data.sentence_store import SentenceStore
+from transduce.decoding.results import MaskedScore
+from transduce.errors import SettingsError
+from transduce.text.special import Vocabulary
+from transduce.training.criteria import tell_masked
+from transduce.training.encoder_feed import MaskedFeeder
+from transduce.training.validate import Judge, Validator
+
+
+def gap_feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device) -> MaskedFeeder:
+    """Rows with gaps; pairs of texts where the model judges these."""
+    data = settings.data
+    assert data.context is not None, "chosen first"
+    starts: np.ndarray | None = None
+    if data.whole_words:
+        starts = word_starts(vocabulary.pieces(range(vocabulary.vocab_size)))
+        if starts is None:
+            raise SettingsError("data.whole_words = true: the pieces of this vocabulary do not show where words begin")
+    return MaskedFeeder(
+        store,
+        settings.training,
+        device=device,
+        context=data.context,
+        vocab_size=vocabulary.vocab_size,
+        share=data.masked,
+        pairs=settings.model.next_sentence,
+        starts=starts,
+    )
+
+
+def judge_gaps(feeder: MaskedFeeder) -> Judge:
+    """What tells the share of hidden tokens, and of next sentences, that a model finds."""
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        right = n = followed = n_pairs = 0
+        known: Any = model
+        for batch in feeder.batches():
+            assert isinstance(batch, MaskedBatch)
+            hidden, follows = known(*batch.inputs)
+            right += int((known.logits(hidden).argmax(-1) == batch.targets).sum())
+            n += batch.n_targets
+            if follows is not None:
+                followed += int((follows.argmax(-1) == batch.labels).sum())
+                n_pairs += len(batch.labels)
+        scores = {"masked_accuracy": right / max(1, n)}
+        return scores | ({"next_sentence_accuracy": followed / n_pairs} if n_pairs else {})
+
+    return judge
+
+
+def score_gaps(model: nn.Module, feeder: MaskedFeeder) -> MaskedScore:
+    """How well a model tells what is hidden in the feeder's text."""
+    n_hidden = 0
+
+    def batches() -> Iterator[TrainingBatch]:
+        nonlocal n_hidden
+        for batch in feeder.batches():
+            n_hidden += batch.n_targets
+            yield batch
+
+    found = Validator(model, batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=tell_masked)()
+    return MaskedScore(
+        loss=found["loss"] if feeder.pairs else found["nll"],  # with pairs their loss is in it
+        nll=found["nll"],
+        masked_accuracy=found["masked_accuracy"],
+        next_sentence_accuracy=found.get("next_sentence_accuracy") if feeder.pairs else None,
+        n_hidden=n_hidden,
+        n_tokens=len(feeder.store.ids),
+        n_bytes=feeder.store.facts["bytes"],
+    )
