@@ -10,8 +10,8 @@ from transduce.config import DataSettings
 @dataclass(frozen=True, slots=True)
 class Purpose:
     """One task's. `head`: what a model is, for its card, with places for what the data says; `command` is a shell line;
-    `python` the class that does it, or nothing; `judged` the option of `transduce evaluate` that names what it is judged
-    on, or nothing.
+    `python` the class that does it, or nothing; `judged` the option of `transduce evaluate` that names what it is
+    judged on, or nothing.
     """
 
     head: str
