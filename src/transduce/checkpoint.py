@@ -277,7 +277,8 @@ def _make_and_lock(path: Path) -> FolderLock:
     except FileExistsError:
         raise RunFolderError(f"{path} is a file; name a folder with --run") from None
     except OSError as error:
-        raise RunFolderError(f"cannot make the run folder {path}: {error.strerror or error}") from error
+        what = "write in" if path.is_dir() else "make"
+        raise RunFolderError(f"cannot {what} the run folder {path}: {error.strerror or error}") from error
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -37,17 +37,20 @@ def verify(
     transduce verify runs/mine --files
     transduce verify recipe.toml --data texts
     """
+    from transduce.errors import SettingsError
     from transduce.log import Log
 
     log, settings = Log(quiet=quiet), None
     if path.is_file():
         from transduce.request import Request
 
+        if files:
+            raise SettingsError(f"--files looks at a run folder, and {path} is a recipe")
+
         settings = Request(
             recipe=path, root=data, overrides=tuple(overrides or ()), run=path.with_suffix("")
         ).settings()
     else:
-        from transduce.errors import SettingsError
         from transduce.integrity import check_folder
 
         if overrides or data:

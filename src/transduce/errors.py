@@ -60,11 +60,20 @@ class Interrupted(TransduceError):
         self.exit_code = 128 + signal
 
 
+_OUT_OF_MEMORY = (
+    "allocate memory",
+    "out of memory",
+    "out_of_memory",
+    "not enough memory",
+    "bad_alloc",
+    "could not create a primitive",  # oneDNN, without memory for its kernel
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, PyTorch's CPU allocator, oneDNN or a GPU's allocator says that memory is at an end."""
-    marks = ("allocate memory", "out of memory", "out_of_memory", "not enough memory", "bad_alloc")
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in marks)
+        isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _OUT_OF_MEMORY)
     )
 
 

@@ -246,6 +246,8 @@ class MetricsFile:
             lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last line end was cut short
         except FileNotFoundError:
             return [], []
+        except OSError as error:
+            raise RunFolderError(f"cannot read {self.path}: {error.strerror or error}") from None
         events: list[dict[str, Any]] = []
         damaged = []
         for number, line in enumerate(lines, 1):

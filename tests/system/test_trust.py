@@ -107,6 +107,12 @@ def test_a_damaged_record_is_named_on_load(tmp_path: Path) -> None:
             run.read_record("scores.json")
 
 
+def test_files_of_a_recipe_are_none(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("")
+    told = command("verify", tmp_path / "recipe.toml", "--files")
+    assert told.code == 2 and "--files looks at a run folder" in told.err
+
+
 def test_verify_kills_and_compares_and_leaves_the_run_alone(tmp_path: Path) -> None:
     src, tgt = write_corpus(tmp_path, "train", 100)
     sets = "\n".join(f"{value.replace('model.', '', 1)}" for value in SMALL if value.startswith("model."))

@@ -162,7 +162,7 @@ def test_parts_of_every_kind_of_batch_ask_the_same_together() -> None:
 
 
 def test_what_memory_errors_look_like() -> None:
-    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("could not create a primitive"))
     assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not is_out_of_memory(RuntimeError("size mismatch")) and not is_out_of_memory(ValueError("out of memory"))
 
