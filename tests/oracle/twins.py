@@ -131,7 +131,7 @@ def batch(draw: random.Random, allowed: range, longest: int) -> Tensor:
 
 def brought_in(kind: str, path: Path) -> tuple[Any, Any]:
     """What the import of a folder gives, and the model of it."""
-    found = IMPORTERS[kind](path)
+    found = IMPORTERS[kind].importer(path)
     n = found.tokenizers
     ours = build_model(found.settings.model, n_src=n.n_src, n_tgt=n.n_tgt).eval()
     ours.load_state_dict(found.tensors)

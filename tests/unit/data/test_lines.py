@@ -117,7 +117,7 @@ def test_a_line_without_end_is_refused_in_bounded_memory(
     monkeypatch.setattr(lines, "MAX_LINE", 1 << 20)
     path = write(tmp_path, suffix, b"short\n" + b"x" * (32 << 20))
     tracemalloc.start()
-    assert problem(path) == f"{path}, line 2: longer than 1 MiB; is this a text file?"
+    assert problem(path) == f"{path}, line 2: {lines.TOO_LONG}"
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20
