@@ -90,11 +90,11 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Cal
     make(tmp_path / "a.en")
     target = write(tmp_path / "a.de", ["one"])
     asked = settings({"src": str(tmp_path / "a.en"), "tgt": str(target)})
-    with pytest.raises(DataError, match="is a folder|is no file"):
+    with pytest.raises(DataError, match=r"is a folder|is no file"):
         take_sample(asked)
     found = doctor(asked, run=tmp_path / "run", seconds=3)
     assert [one.check for one in found.obstacles] == ["data"]
-    with pytest.raises(DataError, match="is a folder|is no file"):
+    with pytest.raises(DataError, match=r"is a folder|is no file"):
         Request(train=((tmp_path / "a.en",), (target,)), run=tmp_path / "run").settings()
 
 
