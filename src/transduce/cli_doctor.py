@@ -75,7 +75,14 @@ def doctor(
 
     if recipe is not None and recipe.is_dir():
         from transduce.diagnosis.progress import asked_of
+        from transduce.errors import SettingsError
 
+        texts = (src, tgt, path, text, valid_text, test_text, valid_src, valid_tgt, test_src, test_tgt)
+        if any((*texts, src_lang, tgt_lang, run, start, extend, data, overrides)):
+            raise SettingsError(
+                f"{recipe} is a run, and a run has its settings; of all options only --processes, --json and --quiet "
+                "go with it"
+            )
         settings, run = asked_of(recipe), recipe
     else:
         if run is None and recipe is None:

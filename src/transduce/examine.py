@@ -20,7 +20,7 @@ from transduce.diagnosis.diagnosis import Diagnosis
 from transduce.diagnosis.findings import Finding
 from transduce.diagnosis.forecast import JUDGED, disk_needed, time_needed
 from transduce.diagnosis.measuring import Trial, measure
-from transduce.diagnosis.progress import Progress, another_run, progress_of
+from transduce.diagnosis.progress import Progress, another_run, no_place, progress_of
 from transduce.diagnosis.resources import disk_findings, memory_findings, time_findings
 from transduce.diagnosis.sampling import Sample, drawn, take_sample
 from transduce.diagnosis.tokens import look
@@ -104,7 +104,7 @@ def _at(work: _Work, named: bool) -> RunFolder | None:
     """The run that the folder holds already, if it is the one asked for and knows its settings."""
     path = work.run
     try:
-        if named and (why := another_run(path, work.asked)):
+        if named and (why := no_place(path) or another_run(path, work.asked)):
             work.findings.append(Finding("run", "obstacle", why))
             return None
         if not named or not (path / "manifest.json").exists():
@@ -140,6 +140,8 @@ def _sampled(work: _Work) -> Sample | None:
 
 def _try(work: _Work, task: AnyTask, machine: Machine, sample: Sample | None, known: RunFolder | None) -> None:
     """Choose, learn a vocabulary, make some updates, and say what follows from it."""
+    if any(one.check == "empty" and one.level == "obstacle" for one in work.findings):
+        return  # no pair is left: there is no more to say
     try:
         if sample is None or not sample.n_rows:
             if known is not None and has_read_text(work.run) and has_prepared(known):

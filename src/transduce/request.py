@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import DataSettings, Settings, apply_override, read_recipe
+from transduce.data.lines import check_is_text
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.files import read_json
 
@@ -118,6 +119,8 @@ class Request:
                 if path is not None and not path.exists():
                     hint = "; say where the data lies with --data FOLDER" if self.recipe and not self.root else ""
                     raise DataError(f"there is no file {path}{hint}")
+                if path is not None:
+                    check_is_text(path)
 
 
 def has_read_text(run: Path) -> bool:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from transduce.__main__ import main
 from transduce.config import Settings
 from transduce.diagnosis.copied import Copies
-from transduce.diagnosis.measuring import OVER, measure, tokens_at_once
+from transduce.diagnosis.diagnosis import Diagnosis
+from transduce.diagnosis.measuring import OVER, Trial, measure, tokens_at_once
+from transduce.diagnosis.presentation import lines_of
+from transduce.diagnosis.progress import no_place
 from transduce.diagnosis.sampling import take_sample
 from transduce.errors import DataError
-from transduce.examine import HELD, SAMPLED, _on_sample
+from transduce.examine import HELD, SAMPLED, _on_sample, doctor
 from transduce.log import Log
+from transduce.request import Request
 from transduce.tasks.table import TASKS, find_task
 from unit.diagnosis.corpora import good, settings, write
 
@@ -76,3 +83,36 @@ def test_every_task_has_its_line_in_the_tables_that_tell_of_tasks() -> None:
     assert set(TASKS) == set(WORDINGS) and set(TASKS) | {"encoding"} == set(PURPOSES)
     assert all(set(target.exporters) <= set(PURPOSES) for target in EXPORTS.values())
     assert {task.reads for task in TASKS.values()} == {"pairs", "text", "labelled"}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "a.en")
+    target = write(tmp_path / "a.de", ["one"])
+    asked = settings({"src": str(tmp_path / "a.en"), "tgt": str(target)})
+    with pytest.raises(DataError, match=r"is a folder|is no file"):
+        take_sample(asked)
+    found = doctor(asked, run=tmp_path / "run", seconds=3)
+    assert [one.check for one in found.obstacles] == ["data"]
+    with pytest.raises(DataError, match=r"is a folder|is no file"):
+        Request(train=((tmp_path / "a.en",), (target,)), run=tmp_path / "run").settings()
+
+
+def test_a_place_where_no_run_can_be_made_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "file", ["text"])
+    assert "is no folder" in no_place(tmp_path / "file" / "x" / "y")
+    assert "is no folder" in no_place(tmp_path / "file")
+    assert not no_place(tmp_path / "new" / "run") and not no_place(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+    if Path("/proc/self").exists():
+        assert "cannot be made" in no_place(Path("/proc/new/run"))
+
+
+def test_ready_says_what_was_not_measured() -> None:
+    assert "not measured: memory, speed, time, disk" in lines_of(Diagnosis(findings=(), trial=Trial(died=OVER)))[-1]
+
+
+def test_a_run_has_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", str(tmp_path), "--set", "training.lr=3"])
+    assert left.value.code == 2 and "a run has its settings" in capsys.readouterr().err

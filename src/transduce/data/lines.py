@@ -115,6 +115,14 @@ def bare_suffix(path: Path) -> str:
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
 
+def check_is_text(path: Path) -> None:
+    """Refuse what cannot be read as often as a training reads its text: a folder, a pipe, a device."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a text file")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is no file but a pipe or a device; write the text to a file first")
+
+
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file for reading, decompressed by its suffix. Missing and damaged files become a `DataError`."""
@@ -126,6 +134,8 @@ def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
 def open_watched(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
     """As `open_bytes`; the function tells how many bytes of the file as it lies there have been read so far."""
     path = Path(path)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a text file")
     try:
         opener = COMPRESSIONS.get(path.suffix.lower())
         with path.open("rb") as raw, opener(raw) if opener else _open_plain(raw) as unpacked:

@@ -50,6 +50,19 @@ class Diagnosis:
         return tuple(one for one in self.findings if one.level == "warning")
 
     @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the trial did not tell, where there was a training to try."""
+        if self.progress is not None and self.progress.finished:
+            return ()
+        known = {
+            "memory": self.trial is not None and self.trial.memory is not None,
+            "speed": self.trial is not None and self.trial.speed is not None,
+            "time": self.time is not None,
+            "disk": self.disk is not None,
+        }
+        return tuple(name for name, there in known.items() if not there)
+
+    @property
     def fitting_tokens(self) -> int | None:
         """The micro-batch that fits this machine, in tokens."""
         if self.trial is None or self.settings is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,10 @@ from transduce.config import Settings
 
 SPARE = 1.5  # seconds before its end in which a trial stops by itself
 OVER = "its time was over"
+FULL = "out of memory"
+_MARKS = ("memory", "bad_alloc", "doesnotfit", "could not create a primitive", "failed to map segment")
+"""Of the last lines of a process whose memory was at an end: Python's, PyTorch's, oneDNN's, the loader's, our own."""
+_CLASS = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:: |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +142,20 @@ def measure(folder: Path, *, seconds: float, processes: int = 1) -> Trial:
     if code is None:
         died = "" if any("speed" in fact for fact in facts) else OVER
     elif not any("done" in fact for fact in facts):
-        lines = err.decode("utf-8", errors="replace").strip().splitlines()
-        out_of_memory = code == -9 or any("memory" in line.lower() for line in lines[-3:])
-        died = "out of memory" if out_of_memory else lines[-1] if lines else f"it ended with code {code}"
+        died = why_it_died(code, err.decode("utf-8", errors="replace"))
     return told(facts, died=died, processes=processes)
+
+
+def why_it_died(code: int, err: str) -> str:
+    """Of a trial that ended with `code` before it was done, by its last words; no names of classes.
+
+    >>> why_it_died(1, "MemoryError"), why_it_died(1, "a.b.SomeError: the disk is gone"), why_it_died(3, "")
+    ('out of memory', 'the disk is gone', 'it ended with code 3')
+    """
+    lines = err.strip().splitlines()
+    if code == -9 or any(mark in line.lower() for line in lines[-3:] for mark in _MARKS):  # -9: the kernel's way
+        return FULL
+    return (_CLASS.sub("", lines[-1]) if lines else "") or f"it ended with code {code}"
 
 
 def told(facts: Sequence[dict[str, Any]], *, died: str = "", processes: int = 1) -> Trial:

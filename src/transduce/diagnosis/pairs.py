@@ -29,7 +29,12 @@ def line_counts(sample: Sample) -> list[Finding]:
         if len(set(part.counts)) == 1:
             continue
         src, tgt = part.files
-        if part.counted:
+        if not min(part.counts):
+            empty, other = (src, tgt) if not part.counts[0] else (tgt, src)
+            n = f"{max(part.counts):,}" if part.counted else about(max(part.counts))
+            text = f"{empty} is empty, while {other} has {n} lines"
+            found.append(Finding("lines", "obstacle", text, "is it the right file?", {"lines": list(part.counts)}))
+        elif part.counted:
             found.append(
                 Finding(
                     "lines",

@@ -25,6 +25,8 @@ def lines_of(diagnosis: Diagnosis) -> list[str]:
         lines += [""] * bool(found) + [f"{mark}{one.line}" for one in found]
     n = len(diagnosis.obstacles)
     verdict = "ready" if diagnosis.ready else f"not ready: {n} obstacle{'s' if n > 1 else ''}"
+    if diagnosis.ready and (lacking := diagnosis.unmeasured):
+        verdict += f" as far as was seen; not measured: {', '.join(lacking)}"
     return [*lines, "", f"{verdict} ({diagnosis.seconds:.0f} s)"]
 
 

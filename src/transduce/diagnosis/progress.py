@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,10 +53,26 @@ def asked_of(path: Path) -> Settings:
     return Settings.from_mapping(manifest["asked"], origin=str(path))
 
 
+def no_place(path: Path) -> str:
+    """Why no run folder can be made at `path`; nothing where it can, or where one is: that one may be finished."""
+    if (path / "manifest.json").exists():
+        return ""
+    nearest = path.absolute()
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        return f"{path} cannot be made: {nearest} is no folder; name another place with --run"
+    try:
+        if nearest == path.absolute():
+            return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to; name another with --run"
+        Path(tempfile.mkdtemp(prefix=".transduce-doctor-", dir=nearest)).rmdir()
+    except OSError as error:
+        return f"{path} cannot be made in {nearest}: {error.strerror or error}; name another place with --run"
+    return ""
+
+
 def another_run(path: Path, settings: Settings) -> str:
     """Why a training of these settings cannot go into a folder that is there; nothing where it can."""
-    if path.is_file():
-        return f"{path} is a file; name a folder with --run"
     if not path.is_dir() or not any(path.iterdir()):
         return ""
     if not (path / "manifest.json").exists():

@@ -5,11 +5,15 @@ from __future__ import annotations
 from transduce.config import Settings
 from transduce.diagnosis.findings import Finding
 from transduce.diagnosis.forecast import ROOM, Disk, Time
-from transduce.diagnosis.measuring import OVER, Trial, tokens_at_once
+from transduce.diagnosis.measuring import FULL, OVER, Trial, tokens_at_once
 from transduce.log import duration
 
 _LEAST = 64  # tokens of a micro-batch that is worth trying
 _DAY = 86_400.0
+_SMALLER = (
+    "choose a smaller model (--set model.preset=tiny), smaller batches (--set training.batch_tokens=N) or shorter "
+    "texts (--set data.max_length=N)"
+)
 
 
 def size(n_bytes: float) -> str:
@@ -35,12 +39,15 @@ def memory_findings(settings: Settings, trial: Trial, available: int) -> list[Fi
     """The worst batch in the memory that is free."""
     memory, micro = trial.memory, tokens_at_once(settings, trial.processes)
     if memory is None:
-        level = "obstacle" if trial.died == "out of memory" else "warning"
+        if trial.died == FULL:
+            return [
+                Finding("memory", "obstacle", "the model does not fit: the trial updates ran out of memory", _SMALLER)
+            ]
         text = f"the trial updates ended too early: {trial.died or 'nothing was measured'}"
-        advice = "choose a smaller model: --set model.preset=tiny" if level == "obstacle" else ""
+        advice = "of memory and speed nothing is known"
         if trial.died == OVER:
-            advice = "of memory and speed nothing is known; try again when the machine has less to do"
-        return [Finding("memory", level, text, advice)]  # type: ignore[arg-type]
+            advice += "; try again when the machine has less to do"
+        return [Finding("memory", "warning", text, advice)]
     figures = {"worst": memory.worst, "measured": memory.measured, "available": available, "peak": trial.peak}
     if trial.peak <= ROOM * available and not trial.died:
         return []
@@ -55,7 +62,9 @@ def memory_findings(settings: Settings, trial: Trial, available: int) -> list[Fi
     advice = f"--set training.micro_batch_tokens={fits} takes an update in parts that fit, with the same gradient"
     if fits < least:
         advice = "not even a small batch fits: choose a smaller model (--set model.preset=tiny) or shorter texts"
-    if trial.peak > available or trial.died == "out of memory":
+    if trial.died == FULL:
+        text = f"the trial updates ran out of memory: {text}"
+    if trial.peak > available or trial.died == FULL:
         return [Finding("memory", "obstacle", text, advice, figures)]
     if trial.died:
         return [Finding("memory", "warning", f"the trial updates ended too early: {trial.died}", "", figures)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.data.lines import COMPRESSIONS, MAX_LINE, TOO_LONG, open_watched
+from transduce.data.lines import COMPRESSIONS, MAX_LINE, TOO_LONG, check_is_text, open_watched
 from transduce.errors import DataError
 
 BLOCK = 2_000  # lines
@@ -96,6 +96,7 @@ class Scan:
 
 def scan(path: Path, *, seconds: float) -> Scan:
     """Look at a file for about so long. Damage is told in `fault`; a missing file is a `DataError`."""
+    check_is_text(path)
     found = Scan(path)
     until = time.monotonic() + seconds
     try:

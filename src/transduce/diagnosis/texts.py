@@ -35,7 +35,8 @@ def readable(sample: Sample) -> list[Finding]:
     found = [Finding("readable", "obstacle", f"{one.place}: {one.why}", "mend the file") for one in sample.faults[:3]]
     if more := len(sample.faults) - len(found):
         found.append(Finding("readable", "note", f"{more} more lines of the sample cannot be read"))
-    if not sample.n_rows and not found:
+    one_sided = any(min(part.counts) < max(part.counts) for part in sample.parts if part.counts)  # told by its counts
+    if not sample.n_rows and not found and not one_sided:
         found.append(Finding("readable", "obstacle", "there is no text", "are these the right files?"))
     return found
 

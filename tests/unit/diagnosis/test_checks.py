@@ -189,3 +189,12 @@ def test_every_check_has_its_tests() -> None:
         which for which, *_ in FAULTS.values()
     }
     assert {one.name for one in CHECKS} == tested
+
+
+def test_an_empty_side_is_told_once(tmp_path: Path) -> None:
+    src, tgt = write(tmp_path / "a.en", [src for src, _ in good(300)]), write(tmp_path / "a.de", [])
+    tgt.write_bytes(b"")
+    found = [
+        one for one in run_checks(take_sample(settings({"src": str(src), "tgt": str(tgt)}))) if one.level != "note"
+    ]
+    assert [one.level for one in found] == ["obstacle"] and f"{tgt} is empty, while {src} has 300" in found[0].text

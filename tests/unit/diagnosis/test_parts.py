@@ -12,7 +12,7 @@ from transduce.diagnosis.alignment import fit, turning_point
 from transduce.diagnosis.findings import Finding
 from transduce.diagnosis.forecast import Disk, disk_needed, time_needed
 from transduce.diagnosis.languages import is_clearly, language, looks_like, main_script, script, scripts
-from transduce.diagnosis.measuring import Point, Speed, Trial, extrapolated, told
+from transduce.diagnosis.measuring import Point, Speed, Trial, extrapolated, told, why_it_died
 from transduce.diagnosis.presentation import histogram
 from transduce.diagnosis.resources import disk_findings, fitting_tokens, memory_findings, time_findings
 from transduce.diagnosis.tokens import EDGES, Lengths
@@ -109,6 +109,29 @@ def test_a_model_that_does_not_fit_at_all_is_told_so() -> None:
     assert one.level == "obstacle" and "smaller model" in one.advice
     (died,) = memory_findings(_settings(), Trial(died="out of memory"), GIB)
     assert died.level == "obstacle"
+
+
+@pytest.mark.parametrize(
+    ("code", "err"),
+    [
+        (1, "transduce.training.step.DoesNotFit: of 771 slots"),
+        (1, "Traceback\nMemoryError"),
+        (1, "RuntimeError: could not create a primitive"),
+        (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"),
+        (-6, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
+        (-9, ""),
+    ],
+)
+def test_a_trial_that_finds_no_memory_is_an_obstacle(code: int, err: str) -> None:
+    for trial in (Trial(died=why_it_died(code, err)), _trial(GIB, died=why_it_died(code, err))):
+        (one,) = memory_findings(_settings(), trial, 8 * GIB)
+        assert one.level == "obstacle" and "memory" in one.text and "--set" in one.advice
+        assert "DoesNotFit" not in one.line
+
+
+def test_another_end_of_a_trial_is_a_warning_without_names_of_classes() -> None:
+    (one,) = memory_findings(_settings(), Trial(died=why_it_died(1, "a.b.OddError: the wheel is off")), GIB)
+    assert one.level == "warning" and one.text.endswith("too early: the wheel is off")
 
 
 def test_a_trial_that_ran_out_of_memory_advises_less_than_what_fitted() -> None:
