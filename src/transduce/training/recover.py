@@ -87,7 +87,7 @@ def describe(error: BadLoss) -> str:
     last, first = error.suspects[-1], error.suspects[0]
     numbers = f"loss {last.loss:.4g}, gradient norm {error.grad_norm:.4g}"
     if error.reason == "explodes":
-        since = f"since update {first.update}, mean of the {BEFORE} updates before {error.usual:.4g}"
+        since = f"since update {first.update}, mean of the updates before, {BEFORE} at most, {error.usual:.4g}"
         return f"the loss explodes at update {last.update} ({numbers}; {since})"
     return f"the loss {error.reason} at update {last.update} ({numbers})"
 

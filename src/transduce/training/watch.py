@@ -8,7 +8,15 @@ A loss has exploded when the mean of the last `RECENT` updates lies above that o
 3. by half a nat a target, two thirds more perplexity: a fine-tuning that begins near where it ends has learned so
    little that the second sign is nothing, and warming up may cost it some of that for a while.
 
-All three are needed, and 60 updates to judge by. They are functions of losses alone, so a resumed run judges as it
+All three are needed, and 60 updates to judge by. A run that blows up before that has nothing usual to be held against
+but its beginning: it has exploded, too, when each of the last `RECENT` losses lies above `FAR` times the very first
+and above `NOBODY` nats. The first loss is measured before any step: it is what a model has that knows nothing (ln V,
+up to twice that where weights begin badly), or what a fine-tuning begins with, which may be next to nothing; hence
+the second bound. Equal odds for a million words or labels come to less than 14 nats, so that above it, update after
+update, a model is worse than guessing, whatever the task, and surely wrong. The bump of a step that was too long at
+the start, which passes, is lower or shorter.
+
+Both rules are functions of losses alone, so a resumed run judges as it
 would have without the stop. Losses are measured before the step that they give, so the step that did the harm may be
 that of the update before the first high loss: the batches of that one on are the suspects.
 """
@@ -26,6 +34,7 @@ from transduce.training.feed import Position
 
 RECENT, BEFORE, FEWEST = 10, 100, 60
 LEAST_RISE = 0.5  # nats a target
+FAR, NOBODY = 3.0, 15.0  # times the first loss; nats a target
 
 
 class Suspect(NamedTuple):
@@ -66,12 +75,21 @@ class Watch:
         if len(self.first) < RECENT:
             self.first.append(one.loss)
         self.last = [*self.last[-(BEFORE + RECENT - 1) :], one]
-        if self.k and len(self.last) >= FEWEST:
-            before = np.array([seen.loss for seen in self.last[:-RECENT]])
+        high = self._high() if self.k and len(self.last) > RECENT else None
+        if high is not None:
+            usual = float(np.mean([seen.loss for seen in self.last[:-RECENT]]))
+            raise BadLoss("explodes", self._suspects(high), lr=lr, grad_norm=grad_norm, usual=usual)
+
+    def _high(self) -> float | None:
+        """If the loss has exploded, what lies above it is high."""
+        before, recent = (np.array([seen.loss for seen in part]) for part in (self.last[:-RECENT], self.last[-RECENT:]))
+        if len(self.last) >= FEWEST:
             usual, deviation = float(before.mean()), float(before.std())
-            rise = float(np.mean([seen.loss for seen in self.last[-RECENT:]])) - usual
+            rise = float(recent.mean()) - usual
             if rise > max(self.k * deviation, (float(np.mean(self.first)) - usual) / 2, LEAST_RISE):
-                raise BadLoss("explodes", self._suspects(usual + rise / 2), lr=lr, grad_norm=grad_norm, usual=usual)
+                return usual + rise / 2
+        far = max(FAR * self.first[0], NOBODY)
+        return far if (recent > far).all() else None
 
     def _suspects(self, high: float) -> list[Suspect]:
         """From the update before the first high loss on."""

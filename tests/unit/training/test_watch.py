@@ -58,6 +58,24 @@ def test_a_run_that_falls_back_is_found_within_ten_updates_and_its_beginning_too
     assert caught.value.usual == pytest.approx(4.0, abs=0.1)
 
 
+@pytest.mark.parametrize(("first", "up_to"), [(5.7, 34_195.0), (5.7, 18.0), (10.4, 32.0), (0.01, 16.0), (40.0, 130.0)])
+@pytest.mark.parametrize("at", [2, 5, 30])
+def test_a_run_that_blows_up_in_its_first_updates_is_found_after_ten(first: float, up_to: float, at: int) -> None:
+    losses = [first] * (at - 1) + [up_to * (1 + i) for i in range(100)]
+    with pytest.raises(BadLoss, match="explodes") as caught:
+        show(Watch(), losses)
+    assert [one.update for one in caught.value.suspects] == list(range(at - 1, at + 10))
+    assert caught.value.usual == pytest.approx(first)
+    show(Watch(k=0.0), losses)
+
+
+@pytest.mark.parametrize("first", [0.0, 0.05, 0.7, 5.7, 10.4, 22.0])
+def test_a_bump_at_the_start_is_none(first: float) -> None:
+    short, low = [1000.0] * 9, [max(2.9 * first, 14.0)] * 30
+    show(Watch(), [first, *short, first, *short, *[first] * 60])
+    show(Watch(), [first, *low, *[first] * 10])
+
+
 def test_the_number_of_deviations_is_a_setting() -> None:
     losses = learning(400) + [7.5] * 30
     show(Watch(k=0.0), losses)
@@ -71,6 +89,17 @@ def test_what_is_not_finite_is_told_at_once_and_even_if_explosions_are_not(bad: 
     with pytest.raises(BadLoss, match="not finite") as caught:
         show(Watch(k=0.0), [3.0, bad])
     assert [suspect.update for suspect in caught.value.suspects] == [2]
+
+
+@pytest.mark.parametrize("cut", [1, 4, 10])
+def test_a_saved_watch_knows_of_the_start_too(cut: int) -> None:
+    losses = [6.0, 6.1, *[1e4] * 20]
+    watch, other = Watch(), Watch()
+    show(watch, losses[:cut])
+    other.load(json.loads(json.dumps(watch.state())))
+    with pytest.raises(BadLoss) as caught:
+        show(other, losses[cut:], first=cut + 1)
+    assert caught.value.suspects[-1].update == 12 and caught.value.suspects[0].update == 2
 
 
 @pytest.mark.parametrize("cut", [5, 200, 403])
