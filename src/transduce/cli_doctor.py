@@ -105,10 +105,12 @@ def doctor(
 
     from transduce import examine
     from transduce.diagnosis.presentation import lines_of
+    from transduce.ending import ended_by_signals
     from transduce.log import Log
 
     seconds = max(0.5 * examine.SECONDS, examine.SECONDS - (time.monotonic() - began))  # imports take some of them
-    found = examine.doctor(settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes)
+    with ended_by_signals():
+        found = examine.doctor(settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes)
     print_lines([json.dumps(found.to_json(), ensure_ascii=False)] if as_json else lines_of(found))
     if not found.ready:
         raise typer.Exit(2)

@@ -64,9 +64,11 @@ def verify(
         if n_wrong:
             raise typer.Exit(1)
     if not files:
+        from transduce.ending import ended_by_signals
         from transduce.verify import verify as run_verify
 
-        same = run_verify(path, settings, updates=updates, kills=kills, seed=seed, log=log)
+        with ended_by_signals():
+            same = run_verify(path, settings, updates=updates, kills=kills, seed=seed, log=log)
         print_lines(
             ["verified: killed and resumed, a training comes to the same end" if same else "DIFFERENT: see above"]
         )

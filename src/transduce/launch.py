@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from transduce.ending import at_parents_death
 from transduce.errors import SettingsError
 from transduce.place import LOST, this_place
 
@@ -61,9 +61,7 @@ def launch(arguments: Sequence[str], n: int) -> int:
 
 def heed_launcher() -> None:
     """Stop, saving, when the process that has begun us dies (on Linux)."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-    if prctl is not None:
-        prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+    at_parents_death(signal.SIGTERM)
 
 
 def _environment(given: Mapping[str, str], rank: int, n: int, meeting: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ import torch
 from transduce.checkpoint import RunFolder
 from transduce.config import Corpus, Settings
 from transduce.data.lines import bare_suffix, open_bytes
+from transduce.ending import bound_to_us
 from transduce.errors import RunFolderError, TrainingError
 from transduce.log import Log, MetricsFile
 from transduce.request import to_toml
@@ -127,8 +128,9 @@ class Trainings:
     def start(self, name: str) -> subprocess.Popen[bytes]:
         """Start, or go on with, one of them."""
         command = [sys.executable, "-m", "transduce", "train", str(self.recipe), "--run", str(self.folder / name)]
+        environment = {**os.environ, **bound_to_us()}
         with (self.folder / f"{name}.err").open("ab") as errors:
-            return subprocess.Popen([*command, "--quiet"], stdout=subprocess.DEVNULL, stderr=errors)
+            return subprocess.Popen([*command, "--quiet"], env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 
     def finish(self, name: str) -> Path:
         """Run one to its end; a `TrainingError` tells its last words where it fails."""

@@ -15,7 +15,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # The design's levels. What a folder holds is on one level, and within a level a file imports only what stands before it
 # here, or (folders of one level) files of its own folder.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "purposes", "files", "log", "lock", "place", "output"),
+    ("errors", "ending", "config", "purposes", "files", "log", "lock", "place", "output"),
     ("text", "nn", "tensors", "drawing"),
     ("models", "data"),
     ("migrate", "manifest", "states", "checkpoint"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import transduce
 from transduce.config import Settings
+from transduce.ending import bound_to_us
 
 SPARE = 1.5  # seconds before its end in which a trial stops by itself
 OVER = "its time was over"
@@ -129,6 +130,7 @@ def measure(folder: Path, *, seconds: float, processes: int = 1) -> Trial:
     command = [sys.executable, "-m", "transduce.diagnosis.trial", str(folder), str(until), str(processes)]
     here = str(Path(transduce.__file__).parents[1])  # the child is of the same package, however this one was found
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    environment |= bound_to_us()
     if processes > 1:  # as `launch` shares out the cores
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     err = b""

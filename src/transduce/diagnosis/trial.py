@@ -20,6 +20,7 @@ import torch
 from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.diagnosis.measuring import tokens_at_once
+from transduce.ending import heed_parent
 from transduce.log import Log
 from transduce.machine import this_machine
 from transduce.models.build import build_model, count_parameters
@@ -192,6 +193,7 @@ def _short(settings: Settings) -> Settings:
 
 def main(arguments: list[str]) -> None:
     """Run a trial, a line of JSON for all that becomes known."""
+    heed_parent()
     folder, until, processes = arguments
     left = max(LEAST, float(until) - time.time())
     for fact in run(RunFolder.open(Path(folder), model=False), left, int(processes)):

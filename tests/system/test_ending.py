@@ -1,0 +1,80 @@
+"""`verify` and `doctor` that are ended by a signal leave no process and no folder behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+RECIPE = """[data]
+demo = 400
+[model]
+preset = "tiny"
+d_model = 32
+d_ff = 64
+n_heads = 2
+[tokenizer]
+vocab_size = 200
+[training]
+max_updates = 100000
+batch_tokens = 512
+"""
+VERIFY, DOCTOR = (
+    ("verify", "r.toml", "--updates", "20000"),
+    ("doctor", "r.toml", "--set", "training.batch_tokens=60000"),
+)
+
+
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number", "code"),
+    [
+        (VERIFY, signal.SIGTERM, 143),
+        (VERIFY, signal.SIGKILL, -9),
+        (DOCTOR, signal.SIGHUP, 129),
+    ],
+)
+def test_nothing_is_left(arguments: tuple[str, ...], number: int, code: int, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "tmp").mkdir()
+    before = {"r.toml", "tmp"}
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "transduce", *arguments]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 60
+        while not (born := children(process.pid)):
+            assert process.poll() is None and time.monotonic() < until, "it should have begun a child"
+            time.sleep(0.02)
+        time.sleep(2.0)  # the child is up
+        assert all(map(runs, born))
+        process.send_signal(number)
+        _, told = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == code, told
+    until = time.monotonic() + 10
+    while any(map(runs, born)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(runs, born)), "a child lives on"
+    if number != signal.SIGKILL:
+        assert {one.name for one in tmp_path.iterdir()} == before and not list((tmp_path / "tmp").iterdir())
+        assert "Traceback" not in told and "nothing is left behind" in told
