@@ -233,7 +233,7 @@ def test_a_damaged_file_does_not_stop_the_report_but_is_named_when_training_goes
     [
         (["translate", "RUN", "no.en"], ["cannot read no.en: No such file"]),
         (["translate", "RUN", "latin1.en"], ["latin1.en, line 2: not valid UTF-8"]),
-        (["translate", "RUN", "."], ["cannot read .: Is a directory"]),
+        (["translate", "RUN", "."], [". is a folder; name a text file"]),
         (["translate", "RUN", "train.en", "--beam", "2", "--nbest", "3"], ["n_best = 3", "beam of 2"]),
         (
             ["translate", "RUN", "train.en", "-o", "no/where.de"],

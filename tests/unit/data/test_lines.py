@@ -106,7 +106,7 @@ def test_missing_files_and_folders(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"none{suffix}"
     assert problem(path) == f"cannot read {path}: No such file or directory"
     path.mkdir()
-    assert problem(path) == f"cannot read {path}: Is a directory"
+    assert problem(path) == f"{path} is a folder; name a text file"
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
