@@ -19,9 +19,9 @@ from transduce.models.presets import PRESETS
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What suits corpora of at most `pairs` sentence pairs; of a pair (cpu, gpu) the machine decides."""
+    """What suits corpora of at most so many sentence pairs (texts, bytes); of a pair (cpu, gpu) the machine decides."""
 
-    pairs: float
+    most: float
     vocab_size: int
     preset: tuple[str, str]
     dropout: float
@@ -63,7 +63,7 @@ class Facts:
     @property
     def size(self) -> Size:
         """The line of the table."""
-        return next(size for size in SIZES if self.n_pairs <= size.pairs)
+        return next(size for size in SIZES if self.n_pairs <= size.most)
 
     @property
     def on_gpu(self) -> int:

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, laid_over, length_is_given
+from transduce.choose import BEFORE_TRAINING, Answer, Chooser, Facts, Size, laid_over, length_is_given
 from transduce.models.presets import resolve_preset
 
-
-@dataclass(frozen=True, slots=True)
-class EncoderSize:
-    """What suits at most this many labelled texts, or bytes of text; of a pair (cpu, gpu) the machine decides."""
-
-    most: float
-    vocab_size: int
-    preset: tuple[str, str]
-    dropout: float
-    batch_tokens: tuple[int, int]
-    epochs: float
-    minutes: tuple[float, float]
-
-
-LABELLED_SIZES = (
-    EncoderSize(5_000, 4_000, ("bert-tiny", "bert-tiny"), 0.3, (1024, 1024), 20, (5, 3)),
-    EncoderSize(200_000, 8_000, ("bert-tiny", "bert-tiny"), 0.3, (2048, 4096), 8, (15, 5)),
-    EncoderSize(float("inf"), 16_000, ("bert-mini", "bert-mini"), 0.1, (4096, 16_384), 3, (120, 30)),
+LABELLED_SIZES = (  # by texts
+    Size(5_000, 4_000, ("bert-tiny", "bert-tiny"), 0.3, (1024, 1024), 20, (5, 3)),
+    Size(200_000, 8_000, ("bert-tiny", "bert-tiny"), 0.3, (2048, 4096), 8, (15, 5)),
+    Size(float("inf"), 16_000, ("bert-mini", "bert-mini"), 0.1, (4096, 16_384), 3, (120, 30)),
 )
-TEXT_SIZES = (
-    EncoderSize(2e6, 2_000, ("bert-tiny", "bert-tiny"), 0.1, (4096, 8192), 40, (20, 10)),
-    EncoderSize(5e7, 8_000, ("bert-tiny", "bert-mini"), 0.1, (4096, 16_384), 15, (120, 60)),
-    EncoderSize(float("inf"), 16_000, ("bert-mini", "bert-small"), 0.1, (8192, 32_768), 4, (1440, 720)),
+TEXT_SIZES = (  # by bytes
+    Size(2e6, 2_000, ("bert-tiny", "bert-tiny"), 0.1, (4096, 8192), 40, (20, 10)),
+    Size(5e7, 8_000, ("bert-tiny", "bert-mini"), 0.1, (4096, 16_384), 15, (120, 60)),
+    Size(float("inf"), 16_000, ("bert-mini", "bert-small"), 0.1, (8192, 32_768), 4, (1440, 720)),
 )
 
 
-def _size(facts: Facts) -> EncoderSize:
+def _size(facts: Facts) -> Size:
     sizes, n = (TEXT_SIZES, facts.n_bytes) if facts.n_bytes else (LABELLED_SIZES, facts.n_pairs)
     return next(size for size in sizes if n <= size.most)
 

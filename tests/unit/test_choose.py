@@ -96,7 +96,7 @@ def test_more_text_and_a_gpu_get_larger_models() -> None:
     assert widths == sorted(widths) and widths[0] < widths[-1]
     assert chosen(500_000, GPU)[0].model.d_model > chosen(500_000)[0].model.d_model
     sizes = [size.vocab_size for size in SIZES]
-    assert sizes == sorted(sizes) and [s.pairs for s in SIZES] == sorted(s.pairs for s in SIZES)
+    assert sizes == sorted(sizes) and [s.most for s in SIZES] == sorted(s.most for s in SIZES)
 
 
 def test_an_update_is_cut_until_it_fits_in_memory() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from torch import nn
 
 from transduce.checkpoint import RunFolder
-from transduce.choose import Chooser, Facts
+from transduce.choose import Chooser
 from transduce.choose_text import BEFORE_TRAINING_ON_TEXT, before_text
 from transduce.config import ModelSettings, Settings
 from transduce.data.objectives import causal
@@ -19,10 +18,8 @@ from transduce.errors import SettingsError
 from transduce.evaluation.records import save_continuations, save_text_scores
 from transduce.finish import conclude
 from transduce.log import Log
-from transduce.machine import Machine
 from transduce.tasks import plain_text
-from transduce.tasks.base import Task
-from transduce.tasks.plain_text import PlainTexts, PreparedText
+from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedText
 from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.training.rows import RowFeeder
 from transduce.training.validate import Validator
@@ -30,7 +27,7 @@ from transduce.training.validate import Validator
 N_SAMPLES = 6  # texts that the report shows
 
 
-class Causal(Task[PlainTexts, PreparedText]):
+class Causal(PlainTextTask[PreparedText]):
     """Plain text to a model that goes on with text, judged by how well it tells held-out text."""
 
     name = "causal"
@@ -70,18 +67,6 @@ class Causal(Task[PlainTexts, PreparedText]):
         texts = plain_text.read_plain_texts(settings, log)
         log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
         return texts
-
-    def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
-        """The number of bytes decides."""
-        return Facts(asked, asked, machine, 0, n_bytes=texts.n_bytes)
-
-    def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
-        """Of the one text."""
-        return plain_text.lines_of(texts)
-
-    def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
-        """Tokens of the text."""
-        return plain_text.count_text_tokens(texts, tokenizers.tgt)
 
     def encode(
         self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log

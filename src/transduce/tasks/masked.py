@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from transduce.checkpoint import RunFolder
-from transduce.choose import Chooser, Facts
+from transduce.choose import Chooser
 from transduce.choose_encoder import BEFORE_MASKED, BEFORE_TRAINING_MASKED
 from transduce.config import ModelSettings, Settings
 from transduce.data.arrays import check_ids, check_lengths
@@ -26,11 +26,9 @@ from transduce.evaluation.records import save_continuations, save_masked_scores
 from transduce.files import write_json
 from transduce.finish import conclude
 from transduce.log import Log
-from transduce.machine import Machine
 from transduce.tasks import plain_text
-from transduce.tasks.base import Task
 from transduce.tasks.longest import n_rows_of, tiled
-from transduce.tasks.plain_text import PlainTexts
+from transduce.tasks.plain_text import PlainTexts, PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import tell_masked
@@ -49,7 +47,7 @@ class PreparedSentences:
     valid: SentenceStore
 
 
-class MaskedTask(Task[PlainTexts, PreparedSentences]):
+class MaskedTask(PlainTextTask[PreparedSentences]):
     """Plain text to a model that fills gaps; lines are sentences."""
 
     name = "masked"
@@ -96,18 +94,6 @@ class MaskedTask(Task[PlainTexts, PreparedSentences]):
                 _check_documents(name, sum(1 for _ in islice(_documents(stream()), 2)))
         log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
         return texts
-
-    def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
-        """The number of bytes decides."""
-        return Facts(asked, asked, machine, 0, n_bytes=texts.n_bytes)
-
-    def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
-        """Of the one text."""
-        return plain_text.lines_of(texts)
-
-    def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
-        """Tokens of the text."""
-        return plain_text.count_text_tokens(texts, tokenizers.tgt)
 
     def encode(
         self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.checkpoint import RunFolder
+from transduce.choose import Facts
 from transduce.config import Corpus, Settings
 from transduce.data.arrays import check_ids
 from transduce.data.corpus import distinct
@@ -19,6 +20,8 @@ from transduce.data.text_store import TextStore, build_text_store, fingerprint_o
 from transduce.errors import DataError, SettingsError
 from transduce.files import write_json
 from transduce.log import Log
+from transduce.machine import Machine
+from transduce.tasks.base import PreparedT, Task
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 
@@ -110,16 +113,22 @@ def read_plain_texts(settings: Settings, log: Log) -> PlainTexts:
     return PlainTexts(train, valid, tests, n_train, n_valid, files, files)
 
 
-def lines_of(texts: PlainTexts) -> tuple[Iterator[str], Iterator[str]]:
-    """The lines of the training text, and nothing, as there is one side only."""
-    return (piece.text.removesuffix("\n") for piece in texts.train()), iter(())
+class PlainTextTask(Task[PlainTexts, PreparedT]):
+    """What all tasks on running text do alike."""
 
+    def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
+        """The number of bytes decides."""
+        return Facts(asked, asked, machine, 0, n_bytes=texts.n_bytes)
 
-def count_text_tokens(texts: PlainTexts, tokenizer: Vocabulary) -> int:
-    """Tokens of the training text, estimated from its first few thousand pieces."""
-    pieces = [piece.text for piece in islice(texts.train(), TRIED)]
-    n_bytes = sum(len(text.encode("utf-8")) for text in pieces)
-    return round(sum(map(len, tokenizer.encode_batch(pieces))) * texts.n_bytes / max(1, n_bytes))
+    def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
+        """The lines of the training text, and nothing, as there is one side only."""
+        return (piece.text.removesuffix("\n") for piece in texts.train()), iter(())
+
+    def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
+        """Tokens of the training text, estimated from its first few thousand pieces."""
+        pieces = [piece.text for piece in islice(texts.train(), TRIED)]
+        n_bytes = sum(len(text.encode("utf-8")) for text in pieces)
+        return round(sum(map(len, tokenizers.tgt.encode_batch(pieces))) * texts.n_bytes / max(1, n_bytes))
 
 
 def encode_text(

@@ -15,7 +15,7 @@ from typing import Any
 from transduce.errors import RunFolderError, UserError
 from transduce.files import read_json, write_aside, write_json
 from transduce.text.hub_parts import check_parts
-from transduce.text.special import BOS, EOS, UNK, characters
+from transduce.text.special import BOS, EOS, UNK, characters, opened
 
 MOST_IDS = 1 << 24
 """Ids beyond are of no vocabulary; the library would take memory for all up to the largest, and end the process."""
@@ -125,14 +125,7 @@ class HubTokenizer:
         theirs = content.get("theirs") if isinstance(content, dict) and content.get("kind") == cls.kind else None
         if not isinstance(theirs, list):
             raise RunFolderError(f"{path.with_suffix('.json')} is damaged: it does not list the ids of a vocabulary")
-        try:
-            return cls(path.read_bytes(), theirs)
-        except FileNotFoundError:
-            raise RunFolderError(f"{path} is missing") from None
-        except OSError as error:
-            raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise RunFolderError(f"{path} is damaged: {error}") from None
+        return opened(path, lambda model: cls(model, theirs))
 
     def _piece(self, i: int) -> str:
         their = self._theirs[i]

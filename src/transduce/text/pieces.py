@@ -15,7 +15,7 @@ import sentencepiece
 from transduce.errors import RunFolderError
 from transduce.files import read_json, write_aside, write_json
 from transduce.text.sampling import kind_of, resegmented
-from transduce.text.special import EOS, SPECIAL_PIECES, UNK, characters
+from transduce.text.special import EOS, SPECIAL_PIECES, UNK, characters, opened
 
 _MANY = 1000  # texts from which on the library's threads pay
 
@@ -98,14 +98,7 @@ class PieceTokenizer:
         pieces = content.get("pieces") if isinstance(content, dict) and content.get("kind") == cls.kind else None
         if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
             raise RunFolderError(f"{listed} is damaged: it does not list the pieces of a vocabulary")
-        try:
-            return cls(path.read_bytes(), pieces)
-        except FileNotFoundError:
-            raise RunFolderError(f"{path} is missing") from None
-        except OSError as error:
-            raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise RunFolderError(f"{path} is damaged: {error}") from None
+        return opened(path, lambda model: cls(model, pieces))
 
     @cached_property
     def _kind(self) -> str:

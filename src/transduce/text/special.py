@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
+
+from transduce.errors import RunFolderError
+from transduce.files import read_bytes
+
+T = TypeVar("T")
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -56,3 +62,12 @@ class Vocabulary(Protocol):
 def characters(text: str) -> str:
     """The text with lone surrogates, which UTF-8 cannot hold, replaced by U+FFFD. Text that was read has none."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+
+
+def opened(path: Path, make: Callable[[bytes], T]) -> T:
+    """What `make` makes of a vocabulary's file; a `RunFolderError` names one that is missing or damaged."""
+    content = read_bytes(path, most=sys.maxsize)
+    try:
+        return make(content)
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from None

@@ -18,12 +18,11 @@ from pathlib import Path
 
 import sentencepiece
 
-from transduce.errors import RunFolderError
 from transduce.files import read_json, write_aside
 from transduce.text.hub import HubTokenizer
 from transduce.text.pieces import PieceTokenizer
 from transduce.text.sampling import kind_of, resegmented
-from transduce.text.special import BOS, EOS, PAD, UNK, Vocabulary, characters
+from transduce.text.special import BOS, EOS, PAD, UNK, Vocabulary, characters, opened
 
 _SPACE = "\u2581"
 _PROBE = "\n \n  \n"  # only an exact vocabulary gives it back
@@ -136,14 +135,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """Read a model file; a `RunFolderError` names one that is missing or damaged."""
-        try:
-            return cls(Path(path).read_bytes())
-        except FileNotFoundError:
-            raise RunFolderError(f"{path} is missing") from None
-        except OSError as error:
-            raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise RunFolderError(f"{path} is damaged: {error}") from None
+        return opened(Path(path), cls)
 
 
 @dataclass(frozen=True, slots=True)
