@@ -19,14 +19,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
-from transduce.diagnosis import trial
-from transduce.diagnosis.measuring import extrapolated, told
-from transduce.examine import doctor
-from transduce.log import Log
+from transduce.doctor import trial
+from transduce.doctor.examine import doctor
+from transduce.doctor.measuring import extrapolated, told
+from transduce.logging import Log
 from transduce.machine import this_machine
-from transduce.run import check, resolve
+from transduce.runs.folder import RunFolder
+from transduce.tasks.resolve import check, resolve
 
 SIZES = {
     "tiny": (8192, {}),
@@ -41,7 +41,7 @@ def prepare(name: str, tokens: int, more: dict[str, str], folder: Path) -> Path:
     """A run folder with encoded text, as a training makes it."""
     data: dict[str, object] = {"demo": 4000}
     if more:
-        from transduce.data.demo import demo_pairs
+        from transduce.demo.corpus import demo_pairs
 
         text = folder / "text.txt"
         text.write_text("\n".join(pair.src for pair in demo_pairs("train", 6000, seed=1)), encoding="utf-8")

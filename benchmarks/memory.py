@@ -148,7 +148,7 @@ def main() -> None:
         )
         found = [("train, updates", train)]
         if args.lines:
-            from transduce.data.demo import demo_pairs
+            from transduce.demo.corpus import demo_pairs
 
             lines = [f"{pair.src}\n" for pair in demo_pairs("test", 5_000, seed=2)]
             text.write_text("".join(lines[i % len(lines)] for i in range(args.lines)), encoding="utf-8")

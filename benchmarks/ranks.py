@@ -32,8 +32,8 @@ def work(args: argparse.Namespace) -> None:
 
     from transduce.config import ModelSettings, TrainingSettings
     from transduce.data.store import TokenStore
+    from transduce.distributed.group import joined
     from transduce.models.build import build_model, resolve_preset
-    from transduce.training.distributed import joined
     from transduce.training.feed import PairFeeder, Position
     from transduce.training.step import Updater, keep_freed_memory
 

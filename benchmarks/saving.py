@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.data.store import TokenStore
-from transduce.log import Log
+from transduce.logging import Log
 from transduce.models.build import build_model, resolve_preset
+from transduce.runs.folder import RunFolder
 from transduce.training.feed import PairFeeder, Position
 from transduce.training.loop import Trainer
 from transduce.training.step import Updater, keep_freed_memory

@@ -30,11 +30,11 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     import torch
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
+    from transduce.convert.exchange import import_run
     from transduce.data.batch import pad_sources
-    from transduce.decoding.pipeline import Translator
     from transduce.decoding.search import beam_search
+    from transduce.decoding.translator import Translator
     from transduce.decoding.workers import workers
-    from transduce.exchange import import_run
     from transduce.training.step import keep_freed_memory
 
     keep_freed_memory()

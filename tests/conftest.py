@@ -21,7 +21,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-import transduce.data.demo  # noqa: E402, F401  unchecked: it makes a million small calls, and holds no tensor
+import transduce.demo.corpus  # noqa: E402, F401  unchecked: it makes a million small calls, and holds no tensor
 
 # Before any other import of the package; an int is good where a float is asked for (PEP 484).
 install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")

@@ -94,7 +94,7 @@ class Processes:
         os.environ["PYTHONPATH"] = str(HERE.parent / "src")  # this tree's code, in all processes
         self.context = multiprocessing.get_context("forkserver")
         # The last two: a training imports them at its end only, and not in a hundredth of the time.
-        names = ["torch", "torch._dynamo", "sentencepiece", "sacrebleu", "transduce.run", "transduce.__main__"]
+        names = ["torch", "torch._dynamo", "sentencepiece", "sacrebleu", "transduce.pipeline", "transduce.__main__"]
         self.context.set_forkserver_preload(names)
 
     def start(self, run: str, *, shell: bool = False) -> subprocess.Popen[bytes] | Any:
@@ -301,7 +301,7 @@ def campaign(folder: Path, *, kills: int, seed: int, most: int = 12) -> Tally:
 
 
 def write_texts(folder: Path) -> None:
-    from transduce.data.demo import demo_pairs
+    from transduce.demo.corpus import demo_pairs
 
     pairs = list(demo_pairs("train", 150, seed=1))
     for side in ("src", "tgt"):

@@ -10,12 +10,12 @@ from unittest import mock
 import torch
 
 from oracle.adapter import randomize
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings, TokenizerSettings
-from transduce.exchange import export_run
-from transduce.interchange import exporting
-from transduce.interchange.check import Check
+from transduce.convert import exporting
+from transduce.convert.check import Check
+from transduce.convert.exchange import export_run
 from transduce.models.build import build_model
+from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizer
 

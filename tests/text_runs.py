@@ -8,9 +8,9 @@ from typing import Any
 
 from marians import LINES
 from oracle.adapter import randomize
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings, TokenizerSettings
 from transduce.models.build import build_model
+from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizer, Tokenizers
 from transduce.text.training import train_tokenizer
 

@@ -15,17 +15,18 @@ import torch
 from torch import nn
 
 from transduce.__main__ import main
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.data.store import TokenStore
+from transduce.distributed.environment import this_place
+from transduce.distributed.group import FollowedFolder, joined
 from transduce.errors import Interrupted, Lost
-from transduce.log import Log, MetricsFile
+from transduce.logging import Log
+from transduce.metrics_log import MetricsFile
 from transduce.models.build import build_model
-from transduce.place import this_place
-from transduce.training.distributed import FollowedFolder, joined
+from transduce.runs.folder import RunFolder
 from transduce.training.feed import Feed, PairFeeder, Position
-from transduce.training.link import ALONE, Link
 from transduce.training.loop import train
+from transduce.training.ranks import ALONE, Link
 from transduce.training.state import TrainingResult
 from transduce.training.step import Updater
 from transduce.training.validate import Validator

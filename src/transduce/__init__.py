@@ -6,13 +6,13 @@ import importlib
 
 __version__ = "0.1.0"
 _LAZY = {
-    "Filler": "transduce.decoding.filler",
+    "Filler": "transduce.decoding.mask_filler",
     "Generator": "transduce.decoding.generator",
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
-    "Translator": "transduce.decoding.pipeline",
-    "doctor": "transduce.examine",
-    "train": "transduce.run",
+    "Translator": "transduce.decoding.translator",
+    "doctor": "transduce.doctor.examine",
+    "train": "transduce.pipeline",
 }
 __all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "doctor", "train"]
 

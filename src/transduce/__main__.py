@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 import typer
 
-from transduce.cli import app
-from transduce.ending import heed_parent
+from transduce.cli.app import app
+from transduce.distributed.environment import LOST, this_place
 from transduce.errors import Lost, TransduceError, is_out_of_memory
-from transduce.place import LOST, this_place
+from transduce.process import heed_parent
 
 LONGEST = 2000
 """Characters of an error."""

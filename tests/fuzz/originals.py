@@ -114,8 +114,8 @@ def marian_pickled(folder: Path) -> None:
 
 def bert(folder: Path) -> None:
     from transduce.config import ModelSettings
-    from transduce.interchange import bert
-    from transduce.interchange.vocabulary import Rows
+    from transduce.convert import bert
+    from transduce.convert.vocabulary import Rows
     from transduce.models.build import build_model
 
     words = [
@@ -165,8 +165,8 @@ def gpt2(folder: Path) -> None:
     from tokenizers import pre_tokenizers
 
     from transduce.config import ModelSettings
-    from transduce.interchange import gpt2
-    from transduce.interchange.vocabulary import Rows
+    from transduce.convert import gpt2
+    from transduce.convert.vocabulary import Rows
     from transduce.models.build import build_model
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -192,7 +192,7 @@ def _theirs(folder: Path, model: Any, lines: Any) -> Path:
     """A folder with the weights of a model of ours under their names."""
     from safetensors.torch import save_file
 
-    from transduce.interchange.table import write
+    from transduce.convert.weight_map import write
 
     theirs = folder / "theirs"
     theirs.mkdir()
@@ -250,7 +250,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 def texts(folder: Path) -> None:
     """A corpus of 30 pairs in every format."""
-    from transduce.data.demo import demo_pairs
+    from transduce.demo.corpus import demo_pairs
 
     pairs = [(pair.src, pair.tgt) for pair in demo_pairs("train", 30, seed=1)]
     made = {

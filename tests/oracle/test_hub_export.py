@@ -17,13 +17,13 @@ import berts
 import text_runs
 from oracle.cases import combination
 from text_runs import BERT, GPT, vocabulary
-from transduce.decoding.filler import Filler
+from transduce.convert import check, exporting_hub
+from transduce.convert.exchange import export_run, import_run, open_outgoing
+from transduce.convert.tokenizer_json import hard_texts
 from transduce.decoding.generator import Generator
+from transduce.decoding.mask_filler import Filler
 from transduce.errors import TransduceError, UserError
-from transduce.exchange import export_run, import_run, open_outgoing
-from transduce.interchange import check, exporting_hub
-from transduce.interchange.tokenizer_json import hard_texts
-from transduce.tensors import load_tensors
+from transduce.runs.tensors import load_tensors
 from transduce.text.special import UNK
 
 transformers = pytest.importorskip("transformers")

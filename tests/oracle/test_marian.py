@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from hard_strings import HARD
 from marians import LINES, make_run, state_of, tokenizers
 from oracle.adapter import randomize
+from transduce.convert import check, marian
+from transduce.convert.check import examples
+from transduce.convert.exchange import export_run, import_run
+from transduce.convert.vocabulary import Rows
 from transduce.data.batch import pad_sources
-from transduce.decoding.pipeline import Translator
 from transduce.decoding.search import beam_search
+from transduce.decoding.translator import Translator
 from transduce.errors import TransduceError
-from transduce.exchange import export_run, import_run
-from transduce.interchange import check, marian
-from transduce.interchange.check import examples
-from transduce.interchange.vocabulary import Rows
 from transduce.text.special import BOS, EOS, PAD, UNK
 
 transformers = pytest.importorskip("transformers")

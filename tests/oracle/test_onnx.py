@@ -19,16 +19,16 @@ import marians
 import text_runs
 from marians import LINES
 from oracle.cases import CHOICES, SINGLE, combination
+from transduce.convert import check
+from transduce.convert.exchange import export_run
 from transduce.decoding.generator import Generator
-from transduce.decoding.pipeline import Translator
+from transduce.decoding.translator import Translator
 from transduce.errors import TransduceError, UserError
-from transduce.exchange import export_run
-from transduce.interchange import check
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 from onnx_user import first_state, translate  # noqa: E402
-from transduce.interchange import onnx_layers  # noqa: E402
+from transduce.convert import onnx_layers  # noqa: E402
 
 BOUND = 2e-5
 N_MODELS = int(os.environ.get("TRANSDUCE_ONNX_MODELS", "12"))
@@ -134,7 +134,7 @@ def test_encoders_of_random_configurations(tmp_path: Path, kind: str, seed: int)
     segments = torch.tensor([[0, 0, 0, 0, 1, 1], [0] * 6]) % max(1, more["n_segments"])
     given = {"ids": ids.numpy(), "mask": (ids != 0).numpy(), "segments": segments.numpy()}
     outputs = graphs["encoder"].run(None, {name: given[name] for name in how["encoder"]["inputs"]})
-    from transduce.exchange import open_outgoing
+    from transduce.convert.exchange import open_outgoing
 
     expected = check.outputs_of(open_outgoing(run).model, ids, segments)
     assert list(expected) == how["encoder"]["outputs"]
@@ -208,7 +208,7 @@ def test_int8(tmp_path: Path) -> None:
 
 
 def test_many_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transduce.interchange import onnx_graph
+    from transduce.convert import onnx_graph
 
     monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
     run = marians.make_run(tmp_path / "run")
@@ -222,7 +222,7 @@ def test_int8_of_many_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     """No float32 weights are left beside; an output matrix of its own is multiplied in int8."""
     import onnx
 
-    from transduce.interchange import onnx_graph
+    from transduce.convert import onnx_graph
 
     monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
     run = marians.make_run(tmp_path / "run", d_ff=500, tie=tie, joint=False)

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marians import tokenizers
-from transduce.exchange import IMPORTERS
-from transduce.interchange import bert, gpt2, marian
-from transduce.interchange.table import Line, write
-from transduce.interchange.vocabulary import Rows
+from transduce.convert import bert, gpt2, marian
+from transduce.convert.exchange import IMPORTERS
+from transduce.convert.vocabulary import Rows
+from transduce.convert.weight_map import Line, write
 from transduce.models.build import build_model
 from transduce.text.special import BOS, EOS, PAD, UNK
 

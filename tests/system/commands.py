@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.__main__ import main
-from transduce.data.demo import demo_pairs
+from transduce.demo.corpus import demo_pairs
 
 SMALL = (
     "model.d_model=32",

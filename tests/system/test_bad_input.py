@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from system.commands import Done, small, transduce, write_corpus
-from transduce.checkpoint import RunFolder
+from transduce.runs.folder import RunFolder
 
 
 @pytest.fixture

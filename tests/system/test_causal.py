@@ -16,9 +16,9 @@ import torch
 
 from system.commands import Done, transduce
 from transduce import Generator
-from transduce.checkpoint import RunFolder
-from transduce.data.demo import demo_pairs
-from transduce.log import MetricsFile
+from transduce.demo.corpus import demo_pairs
+from transduce.metrics_log import MetricsFile
+from transduce.runs.folder import RunFolder
 
 LINES = [pair.src for pair in demo_pairs("train", 24, seed=5)]
 POEM = "".join(f"{line}\n" for line in LINES)
@@ -211,7 +211,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, text: Path, mo
     command = [sys.executable, "-m", "transduce", "train", "--text", str(text), "--quiet", *more, "--run"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     code = (
-        "import os, signal, sys\nfrom transduce.checkpoint import RunFolder\nfrom transduce.__main__ import main\n"
+        "import os, signal, sys\nfrom transduce.runs.folder import RunFolder\nfrom transduce.__main__ import main\n"
         "kept = RunFolder.save_checkpoint\n"
         "def save(self, update, *given):\n    path = kept(self, update, *given)\n"
         "    if update == 20: os.kill(os.getpid(), signal.SIGKILL)\n    return path\n"

@@ -17,8 +17,8 @@ import torch
 
 from system.commands import small, transduce, write_corpus
 from transduce import Translator
-from transduce.checkpoint import RunFolder
-from transduce.log import MetricsFile
+from transduce.metrics_log import MetricsFile
+from transduce.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_separate_vocabularies_and_subword_sampling(texts: Path, tmp_path: Path)
 
 
 def test_the_demonstration_shows_what_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.prepare.DEMO_HELD_OUT", 20)
+    monkeypatch.setattr("transduce.data.preparation.DEMO_HELD_OUT", 20)
     options = small("data.demo=300", "training.valid_updates=2", "decoding.beam=1")
     done = transduce("demo", "--run", tmp_path / "demo", "--minutes", "5", *options)
     assert done.code == 0, done.err

@@ -11,9 +11,9 @@ import pytest
 
 import transduce as package
 from system.commands import small, transduce, write_corpus
-from transduce import examine
 from transduce.config import Settings
-from transduce.data.demo import demo_pairs
+from transduce.demo.corpus import demo_pairs
+from transduce.doctor import examine
 
 
 @pytest.fixture(autouse=True)

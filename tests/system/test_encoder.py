@@ -13,9 +13,10 @@ import pytest
 from system.commands import Done
 from system.commands import transduce as command
 from transduce import Filler, TextClassifier
-from transduce.checkpoint import RunFolder
 from transduce.errors import TrainingError
-from transduce.log import MetricsFile
+from transduce.metrics_log import MetricsFile
+from transduce.runs.folder import RunFolder
+from transduce.text.tokenizer import load_tokenizers
 from transduce.training.step import Updater
 
 NAMES = {"cat": "milk", "dog": "bones", "bird": "seeds", "horse": "grass"}
@@ -234,7 +235,7 @@ def test_a_classifier_begins_with_a_masked_models_weights(masked: Path, folder: 
     settings = RunFolder.open(run).settings
     assert (settings.model.d_model, settings.model.positions, settings.model.kind) == (32, "rotary", "bert-classifier")
     assert settings.data.labels == ("neg", "pos") and settings.tokenizer.mask
-    ours, theirs = (RunFolder.open(path).tokenizers().tgt for path in (run, masked))
+    ours, theirs = (load_tokenizers(RunFolder.open(path)).tgt for path in (run, masked))
     assert ours.model == theirs.model
     assert "trained from the weights of `bert`" in (run / "README.md").read_text()
     done = transduce(
@@ -252,7 +253,7 @@ def test_a_masked_model_is_tuned_on_plain_text(masked: Path, folder: Path) -> No
     run = folder / "fish"
     done = transduce("train", *text, "--from", masked, "--run", run, "--extend-vocabulary", 20, *given)
     assert done.code == 0, done.err
-    settings, tokenizer = RunFolder.open(run).settings, RunFolder.open(run).tokenizers().tgt
+    settings, tokenizer = RunFolder.open(run).settings, load_tokenizers(RunFolder.open(run)).tgt
     assert (settings.task, settings.model.kind) == ("masked", "bert")
     assert tokenizer.pieces([4]) == ["<mask>"] and "蟹" in tokenizer.pieces(range(100, tokenizer.vocab_size))
     assert Filler.load(run).fill(["the <mask> eats 蟹"])[0].gaps

@@ -13,10 +13,11 @@ import torch
 from marians import make_folder, make_run
 from system.commands import Done, small, transduce, write_corpus
 from transduce import Translator
-from transduce.checkpoint import RunFolder
 from transduce.errors import TrainingError
-from transduce.log import MetricsFile
+from transduce.metrics_log import MetricsFile
+from transduce.runs.folder import RunFolder
 from transduce.text.special import BOS, EOS, PAD, UNK
+from transduce.text.tokenizer import load_tokenizers
 from transduce.training.step import Updater
 
 SHORT = (
@@ -77,7 +78,7 @@ def test_a_translator_learns_new_words_and_keeps_the_old(folder: Path) -> None:
     ):
         assert part in done.err, done.err
     start, run = RunFolder.open(folder / "start"), RunFolder.open(folder / "grown")
-    old, new = start.tokenizers().tgt, run.tokenizers().tgt
+    old, new = load_tokenizers(start).tgt, load_tokenizers(run).tgt
     n = old.vocab_size
     assert new.pieces(range(n)) == old.pieces(range(n)) and n < new.vocab_size <= n + 60
     assert run.settings.tokenizer.vocab_size == new.vocab_size and run.settings.data.tgt_lang == "de"
@@ -168,7 +169,7 @@ def test_an_imported_translator_is_tuned(folder: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     found = validations(tmp_path / "run")
     assert found[0]["update"] == 0 and found[-1]["loss"] < found[0]["loss"]
-    tokenizers = RunFolder.open(tmp_path / "run").tokenizers()
+    tokenizers = load_tokenizers(RunFolder.open(tmp_path / "run"))
     assert not tokenizers.src.unknown("短尾矮袋鼠") and tokenizers.n_src == tokenizers.n_tgt
     assert len(Translator.load(tmp_path / "run").translate(["the quokka"])) == 1
 
@@ -186,7 +187,7 @@ def test_a_language_model_is_tuned(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "data.context = 16" in done.err and "kept" in done.err, done.err
     run = RunFolder.open(tmp_path / "run")
-    assert "ŝ" in run.tokenizers().tgt.pieces(range(run.tokenizers().n_tgt))
+    assert "ŝ" in load_tokenizers(run).tgt.pieces(range(load_tokenizers(run).n_tgt))
     found = validations(tmp_path / "run")
     assert found[-1]["loss"] < found[0]["loss"]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import toys
-from transduce.checkpoint import RunFolder
 from transduce.data.batch import pad_sources
 from transduce.decoding.search import beam_search
+from transduce.runs.folder import RunFolder
 
 VOCAB_SIZE = 16
 STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 8}

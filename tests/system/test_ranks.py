@@ -17,7 +17,7 @@ import torch
 
 import toys
 from system.commands import small, write_corpus
-from transduce.checkpoint import RunFolder
+from transduce.runs.folder import RunFolder
 
 pytestmark = pytest.mark.loopback  # its own server, or its own processes
 

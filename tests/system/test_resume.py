@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import toys
-from transduce.checkpoint import RunFolder
+from transduce.runs.folder import RunFolder
 
 TIMELESS = ("event", "update", "loss", "nll", "lr", "grad_norm", "padding", "epoch", "n_targets", "perplexity", "best")
 EMA = ("average=ema", "optimizer=adam", "schedule=inverse_sqrt")

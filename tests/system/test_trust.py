@@ -16,12 +16,12 @@ import kills
 import transduce
 from system.commands import SMALL, write_corpus
 from system.commands import transduce as command
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
-from transduce.decoding.pipeline import Translator
-from transduce.integrity import check_folder
-from transduce.log import Log
-from transduce.run import train
+from transduce.decoding.translator import Translator
+from transduce.logging import Log
+from transduce.pipeline import train
+from transduce.runs.folder import RunFolder
+from transduce.runs.integrity import check_folder
 
 KEPT = Path(__file__).parents[1] / "kept"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

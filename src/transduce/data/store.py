@@ -22,7 +22,7 @@ from transduce.data.clean import Cleaner
 from transduce.data.corpus import Pair, corpus_files
 from transduce.data.lines import bare_suffix
 from transduce.errors import RunFolderError
-from transduce.files import expecting, read_json, write_aside, write_json
+from transduce.runs.atomic import expecting, read_json, write_aside, write_json
 from transduce.text.tokenizer import UNK, Tokenizers
 
 FORMAT = 1

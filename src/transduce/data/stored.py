@@ -10,7 +10,7 @@ import numpy as np
 
 from transduce.data.arrays import ArrayFile, checksum, map_array
 from transduce.errors import RunFolderError
-from transduce.files import read_json, write_aside, write_json
+from transduce.runs.atomic import read_json, write_aside, write_json
 
 
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:

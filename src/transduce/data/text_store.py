@@ -16,7 +16,7 @@ import numpy as np
 from transduce.data.arrays import ArrayFile, checksum, digest, map_array
 from transduce.data.text import Piece
 from transduce.errors import DataError, RunFolderError
-from transduce.files import expecting, read_json, write_aside, write_json
+from transduce.runs.atomic import expecting, read_json, write_aside, write_json
 from transduce.text.special import BOS, EOS, Vocabulary
 
 FORMAT = 1

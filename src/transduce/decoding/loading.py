@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import nn
 
-from transduce.checkpoint import RunFolder
+from transduce.config.purposes import PURPOSES
 from transduce.errors import RunFolderError, SettingsError
 from transduce.models.build import build_from
-from transduce.purposes import PURPOSES
-from transduce.text.tokenizer import Tokenizers
+from transduce.runs.folder import RunFolder
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -25,7 +25,7 @@ def open_model(
     Raises `RunFolderError` (missing, damaged), `SettingsError` (another task, no such device).
     """
     folder = RunFolder.open(Path(path))
-    settings, tokenizers = folder.settings, folder.tokenizers()
+    settings, tokenizers = folder.settings, load_tokenizers(folder)
     if settings.task not in PURPOSES:
         known = ", ".join(PURPOSES)
         raise RunFolderError(
@@ -49,7 +49,7 @@ def find_device(name: str) -> torch.device:
 
 def model_in(folder: RunFolder) -> nn.Module:
     """The model of a run folder, on the CPU in float32; `RunFolderError` where settings and weights do not fit."""
-    tokenizers = folder.tokenizers()
+    tokenizers = load_tokenizers(folder)
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:
         return build_from(folder.settings.model, folder.load_model(), **sizes, origin=folder.path / "model.safetensors")

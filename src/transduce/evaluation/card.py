@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from transduce.checkpoint import RunFolder
+from transduce.config.purposes import PURPOSES
 from transduce.evaluation.records import UNSCORED, Record, shown
 from transduce.evaluation.report import LABEL_COLUMNS, MASKED_COLUMNS, cell, compact, summary
 from transduce.evaluation.wording import wording_of
-from transduce.files import write_text
-from transduce.log import duration
-from transduce.purposes import PURPOSES
+from transduce.logging import duration
+from transduce.runs.atomic import write_text
+from transduce.runs.folder import RunFolder
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")
 _SAMPLES = 3

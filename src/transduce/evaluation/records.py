@@ -10,7 +10,7 @@ data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
                  "leaks": [LeakReport.to_json(name)]}
-metrics.jsonl   an event a line: start, update, validation, restart, rollback, memory, end (`transduce.log.MetricsFile`)
+metrics.jsonl   an event a line: start, update, validation, restart, rollback, memory, end (`metrics_log`)
 
 Every key of data.json and every file may be missing: what is not there is not shown.
 """
@@ -26,14 +26,14 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 import transduce
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
-from transduce.drawing.heatmap import HeatMap
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
-from transduce.files import expecting
-from transduce.log import MetricsFile
-from transduce.tensors import shapes
+from transduce.inspection.heatmap import HeatMap
+from transduce.metrics_log import MetricsFile
+from transduce.runs.atomic import expecting
+from transduce.runs.folder import RunFolder
+from transduce.runs.tensors import shapes
 
 T = TypeVar("T")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,

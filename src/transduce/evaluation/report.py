@@ -6,16 +6,17 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transduce.checkpoint import RunFolder
-from transduce.drawing import chart, heatmap
-from transduce.drawing.chart import Curve, line_chart, smooth
-from transduce.drawing.heatmap import heat_map_figures
-from transduce.drawing.page import escape, page, table
+from transduce.evaluation import charts
+from transduce.evaluation.charts import Curve, line_chart, smooth
 from transduce.evaluation.records import UNSCORED, Record, SetScores, shown
 from transduce.evaluation.report_data import data_section, provenance_section, settings_section, way_table
 from transduce.evaluation.wording import wording_of
-from transduce.files import write_text
-from transduce.log import duration
+from transduce.inspection import heatmap
+from transduce.inspection.heatmap import heat_map_figures
+from transduce.inspection.page import escape, page, table
+from transduce.logging import duration
+from transduce.runs.atomic import write_text
+from transduce.runs.folder import RunFolder
 
 SHOWN_SAMPLES = 12
 
@@ -56,7 +57,7 @@ def report_html(record: Record) -> str:
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in filled)
     body = "".join(f'<h2 id="{name}">{title}</h2>{content}' for name, title, content in filled)
     head = f"<h1>{escape(record.name)}</h1><p class='soft'>{escape(summary(record))}</p><nav>{links}</nav>"
-    return page(f"{record.name}: report", head + _tiles(record) + body, script=chart.SCRIPT + heatmap.SCRIPT)
+    return page(f"{record.name}: report", head + _tiles(record) + body, script=charts.SCRIPT + heatmap.SCRIPT)
 
 
 def summary(record: Record) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from transduce.drawing.page import Html, escape, table
 from transduce.evaluation.records import Record, versions
-from transduce.log import duration
+from transduce.inspection.page import Html, escape, table
+from transduce.logging import duration
 
 
 def data_section(data: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transduce.config.purposes import PURPOSES
 from transduce.evaluation.records import Record
-from transduce.purposes import PURPOSES
 
 
 @dataclass(frozen=True, slots=True)

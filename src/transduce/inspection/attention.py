@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.drawing.heatmap import HeatMap
+from transduce.inspection.heatmap import HeatMap
 from transduce.nn.attention import CrossAttention, MultiHeadAttention, attention_weights
 
 Attend = Callable[..., Tensor]

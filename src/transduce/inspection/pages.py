@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 
-from transduce.drawing import heatmap
-from transduce.drawing.heatmap import HeatMap, heat_map_figures, heat_map_svg
-from transduce.drawing.page import escape, page
 from transduce.errors import UserError
-from transduce.files import write_aside
+from transduce.inspection import heatmap
+from transduce.inspection.heatmap import HeatMap, heat_map_figures, heat_map_svg
+from transduce.inspection.page import escape, page
+from transduce.runs.atomic import write_aside
 
 
 def attention_page(src: str, tgt: str, maps: Sequence[HeatMap]) -> str:

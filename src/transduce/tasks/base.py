@@ -29,18 +29,17 @@ from typing import ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import nn
 
-from transduce.checkpoint import RunFolder
-from transduce.choose import Chooser, Facts
 from transduce.config import DataSettings, DecodingSettings, EvaluationSettings, ModelSettings, Settings
 from transduce.data.corpus import corpus_files
 from transduce.errors import SettingsError
-from transduce.files import expecting, read_json
-from transduce.log import Log
+from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.models.kinds import KINDS
 from transduce.models.presets import presets_of
-from transduce.request import has_read_text
-from transduce.text.tokenizer import Tokenizers
+from transduce.runs.atomic import expecting, read_json
+from transduce.runs.folder import RunFolder, has_read_text
+from transduce.tasks.defaults import Chooser, Facts
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.feed import Feeder
 from transduce.training.validate import Validator
@@ -129,7 +128,7 @@ class Task(ABC, Generic[TextsT, PreparedT]):
         with expecting(folder.path / "data.json"):
             then = read_json(folder.path / "data.json").get("fingerprint")
         files = [path for corpus in data.train for path in corpus_files(corpus)]
-        if all(path.exists() for path in files) and then != self.fingerprint(folder.settings, folder.tokenizers()):
+        if all(path.exists() for path in files) and then != self.fingerprint(folder.settings, load_tokenizers(folder)):
             log.warn("the training text has changed since this run began; the run goes on with the text of then")
         return prepared
 

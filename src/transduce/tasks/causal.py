@@ -7,18 +7,18 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from transduce.checkpoint import RunFolder
-from transduce.choose import Chooser
-from transduce.choose_text import BEFORE_TRAINING_ON_TEXT, before_text
 from transduce.config import ModelSettings, Settings
 from transduce.data.objectives import causal
 from transduce.data.text_store import TextStore
 from transduce.decoding.generator import Generator
 from transduce.errors import SettingsError
+from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_text_scores
-from transduce.finish import conclude
-from transduce.log import Log
+from transduce.logging import Log
+from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
+from transduce.tasks.defaults import Chooser
+from transduce.tasks.defaults_text import BEFORE_TRAINING_ON_TEXT, before_text
 from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedText
 from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.training.rows import RowFeeder

@@ -13,29 +13,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.checkpoint import RunFolder
-from transduce.choose import Chooser, Facts
-from transduce.choose_encoder import BEFORE_LABELLED, BEFORE_TRAINING_LABELLED
 from transduce.config import Corpus, ModelSettings, Settings
 from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.corpus import distinct
 from transduce.data.label_store import LabelStore, build_label_store, count_labels
 from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
-from transduce.data.seen import SeenCheck, watch
+from transduce.data.leaks import SeenCheck, watch
 from transduce.data.stored import read_names
 from transduce.data.text_store import fingerprint_of_text
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.classification import score_labels
+from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_label_scores
-from transduce.files import expecting, read_json, write_json
-from transduce.finish import conclude
-from transduce.log import Log
+from transduce.logging import Log
 from transduce.machine import Machine
+from transduce.runs.atomic import expecting, read_json, write_json
+from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Task
-from transduce.tasks.longest import n_rows_of, tiled
+from transduce.tasks.defaults import Chooser, Facts
+from transduce.tasks.defaults_encoder import BEFORE_LABELLED, BEFORE_TRAINING_LABELLED
 from transduce.tasks.plain_text import told_leaks
-from transduce.text.tokenizer import Tokenizers
+from transduce.tasks.worst_batch import n_rows_of, tiled
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.criteria import tell_labels
 from transduce.training.encoder_feed import LabelFeeder
 from transduce.training.validate import Judge, Validator
@@ -178,7 +178,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     def open_prepared(self, folder: RunFolder) -> PreparedLabels:
         """Both stores."""
         tokens = folder.path / "tokens"
-        tokenizers, labels = folder.tokenizers(), folder.settings.data.labels or ()
+        tokenizers, labels = load_tokenizers(folder), folder.settings.data.labels or ()
         stores = {name: LabelStore.open(tokens / name) for name in ("train", "valid")}
         for name, store in stores.items():
             check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)

@@ -11,26 +11,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.checkpoint import RunFolder
-from transduce.choose import Chooser
-from transduce.choose_encoder import BEFORE_MASKED, BEFORE_TRAINING_MASKED
 from transduce.config import ModelSettings, Settings
 from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.sentence_store import SentenceStore, build_sentence_store
 from transduce.data.stored import read_names
 from transduce.data.text import Piece
-from transduce.decoding.filler import Filler
-from transduce.decoding.gaps import gap_feeder, judge_gaps
+from transduce.decoding.mask_filler import Filler
+from transduce.decoding.masked_scoring import gap_feeder, judge_gaps
 from transduce.errors import DataError, SettingsError
+from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_masked_scores
-from transduce.files import write_json
-from transduce.finish import conclude
-from transduce.log import Log
+from transduce.logging import Log
+from transduce.runs.atomic import write_json
+from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
-from transduce.tasks.longest import n_rows_of, tiled
+from transduce.tasks.defaults import Chooser
+from transduce.tasks.defaults_encoder import BEFORE_MASKED, BEFORE_TRAINING_MASKED
 from transduce.tasks.plain_text import PlainTexts, PlainTextTask
+from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.special import MASK_PIECE, Vocabulary
-from transduce.text.tokenizer import Tokenizers
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.criteria import tell_masked
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.validate import Validator
@@ -125,7 +125,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     def open_prepared(self, folder: RunFolder) -> PreparedSentences:
         """Both stores."""
         tokens = folder.path / "tokens"
-        tokenizers, context = folder.tokenizers(), folder.settings.data.context or 0
+        tokenizers, context = load_tokenizers(folder), folder.settings.data.context or 0
         stores = {name: SentenceStore.open(tokens / name) for name in ("train", "valid")}
         for name, store in stores.items():
             check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)

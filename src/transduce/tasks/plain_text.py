@@ -8,22 +8,22 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from transduce.checkpoint import RunFolder
-from transduce.choose import Facts
 from transduce.config import Corpus, Settings
 from transduce.data.arrays import check_ids
 from transduce.data.corpus import distinct
-from transduce.data.seen import SeenCheck, watch
+from transduce.data.leaks import SeenCheck, watch
 from transduce.data.stored import read_names
 from transduce.data.text import Piece, choose_held_out, measure, part_of, read_pieces
 from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
 from transduce.errors import DataError, SettingsError
-from transduce.files import write_json
-from transduce.log import Log
+from transduce.logging import Log
 from transduce.machine import Machine
+from transduce.runs.atomic import write_json
+from transduce.runs.folder import RunFolder
 from transduce.tasks.base import PreparedT, Task
+from transduce.tasks.defaults import Facts
 from transduce.text.special import Vocabulary
-from transduce.text.tokenizer import Tokenizers
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 1 << 20  # of the text, and bytes
 TRIED = 2000  # pieces that are encoded to estimate the tokens
@@ -175,7 +175,7 @@ def told_leaks(checks: Sequence[SeenCheck], log: Log) -> list[dict[str, Any]]:
 
 def open_prepared_text(folder: RunFolder) -> PreparedText:
     """What `encode_text` wrote into the run folder."""
-    tokens, tokenizers = folder.path / "tokens", folder.tokenizers()
+    tokens, tokenizers = folder.path / "tokens", load_tokenizers(folder)
     train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")
     for store, name in ((train, "train"), (valid, "valid")):
         check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)

@@ -9,23 +9,23 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from transduce import prepare
-from transduce.checkpoint import RunFolder
-from transduce.choose import BEFORE_TEXT, BEFORE_TRAINING, Chooser, Facts
 from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, Settings
+from transduce.data import preparation
 from transduce.data.batch import Batch, collate
 from transduce.data.batching import plan
 from transduce.data.objectives import Example
+from transduce.data.preparation import Prepared, Texts
 from transduce.data.store import TokenStore
-from transduce.decoding.pipeline import Translator
+from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
+from transduce.evaluation.finalize import finish
 from transduce.evaluation.metrics import evaluate, metrics
-from transduce.finish import finish
-from transduce.log import Log
+from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.prepare import Prepared, Texts
+from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Task
-from transduce.tasks.longest import n_rows_of, tiled
+from transduce.tasks.defaults import BEFORE_TEXT, BEFORE_TRAINING, Chooser, Facts
+from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.validate import Judge, Validator
@@ -71,7 +71,7 @@ class Translation(Task[Texts, Prepared]):
 
     def read(self, settings: Settings, log: Log) -> Texts:
         """Sentence pairs."""
-        texts = prepare.read_texts(settings, log)
+        texts = preparation.read_texts(settings, log)
         log.say(f"{texts.n_pairs:,} sentence pairs to train on, {len(texts.valid.pairs):,} to validate on")
         return texts
 
@@ -81,23 +81,23 @@ class Translation(Task[Texts, Prepared]):
 
     def lines(self, texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
         """Of both sides, cleaned."""
-        return prepare.lines_of(texts, settings)
+        return preparation.lines_of(texts, settings)
 
     def count_tokens(self, texts: Texts, tokenizers: Tokenizers, settings: Settings) -> int:
         """Tokens of the longer side of all pairs."""
-        return prepare.count_tokens(texts, tokenizers, settings)
+        return preparation.count_tokens(texts, tokenizers, settings)
 
     def encode(self, folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Settings, log: Log) -> Prepared:
         """Clean and encode, and look for held-out text in the training text."""
-        return prepare.encode(folder, texts, tokenizers, settings, log)
+        return preparation.encode(folder, texts, tokenizers, settings, log)
 
     def open_prepared(self, folder: RunFolder) -> Prepared:
         """Both stores, and what is judged."""
-        return prepare.open_prepared(folder)
+        return preparation.open_prepared(folder)
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
         """Of files, cleaning and vocabulary."""
-        return prepare.fingerprint(settings, tokenizers)
+        return preparation.fingerprint(settings, tokenizers)
 
     def feeder(self, prepared: Prepared, settings: Settings, device: torch.device) -> PairFeeder:
         """Batches of pairs of like length."""
@@ -133,7 +133,7 @@ class Translation(Task[Texts, Prepared]):
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score the test sets, draw attention, report."""
-        finish(folder, prepare.read_judged(folder), update=update, log=log)
+        finish(folder, preparation.read_judged(folder), update=update, log=log)
 
 
 def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:

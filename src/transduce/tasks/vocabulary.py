@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from transduce.config import Settings
 from transduce.errors import VocabularyTooSmall
-from transduce.log import Log
+from transduce.logging import Log
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import RunFolderError, UserError
-from transduce.files import read_json, write_aside, write_json
+from transduce.runs.atomic import read_json, write_aside, write_json
 from transduce.text.hub_parts import check_parts
 from transduce.text.special import BOS, EOS, UNK, characters, opened
 

@@ -13,7 +13,7 @@ from typing import Any
 import sentencepiece
 
 from transduce.errors import RunFolderError
-from transduce.files import read_json, write_aside, write_json
+from transduce.runs.atomic import read_json, write_aside, write_json
 from transduce.text.sampling import kind_of, resegmented
 from transduce.text.special import EOS, SPECIAL_PIECES, UNK, characters, opened
 

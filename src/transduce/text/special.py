@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from transduce.errors import RunFolderError
-from transduce.files import read_bytes
+from transduce.runs.atomic import read_bytes
 
 T = TypeVar("T")
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import sentencepiece
 
-from transduce.files import read_json, write_aside
+from transduce.runs.atomic import read_json, write_aside
+from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
 from transduce.text.pieces import PieceTokenizer
 from transduce.text.sampling import kind_of, resegmented
@@ -186,6 +187,12 @@ class Tokenizers:
             return cls(_load(src), _load(tgt))
         both = _load(joint)
         return cls(both, both)
+
+
+def load_tokenizers(folder: RunFolder) -> Tokenizers:
+    """Load the vocabulary of both sides of a run, its files validated."""
+    folder.check_files("tokenizer")
+    return Tokenizers.load(folder.path)
 
 
 def _load(path: Path) -> Vocabulary:

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.files import expecting
-from transduce.tensors import load_tensors, save_tensors, shapes
+from transduce.runs.atomic import expecting
+from transduce.runs.tensors import load_tensors, save_tensors, shapes
 
 Weights = Mapping[str, Tensor]
 

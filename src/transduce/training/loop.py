@@ -18,22 +18,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from transduce.checkpoint import RunFolder
 from transduce.errors import Interrupted, TrainingError
-from transduce.files import remove_leftovers
-from transduce.log import Bar, Log, MetricsFile, NoMetrics
-from transduce.states import Checkpoint
-from transduce.training import recover
+from transduce.logging import Bar, Log
+from transduce.metrics_log import MetricsFile, NoMetrics
+from transduce.runs.atomic import remove_leftovers
+from transduce.runs.checkpoints import Checkpoint
+from transduce.runs.folder import RunFolder
+from transduce.text.tokenizer import load_tokenizers
+from transduce.training import rollback
 from transduce.training.averaging import AVERAGES, borrowed
 from transduce.training.feed import Feed, Feeder, Position, ahead
-from transduce.training.link import Link
+from transduce.training.loss_spikes import BadLoss, Watch
 from transduce.training.meter import LATENCY, Meter, Pace, Row
+from transduce.training.ranks import Link
 from transduce.training.schedule import Clock, Limits, Moment, find_schedule
 from transduce.training.state import TrainingResult, TrainingState, full_weights, joined, of_this_run, part_of, put_back
 from transduce.training.step import DoesNotFit, Updater, UpdateResult, give_back_memory
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
 from transduce.training.validate import Validator, line_of
-from transduce.training.watch import BadLoss, Watch
 
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far validations lie apart
 
@@ -135,7 +137,7 @@ class Trainer:
 
     def _is_time_to_save(self) -> bool:
         late = self.clock.seconds() - self._saved_at > SAVE_SECONDS
-        return late or recover.is_regular(self.state.update, self.settings)
+        return late or rollback.is_regular(self.state.update, self.settings)
 
     def _reason_to_end(self) -> str:
         """Why training is over, or nothing. Brings the progress up to date."""
@@ -170,15 +172,15 @@ class Trainer:
         try:
             return updater.update(feed.batches, factor, feed.n_targets)
         except DoesNotFit as error:
-            text = self.folder.tokenizers().src.decode(error.batch.inputs[0][0].tolist())
+            text = load_tokenizers(self.folder).src.decode(error.batch.inputs[0][0].tolist())
             if alone := self.link.size == 1:  # others do not know yet, and could not save
                 self._save()
-            raise recover.too_long(error, text, self.state.update + 1, saved=alone) from None
+            raise rollback.too_long(error, text, self.state.update + 1, saved=alone) from None
         finally:
             if updater.too_large is not None and updater.too_large != limit:
                 update = self.state.update + 1
                 self.metrics.append({"event": "memory", "update": update, "too_large": updater.too_large})
-                self.log.warn(recover.now_cut(update, updater.too_large))
+                self.log.warn(rollback.now_cut(update, updater.too_large))
 
     def _write_line(self) -> None:
         self.meter.settle()
@@ -199,7 +201,7 @@ class Trainer:
         with borrowed(self.live, self.average.candidate(state.update) if state.update else None):
             scores = self.link.tell(self.validator)
         if not math.isfinite(scores["loss"]):
-            raise TrainingError(f"the validation loss after update {state.update} is not finite; {recover.ADVICE}")
+            raise TrainingError(f"the validation loss after update {state.update} is not finite; {rollback.ADVICE}")
         better = self.stopper.see(state.update, scores)
         score = score_of(scores, self.settings.stop_by)[0]
         kept = self.average.keep(state.update, score, better=better) if state.update else self.live
@@ -238,7 +240,7 @@ class Trainer:
         }
         folder, s = self.folder, self.settings
         folder.save_checkpoint(self.state.update, joined(parts), state)
-        folder.prune(s.keep_checkpoints, spare=recover.worth_keeping(folder.states.updates(), s))
+        folder.prune(s.keep_checkpoints, spare=rollback.worth_keeping(folder.states.updates(), s))
         self.average.saved(found["average"] for found in folder.states.states())
         self.link.sync()
         self._saved_at = self.clock.seconds()
@@ -296,7 +298,7 @@ class Trainer:
         if "metrics" in state and not self.metrics.begins_with(state["metrics"]):
             self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
         self._forget_after(self.state.update)
-        for event in recover.missing_events(self.metrics.read(), self.state.rollbacks):
+        for event in rollback.missing_events(self.metrics.read(), self.state.rollbacks):
             self.metrics.append(event)
         if self.state.finished:
             return
@@ -330,19 +332,19 @@ class Trainer:
     def _recover(self, error: BadLoss) -> None:
         """Write down what did it, and go back to before it; raises `TrainingError` where that is not to be."""
         settings, states, rollbacks = self.settings, self.folder.states, self.state.rollbacks
-        path = self.link.tell(lambda: str(recover.note_down(self.folder, error, self._texts)))
-        told = f"{recover.describe(error)}; the sentences are in {path}"
+        path = self.link.tell(lambda: str(rollback.note_down(self.folder, error, self._texts)))
+        told = f"{rollback.describe(error)}; the sentences are in {path}"
         if settings.on_bad_loss != "rollback":
             raise TrainingError(
                 f"{told}; to go back and on past them, give the same command with "
-                f"--set training.on_bad_loss=rollback; else {recover.ADVICE}"
+                f"--set training.on_bad_loss=rollback; else {rollback.ADVICE}"
             )
         if len(rollbacks) >= settings.max_rollbacks:
-            raise TrainingError(f"{told}; gone back {len(rollbacks)} times already; {recover.ADVICE}")
-        target = self.link.tell(lambda: recover.target_of(error, states.updates(), settings))
+            raise TrainingError(f"{told}; gone back {len(rollbacks)} times already; {rollback.ADVICE}")
+        target = self.link.tell(lambda: rollback.target_of(error, states.updates(), settings))
         if target is None:
-            raise TrainingError(f"{told}; there is no checkpoint from before them; {recover.ADVICE}")
-        event = recover.event_of(error, target=target, number=len(rollbacks) + 1)
+            raise TrainingError(f"{told}; there is no checkpoint from before them; {rollback.ADVICE}")
+        event = rollback.event_of(error, target=target, number=len(rollbacks) + 1)
         skipped, seconds = [*self.state.skipped, *(one.position for one in error.suspects)], self.clock.seconds()
         self.link.tell(lambda: states.forget_after(target))
         self._load(states.load(target))
@@ -354,5 +356,5 @@ class Trainer:
 
     def _texts(self, at: Position) -> list[list[str]]:
         """The sentences of a batch, if the folder has a vocabulary to read them with."""
-        known = self.folder.tokenizers() if self.folder.has_tokenizers else None
+        known = load_tokenizers(self.folder) if self.folder.has_tokenizers else None
         return [self.feeder.texts(int(i), known) for i in self.feeder.plan(at.epoch)[at.index] if known is not None]

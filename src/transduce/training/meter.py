@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.training.feed import Position
-from transduce.training.watch import Suspect, Watch
+from transduce.training.loss_spikes import Suspect, Watch
 
 LATENCY = 10  # updates a line of metrics.jsonl; between two lines nothing is read from the device
 

@@ -147,7 +147,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], torch.optim.Optimi
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """The optimizer that the settings name; every group carries its `peak_lr`, which the schedule scales.
 
-    Optimizer and learning rates must be chosen already (`transduce.choose`): nothing is chosen here.
+    Optimizer and learning rates must be chosen already (`transduce.tasks.defaults`): nothing is chosen here.
     """
     assert settings.optimizer is not None, "choose first"
     return OPTIMIZERS[settings.optimizer](model, settings)

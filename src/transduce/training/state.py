@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import RunFolderError
-from transduce.files import expecting
+from transduce.runs.atomic import expecting
 from transduce.training.feed import Position
 
 MOST_UPDATES = 1 << 40

@@ -24,8 +24,8 @@ from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.training.criteria import Criterion, tell_tokens
-from transduce.training.link import ALONE, Link, name_of, stream_seed
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from transduce.training.ranks import ALONE, Link, name_of, stream_seed
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

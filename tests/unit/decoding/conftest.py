@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from oracle.stand_in import untrained
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
-from transduce.data.demo import demo_pairs
-from transduce.decoding.pipeline import Translator
+from transduce.decoding.translator import Translator
+from transduce.demo.corpus import demo_pairs
+from transduce.runs.folder import RunFolder
 from transduce.text.training import train_tokenizers
 
 SIZES = {"d_model": 32, "d_ff": 48, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2}

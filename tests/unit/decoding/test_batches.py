@@ -4,7 +4,7 @@ from pathlib import Path
 
 import marians
 from transduce.decoding.batches import Sentence, once
-from transduce.decoding.pipeline import Translator
+from transduce.decoding.translator import Translator
 
 
 def test_the_first_of_each_stays_and_the_others_are_known_by_it() -> None:

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from transduce import Generator, Translator
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
-from transduce.data.demo import demo_pairs
 from transduce.data.text import DOCUMENTS
 from transduce.data.text_store import TextStore
+from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, SettingsError
 from transduce.models.build import build_model
+from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.text.training import train_tokenizer
 

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.checkpoint import RunFolder
 from transduce.config import Settings
 from transduce.data.clean import CleanReport
 from transduce.data.clean import leaks as leak_report
 from transduce.data.corpus import Pair
-from transduce.drawing.heatmap import HeatMap
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
 from transduce.evaluation.metrics import evaluate
@@ -31,8 +29,10 @@ from transduce.evaluation.records import (
     versions,
 )
 from transduce.evaluation.report import marked, report_html, write_report
-from transduce.files import write_json
-from transduce.log import MetricsFile
+from transduce.inspection.heatmap import HeatMap
+from transduce.metrics_log import MetricsFile
+from transduce.runs.atomic import write_json
+from transduce.runs.folder import RunFolder
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=https://evil.example/x onerror=alert(1)> & \"'`| **b** [l](http://e)"

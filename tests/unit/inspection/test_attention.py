@@ -156,7 +156,7 @@ def test_a_png_shows_the_weights() -> None:
 
     from matplotlib.image import imread
 
-    from transduce.drawing.heatmap import HeatMap
+    from transduce.inspection.heatmap import HeatMap
 
     weights = np.zeros((1, 1, 3, 3), np.float32)
     weights[0, 0, 0, 2] = weights[0, 0, 1, 0] = weights[0, 0, 2, 1] = 1

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from transduce.checkpoint import RunFolder
-from transduce.config import Settings
+from transduce.cli.request import Request
+from transduce.config import Settings, to_toml
+from transduce.config.purposes import PURPOSES
+from transduce.doctor.verify import shortened
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.wording import WORDINGS
-from transduce.files import read_json
-from transduce.log import Log
+from transduce.logging import Log
 from transduce.models.build import resolve_preset
 from transduce.models.presets import PRESETS, presets_of
-from transduce.purposes import PURPOSES
-from transduce.request import Request, to_toml
-from transduce.run import check
+from transduce.runs.atomic import read_json
+from transduce.runs.folder import RunFolder
 from transduce.tasks.base import SOME
-from transduce.tasks.table import TASKS, find_task
+from transduce.tasks.registry import TASKS, find_task
+from transduce.tasks.resolve import check
 from transduce.tasks.vocabulary import learn_vocabulary
-from transduce.verify import shortened
 
 QUIET = Log(quiet=True)
 SENTENCES = [f"the {who} sees the {what} in the {where} now" for who in ("cat", "dog", "bird") for what in

@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from transduce.config import TokenizerSettings
-from transduce.data.demo import demo_pairs
+from transduce.demo.corpus import demo_pairs
 from transduce.text.tokenizer import EOS, UNK, Tokenizer
 from transduce.text.training import train_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 
 from transduce.config import TokenizerSettings
-from transduce.data.demo import demo_pairs
+from transduce.demo.corpus import demo_pairs
 from transduce.errors import SettingsError
 from transduce.text.extension import extend, new_pieces, with_pieces
 from transduce.text.hub import HubTokenizer

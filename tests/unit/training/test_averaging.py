@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.tensors import save_tensors
+from transduce.runs.tensors import save_tensors
 from transduce.training.averaging import AVERAGES, Average, MovingAverage, borrowed, decay_at, mean_of
 
 

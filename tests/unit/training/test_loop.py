@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 import toys
-from transduce.checkpoint import RunFolder
 from transduce.errors import Interrupted, RunFolderError, TrainingError
 from transduce.models.build import build_model
-from transduce.training import link, loop
+from transduce.runs.folder import RunFolder
+from transduce.training import loop
+from transduce.training import ranks as link
 from transduce.training.averaging import decay_at
 from transduce.training.schedule import Clock
 from transduce.training.step import Updater

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from transduce.training.feed import Position
+from transduce.training.loss_spikes import BadLoss
 from transduce.training.meter import Meter, Row
-from transduce.training.watch import BadLoss
 
 
 def add(meter: Meter, update: int, *, loss: float = 6.0, n_targets: int = 3, norm: float = 1.0) -> None:

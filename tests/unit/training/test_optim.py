@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from oracle.cases import SINGLE, make
-from transduce.choose import PEAK_LR
 from transduce.config import ModelSettings, TrainingSettings
 from transduce.models.build import build_model
+from transduce.tasks.defaults import PEAK_LR
 from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
     OPTIMIZERS,

@@ -1,0 +1,48 @@
+"""Settings: frozen, validated, each default written once."""
+
+from transduce.config.recipe import MOST_RECIPE, apply_override, read_recipe, to_toml
+from transduce.config.settings import (
+    MOST_BATCH,
+    MOST_BEAM,
+    MOST_PENALTY,
+    MOST_SEED,
+    MOST_TOKENS,
+    Average,
+    Corpus,
+    DataSettings,
+    Decay,
+    DecodingSettings,
+    EvaluationSettings,
+    ModelSettings,
+    Precision,
+    Section,
+    Settings,
+    Tie,
+    TokenizerSettings,
+    TrainingSettings,
+)
+
+__all__ = [
+    "MOST_BATCH",
+    "MOST_BEAM",
+    "MOST_PENALTY",
+    "MOST_RECIPE",
+    "MOST_SEED",
+    "MOST_TOKENS",
+    "Average",
+    "Corpus",
+    "DataSettings",
+    "Decay",
+    "DecodingSettings",
+    "EvaluationSettings",
+    "ModelSettings",
+    "Precision",
+    "Section",
+    "Settings",
+    "Tie",
+    "TokenizerSettings",
+    "TrainingSettings",
+    "apply_override",
+    "read_recipe",
+    "to_toml",
+]

@@ -1,0 +1,69 @@
+"""Recipes: TOML in, `--set` overrides, and settings as TOML again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from transduce.errors import SettingsError
+
+MOST_RECIPE = 1 << 20
+"""Bytes of the longest recipe: 1 MiB."""
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The nested values of a TOML file, unchecked; one that cannot be read is a `SettingsError`."""
+    try:
+        if path.is_file() and path.stat().st_size > MOST_RECIPE:
+            raise SettingsError(f"recipe {path} has {path.stat().st_size:,} bytes: no recipe is that long")
+        if path.exists() and not path.is_file():
+            raise SettingsError(f"cannot read recipe {path}: it is no file")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read recipe {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested without end, a date that is none
+        raise SettingsError(f"recipe {path} is not valid TOML: {error}") from None
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Write `a.b=value` into nested `values`; the value is read as TOML, or as a plain word where that fails."""
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise SettingsError(f"--set {override}: expected key=value, as in --set training.lr=0.001")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except (ValueError, RecursionError):
+        value = text.strip()
+    *path, last = key.strip().split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise SettingsError(f"--set {override}: '{part}' is not a section")
+    values[last] = value
+
+
+def to_toml(settings: BaseModel) -> str:
+    """What was given of the settings, as a recipe that asks for the same again."""
+    lines: list[str] = []
+    values = settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    top = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    lines += [f"{key} = {_toml_value(value)}" for key, value in top.items()]
+    for section, content in values.items():
+        if isinstance(content, dict) and content:
+            lines += ["", f"[{section}]", *(f"{key} = {_toml_value(value)}" for key, value in content.items())]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)

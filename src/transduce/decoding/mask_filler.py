@@ -1,0 +1,118 @@
+"""Text with gaps in, what may stand there out: `Filler`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transduce.config import Settings
+from transduce.data.encoder_batch import pad_rows
+from transduce.data.sentence_pairs import pack
+from transduce.data.sentence_store import sentences_of
+from transduce.data.text import read_pieces
+from transduce.decoding.loading import Precision, open_model
+from transduce.decoding.masked_scoring import gap_feeder, score_gaps
+from transduce.decoding.results import MaskedScore
+from transduce.errors import DataError, RunFolderError
+from transduce.text.masks import bare, encode_gaps
+from transduce.text.special import MASK, MASK_PIECE, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What may stand in a gap: a piece, the text with it (other gaps filled with their likeliest), how likely it is."""
+
+    token: str
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """A text, and for each of its gaps the likeliest candidates, best first."""
+
+    text: str
+    gaps: tuple[tuple[Candidate, ...], ...]
+
+
+class Filler:
+    """Tells the words behind <mask>."""
+
+    def __init__(self, model: nn.Module, vocabulary: Vocabulary, settings: Settings) -> None:
+        """`settings`: those of the run."""
+        self.model: Any = model
+        self.vocabulary, self.settings = vocabulary, settings
+        self.context: int = settings.data.context or settings.model.max_positions
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Filler:
+        """The model of a run of task "masked". Raises `RunFolderError`, `SettingsError`."""
+        folder, model, tokenizers = open_model(path, task="masked", device=device, precision=precision)
+        if MASK not in encode_gaps(tokenizers.tgt, f"a {MASK_PIECE} b"):
+            raise RunFolderError(f"{folder.path}: its vocabulary does not know {MASK_PIECE}, or is damaged")
+        return cls(model, tokenizers.tgt, folder.settings)
+
+    def fill(self, texts: Sequence[str], *, top: int = 5) -> list[Filling]:
+        """The `top` candidates of every <mask> in each text, each gap by itself.
+
+        Raises `DataError` where a text has no gap, or is longer than the model's context.
+        """
+        return [self._fill(text, encode_gaps(self.vocabulary, text), top) for text in texts]
+
+    def evaluate(self, path: str | Path, *, batch_tokens: int | None = None) -> MaskedScore:
+        """How well the model tells hidden words of the text of a file (`-`: standard input), cut as in its training.
+
+        What is hidden follows from the run's seed, so it is the same each time; a run's own validation text gives the
+        run's own figures. One document alone has no next sentences to judge. Raises `DataError`.
+        """
+        data, training = self.settings.data, self.settings.training
+        budget = batch_tokens or training.micro_batch_tokens or training.batch_tokens
+        budget = max(self.context, budget or self.settings.decoding.batch_tokens)
+        store = sentences_of(
+            read_pieces(path, data.documents), self.vocabulary, longest=self.context - 3, name=str(path)
+        )
+        changes = {
+            "data": data.model_copy(update={"context": self.context}),
+            "training": training.model_copy(update={"batch_tokens": budget, "micro_batch_tokens": budget}),
+        }
+        if store.n_documents < 2:
+            changes["model"] = self.settings.model.model_copy(update={"next_sentence": False})
+        settings = self.settings.model_copy(update=changes)
+        return score_gaps(self.model, gap_feeder(store, self.vocabulary, settings, self.device))
+
+    def _fill(self, text: str, ids: list[int], top: int) -> Filling:
+        framed = pack(ids)
+        places = [i for i, token in enumerate(framed.ids.tolist()) if token == MASK]
+        if not places:
+            raise DataError(f"there is no <mask> in {text!r}: write it where a word is to be told")
+        if len(framed.ids) > self.context:
+            raise DataError(
+                f"{len(framed.ids)} tokens with their frame; the model sees {self.context}: {text[:60]!r}..."
+            )
+        with torch.inference_mode():
+            rows = pad_rows([framed.ids]).to(self.device)
+            hidden, _ = self.model(rows, torch.zeros_like(rows), torch.tensor(places, device=self.device))
+            logits = self.model.logits(hidden).float()
+            logits[:, : MASK + 1] = float("-inf")
+            found = logits.softmax(-1).topk(min(top, logits.shape[1] - MASK - 1))
+        likely, chosen = found.values.tolist(), found.indices.tolist()
+        filled = framed.ids.tolist()
+        for place, row in zip(places, chosen, strict=True):
+            filled[place] = row[0]
+        return Filling(
+            text,
+            tuple(
+                tuple(self._candidate(filled, place, i, p) for i, p in zip(row, numbers, strict=True))
+                for place, row, numbers in zip(places, chosen, likely, strict=True)
+            ),
+        )
+
+    def _candidate(self, filled: list[int], place: int, token: int, probability: float) -> Candidate:
+        text = self.vocabulary.decode([*filled[:place], token, *filled[place + 1 :]])
+        return Candidate(bare(self.vocabulary.pieces([token])[0]), text, probability)

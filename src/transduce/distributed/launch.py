@@ -1,0 +1,143 @@
+"""`--processes N`: begins N processes that train together on this machine, and watches over them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from transduce.distributed.environment import LOST, this_place
+from transduce.errors import SettingsError
+from transduce.process import at_parents_death
+
+if TYPE_CHECKING:
+    from transduce.distributed.worker import Learn
+
+GRACE = 10.0  # seconds that the others have to end by themselves once one has failed
+_POLL = 0.05
+_SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
+_COMMAND = ("-m", "transduce")
+
+
+def follow_if_asked(learn: Learn) -> None:
+    """Do a process's part, and leave, where it is one of several and not the first."""
+    place = this_place()
+    if place.meeting is not None:
+        heed_launcher()
+    if place.follows:
+        from transduce.distributed.worker import follow
+
+        sys.exit(follow(learn))
+
+
+def launch_if_asked(n: int) -> None:
+    """Begin `n` processes with the command that this one was given, and leave as they end; unless it is one of them."""
+    size = this_place().size
+    if size > 1 and n not in (1, size):
+        raise SettingsError(f"--processes {n}: torchrun has begun {size} already; leave one of them out")
+    if n > size:
+        sys.exit(launch(sys.argv[1:], n))
+
+
+def launch(arguments: Sequence[str], n: int) -> int:
+    """Run the command with these arguments in `n` processes, of which the first speaks; the exit code.
+
+    They meet over the loopback interface, at ports that the system chooses. Signals are passed on to all. When one
+    fails, all end: the others see it at once, or are ended after a while.
+    """
+    with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
+        meeting = Path(folder) / "meeting"
+        processes = [_start(arguments, _environment(os.environ, rank, n, meeting)) for rank in range(n)]
+        try:
+            with _passed_on(processes):
+                return _watch(processes)
+        finally:
+            _end(processes)
+
+
+def heed_launcher() -> None:
+    """Stop, saving, when the process that has begun us dies (on Linux)."""
+    at_parents_death(signal.SIGTERM)
+
+
+def _environment(given: Mapping[str, str], rank: int, n: int, meeting: Path) -> dict[str, str]:
+    """Of one process. The cores are shared out, unless the user has said how."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(n),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(n),
+        "TRANSDUCE_MEETING": str(meeting),
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    return {"OMP_NUM_THREADS": str(max(1, cores // n)), **given, **own}
+
+
+def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process of its own session: a Ctrl-C in the terminal comes to us alone, and from us to it once."""
+    command = [sys.executable, *_COMMAND, *arguments]
+    return subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all; the exit code of the first, or that of the one whose failure ended the others."""
+    first, deadline = processes[0], None
+    while any(process.poll() is None for process in processes):
+        codes = [process.poll() for process in processes]
+        if deadline is None and (codes[0] is not None or any(code not in (None, 0, *_SAVED) for code in codes)):
+            deadline = time.monotonic() + (GRACE if codes[0] in (None, 0, LOST, *_SAVED) else 0.0)
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        time.sleep(_POLL)
+    codes = [process.poll() for process in processes]
+    _end(processes)
+    failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0, LOST, *_SAVED)]
+    if not failed:
+        return first.returncode if first.returncode in (0, *_SAVED) else 1
+    rank, code = failed[0]
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        print(
+            f"transduce: error: process {rank + 1} of {len(processes)} was ended by {name}, and with it the others; "
+            "the same command goes on from the last checkpoint",
+            file=sys.stderr,
+        )
+        return 128 - code if rank == 0 else 1
+    return code or 1
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End what still runs. Nothing is lost: the first process writes everything aside, the others write nothing."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Inside, signals that ask us to stop are passed on to all processes instead."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [number for name in names if signal.getsignal(number := signal.Signals[name]) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

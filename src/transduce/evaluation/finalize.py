@@ -1,0 +1,134 @@
+"""What follows training: scores of the test sets, samples, attention, the report and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transduce.data.batch import collate
+from transduce.data.objectives import Example
+from transduce.data.preparation import forget_prepared, read_tests
+from transduce.decoding.translator import Translator
+from transduce.errors import RunFolderError
+from transduce.evaluation.card import write_card
+from transduce.evaluation.metrics import Scores, evaluate
+from transduce.evaluation.records import (
+    Sample,
+    SentenceAttention,
+    save_attention,
+    save_samples,
+    save_scores,
+    shown,
+)
+from transduce.evaluation.report import report_html, write_report
+from transduce.inspection.attention import attention_maps
+from transduce.logging import Log
+from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import check_file
+
+LOG = "metrics.jsonl"
+N_SAMPLES = 24  # translations that the report shows of each set
+N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
+
+
+def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int, log: Log) -> None:
+    """Score the test sets (or, without any, the judged validation pairs), and write the report and the model card.
+
+    `update` is the one whose weights the run keeps. A run that is killed in here does all of it again.
+    """
+    settings = folder.settings
+    translator = Translator.load(folder.path, device=settings.training.device)
+    pairs = read_tests(folder)
+    if not pairs and judged:
+        pairs = {"valid": list(judged)}
+    for name, found in pairs.items():
+        scores = _score(folder, name, found, translator=translator, update=update)
+        log.say(f"{name}:")
+        for line in scores.lines():
+            log.say(f"  {line}")
+    if not pairs:
+        log.say("nothing was scored: there is no test text, and training.valid_bleu_sentences = 0")
+        log.say(f"to score the run later: transduce evaluate {folder.path} --src FILE --ref FILE")
+    else:
+        held_out = [src for found in pairs.values() for src, _ in found]
+        save_attention(folder, [attention_of(translator, src) for src in _worth_drawing(held_out)])
+    conclude(folder, log)
+
+
+def conclude(folder: RunFolder, log: Log) -> None:
+    """The end of every training: report and model card; what only training needed goes.
+
+    The log gets its checksum: nothing is written to it any more.
+    """
+    if (folder.path / LOG).exists():
+        folder.enter_record(LOG)
+    write_report(folder)
+    write_card(folder)
+    forget_prepared(folder)  # from here on the run counts as finished
+    log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
+
+
+def renew(folder: RunFolder, *, log: Log) -> None:
+    """Write what is missing or damaged of a finished run's report and card, from what its other files tell.
+
+    The report is what these files say and nothing else. A card may have been edited: it is whole while it is text with
+    a heading and a last line end.
+    """
+    if LOG in folder.records:
+        try:
+            check_file(folder.path / LOG, folder.records[LOG])
+        except RunFolderError as error:
+            log.warn(f"{error}; the report shows it as it is now")
+    report, card_ = folder.path / "report.html", folder.path / "README.md"
+    if _text_of(report) != shown(folder, report_html):
+        write_report(folder)
+        log.say(f"written anew: {report}")
+    text = _text_of(card_)
+    if not (text.startswith("# ") and text.endswith("\n")):
+        write_card(folder)
+        log.say(f"written anew: {card_}")
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file; nothing where it is not there or no text."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
+    """Where the model looks while it writes `tgt`, or its own translation of `src` where none is given."""
+    tokenizers = translator.tokenizers
+    src_ids = tokenizers.src.encode(src)
+    if tgt is None:
+        translation = translator.translate([src])[0]
+        tgt, tgt_ids = translation.text, list(translation.ids)
+    else:
+        tgt_ids = tokenizers.tgt.encode(tgt)
+    batch = collate([Example(src_ids, tgt_ids)]).to(translator.device)
+    maps = attention_maps(translator.model, batch.src, batch.tgt_in)
+    src_pieces = tokenizers.src.pieces(batch.src[0].tolist())
+    tgt_pieces = (tokenizers.tgt.pieces(side[0].tolist()) for side in (batch.tgt_in, batch.tgt_out))
+    return SentenceAttention(src, tgt, tuple(maps.heat_maps(src_pieces, *tgt_pieces)))
+
+
+def _score(
+    folder: RunFolder, name: str, pairs: Sequence[tuple[str, str]], *, translator: Translator, update: int
+) -> Scores:
+    """Translate and score one set, and keep scores and samples."""
+    scoring, search = folder.settings.evaluation, folder.settings.decoding
+    sources, references = [src for src, _ in pairs], [ref for _, ref in pairs]
+    hypotheses = [translation.text for translation in translator.translate(sources)]
+    scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+    save_scores(folder, name, scores, search={"beam": search.beam, "length_penalty": search.length_penalty})
+    some = zip(sources[:N_SAMPLES], references[:N_SAMPLES], hypotheses[:N_SAMPLES], strict=True)
+    save_samples(folder, name, [Sample(src, ref, hyp) for src, ref, hyp in some], update=update)
+    return scores
+
+
+def _worth_drawing(sources: Sequence[str]) -> list[str]:
+    """The first few sentences of a size that a picture can show; any, where none has it."""
+    fewest, most = DRAWN_WORDS
+    fitting = [src for src in sources if fewest <= len(src.split()) <= most]
+    return (fitting or [src for src in sources if src.strip()])[:N_DRAWN]

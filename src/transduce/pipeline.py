@@ -1,0 +1,181 @@
+"""Composition: settings become objects, and the objects train. What a finished model does is in `use.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transduce.config import Settings, to_toml
+from transduce.config.purposes import PURPOSES
+from transduce.data.preparation import check_prepared, has_prepared, seal_prepared
+from transduce.distributed.group import check_devices, joined
+from transduce.doctor.quick import warn_of_data, warn_of_resources
+from transduce.errors import RunFolderError, UserError
+from transduce.evaluation.finalize import renew
+from transduce.logging import Log
+from transduce.machine import Machine, this_machine
+from transduce.metrics_log import MetricsFile
+from transduce.models.build import build_model, count_parameters
+from transduce.runs.atomic import expecting
+from transduce.runs.folder import RunFolder, has_read_text
+from transduce.tasks.finetune import Start, begin, keep, learn_more
+from transduce.tasks.registry import find_task
+from transduce.tasks.resolve import AnyTask, check, resolve, start_of
+from transduce.text.extension import Extended
+from transduce.training import loop
+from transduce.training.feed import Feeder
+from transduce.training.ranks import Link
+from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
+
+
+def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_run: bool = False) -> Path:
+    """Train a model into the run folder `path`, from the text that the settings name; the folder's path.
+
+    What the settings leave open is chosen and told. A folder that holds the same run goes on where it was. `dry_run`
+    reads, chooses, tells and makes nothing. Among the processes of torchrun this is what the first one does; the others
+    `follow`. Raises `UserError` for what the user can mend, before anything is made;
+    `Interrupted` after Ctrl-C, when all is saved; `TrainingError` when a loss is not finite.
+    """
+    log, path = log or Log(), Path(path)
+    hold_few_kernels()
+    start = None if has_read_text(path) else start_of(settings)
+    task = check(settings if start is None else start.settings)
+    machine = this_machine(settings.training.device)
+    check_devices(torch.device(machine.device))
+    with joined() as link:
+        machine = machine.shared(link.size, link.local_size)
+        if dry_run:
+            _resolved(task, settings, start, machine, log)
+        else:
+            _train_in(path, settings, task, start, machine=machine, log=log, link=link)
+    return path
+
+
+def _train_in(
+    path: Path, settings: Settings, task: AnyTask, start: Start | None, *, machine: Machine, log: Log, link: Link
+) -> None:
+    """Everything that is done in the run folder, by the process that leads."""
+    with RunFolder.create(path, settings, to_toml(settings)) as folder:
+        end = _end_of(folder)
+        if end is not None and not has_prepared(folder):
+            renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again
+            log.say(f"{path} is finished already: it {PURPOSES[task.name].told()}; or name another folder with --run")
+            return
+        if end is None and has_read_text(path) and not has_prepared(folder):
+            raise RunFolderError(
+                f"{path / 'metrics.jsonl'} is damaged: it tells of no end of training, but the encoded text is gone as "
+                "after the end; the model can be used; to train, name another folder with --run"
+            )
+        if end is None:
+            prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
+            if prepared is None:
+                prepared = _prepare(task, folder, settings, start, machine, log)
+            _tell_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
+            link.begin({"folder": str(path.absolute()), "device": machine.device})
+            best_update = learn(task, folder, prepared, device=machine.device, log=log, link=link, machine=machine)
+        else:
+            best_update = end["best_update"]
+        if not best_update and settings.training.start and folder.settings.training.average in ("ema", "none"):
+            log.warn("no validation was better than the one before the first update: the run keeps its start's weights")
+        task.finish(folder, update=best_update, log=log)
+
+
+def _resolved(
+    task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log
+) -> tuple[Any, Settings, Extended]:
+    """The text, the settings with nothing left open, and the vocabulary."""
+    if start is None:
+        texts = task.read(asked, log)
+        warn_of_data(asked, log)
+        settings, tokenizers = resolve(task, asked, texts, machine, log)
+        return texts, settings, Extended(tokenizers, (), ())
+    log.say(start.took)
+    texts = task.read(start.settings, log)
+    warn_of_data(start.settings, log)
+    extended = learn_more(start, *task.lines(texts, start.settings), log)
+    settings, _ = resolve(task, start.settings, texts, machine, log, known=extended.tokenizers)
+    return texts, settings, extended
+
+
+def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
+    """Bring the text, and what to begin with, into the folder. A user's mistake leaves no new folder behind."""
+    with _removed_on_mistake(folder):
+        texts, settings, extended = _resolved(task, asked, start, machine, log)
+        folder.write_settings(settings)
+        if start is not None:
+            keep(start, extended, settings, folder.path / "tokens")
+        prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
+        seal_prepared(folder)
+        return prepared
+
+
+def learn(
+    task: AnyTask,
+    folder: RunFolder,
+    prepared: Any,
+    *,
+    device: str,
+    log: Log,
+    link: Link,
+    machine: Machine | None = None,
+) -> int:
+    """Build the model and train it, in each of the processes that do so together; the best update.
+
+    `machine`: told of where it has too little for the model, by the process that leads.
+    """
+    settings, training, tokenizers = folder.settings, folder.settings.training, task.tokenizers(prepared)
+    where = link.use(torch.device(device))
+    if where.type == "cpu":
+        keep_freed_memory()
+    torch.manual_seed(training.seed)
+    model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(where)
+    log.say(f"model: {count_parameters(model):,} weights")
+    if folder.latest_checkpoint() is None:
+        if machine is not None:
+            warn_of_resources(settings, model, folder.path, machine, log)
+        if training.start is not None:
+            begin(model, folder.path / "tokens", log)
+    feeder = task.feeder(prepared, settings, where)
+    feeder.rank, feeder.n_ranks = link.rank, link.size
+    validator = task.validator(model, prepared, settings, where)
+    updater = Updater(model, training, device=where, precision=training.precision, criterion=task.criterion, link=link)
+    return loop.train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).best_update
+
+
+def learn_as_worker(folder: RunFolder, link: Link, device: str) -> None:
+    """Train the model of a run folder as a rank that neither reads text nor logs."""
+    task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
+    learn(task, folder, task.find_prepared(folder, log), device=device, log=log, link=link)
+
+
+def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
+    """Say how much of the batches is padding, and keep it with the data report."""
+    share = feeder.padding()
+    log.say(f"batches: {len(feeder.plan(0)):,} an epoch, {share:.1%} padding")
+    data = folder.read_record("data.json")
+    with expecting(folder.path / "data.json"):
+        changed = {**data, "padding": share}
+    if changed != data:
+        folder.write_record("data.json", changed)
+
+
+def _end_of(folder: RunFolder) -> dict[str, Any] | None:
+    """The event that training ended with, if it has."""
+    events = MetricsFile(folder.path / "metrics.jsonl").read()
+    return next((event for event in events if event["event"] == "end" and type(event.get("best_update")) is int), None)
+
+
+@contextlib.contextmanager
+def _removed_on_mistake(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        if not folder.resumed:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise

@@ -1,0 +1,1 @@
+"""Run folders: the model, its training states, checksums, atomic writes."""

@@ -1,0 +1,119 @@
+"""What a run does about a loss that it should not go on with: it writes down what did it, and stops or goes back.
+
+To go back is exact, too. What is passed over is part of the state, and a run only ever goes back to a regular
+checkpoint, one that every run with its settings has at that update, whatever stopped it in between; so a run that is
+killed, before, after or amid all this, still comes to the end that it would have come to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transduce.config import TrainingSettings
+from transduce.errors import TooLong
+from transduce.runs.atomic import read_json, write_json
+from transduce.runs.folder import RunFolder
+from transduce.training.feed import Position
+from transduce.training.loss_spikes import BEFORE, RECENT, BadLoss
+from transduce.training.meter import LATENCY
+from transduce.training.step import DoesNotFit
+
+ADVICE = "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"
+FILE = "bad_loss.json"
+
+TextsAt = Callable[[Position], Sequence[list[str]]]
+"""The sentences of the batch at a position."""
+
+
+def is_regular(update: int, settings: TrainingSettings) -> bool:
+    """Whether every run with these settings saves its state after this update."""
+    every = (settings.valid_updates, settings.save_updates)
+    return update == 0 or any(n is not None and update % n == 0 for n in every)
+
+
+def worth_keeping(updates: Sequence[int], settings: TrainingSettings) -> set[int]:
+    """Those of the checkpoints at `updates` that a run may have to go back to, beside the newest.
+
+    A bad loss is known `LATENCY` updates late at most and an explosion later by what it is judged by, so that is how
+    far back the newest of them must reach.
+    """
+    if settings.on_bad_loss != "rollback" or not updates:
+        return set()
+    regular = sorted((update for update in updates if is_regular(update, settings)), reverse=True)
+    safe = next((i for i, update in enumerate(regular) if update < max(updates) - LATENCY - RECENT), len(regular))
+    return set(regular[: safe + 1])
+
+
+def target_of(error: BadLoss, updates: Sequence[int], settings: TrainingSettings) -> int | None:
+    """The checkpoint to go back to: the newest from before the suspects, a regular one if there is any."""
+    before = [update for update in updates if update < error.suspects[0].update]
+    return max([u for u in before if is_regular(u, settings)] or before, default=None)
+
+
+def event_of(error: BadLoss, *, target: int, number: int) -> dict[str, Any]:
+    """What metrics.jsonl and the report tell of going back."""
+    last = error.suspects[-1]
+    return {
+        "event": "rollback",
+        "update": target,
+        "from": last.update,
+        "reason": f"the loss {error.reason}",
+        "loss": last.loss if math.isfinite(last.loss) else None,
+        "skipped": [[one.epoch, one.batch] for one in error.suspects],
+        "number": number,
+    }
+
+
+def note_down(folder: RunFolder, error: BadLoss, texts: TextsAt) -> Path:
+    """Add the updates and their sentences to bad_loss.json, in the place of what it tells of the same update."""
+    path, last = folder.path / FILE, error.suspects[-1]
+    batches = [
+        {"update": one.update, "loss": repr(one.loss), "epoch": one.epoch, "batch": one.batch}
+        | {"sentences": list(texts(one.position))}
+        for one in error.suspects
+    ]
+    numbers = {"loss": repr(last.loss), "usual_loss": repr(error.usual), "grad_norm": repr(error.grad_norm)}
+    told = {"update": last.update, "reason": error.reason, **numbers, "lr": error.lr, "batches": batches}
+    others = [one for one in _read(path) if (one["update"], one["batches"]) != (told["update"], batches)]
+    write_json(path, {"losses": [*others, told]})
+    return path
+
+
+def describe(error: BadLoss) -> str:
+    """The loss in a line, without what to do."""
+    last, first = error.suspects[-1], error.suspects[0]
+    numbers = f"loss {last.loss:.4g}, gradient norm {error.grad_norm:.4g}"
+    if error.reason == "explodes":
+        since = f"since update {first.update}, mean of the updates before, {BEFORE} at most, {error.usual:.4g}"
+        return f"the loss explodes at update {last.update} ({numbers}; {since})"
+    return f"the loss {error.reason} at update {last.update} ({numbers})"
+
+
+def too_long(error: DoesNotFit, text: str, update: int, *, saved: bool) -> TooLong:
+    """What to say where one sentence alone does not fit; `saved`: just before that update."""
+    kept = "all before is saved" if saved else "the last checkpoint is kept"
+    return TooLong(
+        f"update {update}: out of memory even for one sentence alone, {error}: {' '.join(text.split())[:200]!r}; "
+        f"{kept}; in another run, leave such sentences out with data.max_length, or take a smaller model"
+    )
+
+
+def now_cut(update: int, too_large: int) -> str:
+    """What to say, once, where a batch did not fit."""
+    return (
+        f"update {update}: out of memory; batches of {too_large:,} slots and more (padded tokens of both sides) are "
+        "cut in two now, the gradient is the same to rounding; smaller from the start: training.micro_batch_tokens"
+    )
+
+
+def missing_events(there: Sequence[Mapping[str, Any]], rollbacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rollbacks of the state that metrics.jsonl does not tell of: a kill may have come between the two."""
+    told = {event.get("number") for event in there if event.get("event") == "rollback"}
+    return [dict(event) for event in rollbacks if event["number"] not in told]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return list(read_json(path).get("losses", [])) if path.exists() else []

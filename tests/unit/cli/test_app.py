@@ -1,0 +1,168 @@
+"""The command line itself: help, exit codes, one line for a mistake. What the commands do is tested in tests/system."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from transduce.__main__ import main
+from transduce.cli import app as cli
+from transduce.errors import Interrupted, SettingsError, TrainingError
+
+COMMANDS = ["demo", "train", "translate", "evaluate", "score", "inspect"]
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def transduce(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        out, err = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out, err
+
+    return run
+
+
+def test_bare_and_help_show_the_commands(transduce: Callable[..., Result]) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        code, out, err = transduce(*arguments)
+        assert (code, err) == (0, "")
+        assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_examples(command: str, transduce: Callable[..., Result]) -> None:
+    code, out, _ = transduce(command, "--help")
+    assert code == 0
+    assert f" transduce {command}" in out
+
+
+def test_every_option_is_explained() -> None:
+    for command in COMMANDS:
+        for parameter in typer.main.get_command(cli.app).commands[command].params:  # type: ignore[attr-defined]
+            explained = getattr(parameter, "help", None) or "-lang" in str(parameter.opts)
+            assert explained or any(opt.startswith(("--valid-", "--test-")) for opt in parameter.opts), parameter.name
+
+
+def test_version(transduce: Callable[..., Result]) -> None:
+    import transduce as package
+
+    assert transduce("--version") == (0, f"transduce {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train", "--sorce", "x"], "No such option: --sorce"),
+        (["translate"], "Missing argument 'RUN'"),
+        (["translate", "x", "--nbest", "0"], "Invalid value for '--nbest'"),
+        (["train"], "no training text: give --src and --tgt, or --path, or --text, or a recipe"),
+        (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
+        (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
+        (["train", "--src", "a", "--run", "r"], "--src is given 1 times and --tgt 0 times"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    transduce: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = transduce(*arguments)
+    assert code == 2 and out == ""
+    assert err.startswith("transduce: error: ") and err.count("\n") == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsError("a\nb"), 2),
+        (TrainingError("x"), 1),
+        (Interrupted("saved", signal=2), 130),
+        (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left on device", "/x"), 2),
+        (MemoryError(), 1),
+    ],
+)
+def test_errors_have_their_exit_codes(
+    error: BaseException, code: int, transduce: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.delenv("TRANSDUCE_DEBUG", raising=False)
+    monkeypatch.setattr("transduce.cli.request.Request.settings", fail)
+    found, _, err = transduce("train")
+    assert found == code
+    assert err.count("\n") == 1 and err.startswith("transduce: ")
+    assert "Traceback" not in err
+
+
+def test_debug_shows_where(transduce: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" in transduce("train", "no.toml", "--debug")[2]
+    monkeypatch.setenv("TRANSDUCE_DEBUG", "1")
+    assert "Traceback" in transduce("train", "no.toml")[2]
+
+
+def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AssertionError("ours")
+
+    monkeypatch.setattr("transduce.cli.request.Request.settings", fail)
+    with pytest.raises(AssertionError, match="ours"):
+        main(["train"])
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    code = "from transduce import output as o\ntry: o.print_lines(map(str, range(10**6)))\nexcept o.typer.Exit: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline() == b"0\n"
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (0, b"")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """That keeps it instant: 0.1 s of processor time, start of Python included."""
+    code = (
+        "import sys\nfrom transduce.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {"torch", "numpy", "pydantic", "sentencepiece", "sacrebleu", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "RUN", "--prompt", "a \udcff b"],
+        ["generate", "RUN", "--prompt", "a", "-p", "a \udcff b", "--json"],
+        ["inspect", "RUN", "a \udcff b"],
+        ["inspect", "RUN", "a", "--tgt", "a \udcff b"],
+        ["fill", "RUN", "<mask>", "a \udcff b"],
+        ["train", "--set", "a \udcff b"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:1]),
+)
+def test_text_that_is_not_utf8_is_refused(arguments: list[str], transduce: Callable[..., Result]) -> None:
+    code, out, err = transduce(*arguments)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "argument 'a \\xff b': not valid UTF-8 (at character 3)" in err
+
+
+def test_a_path_may_hold_any_bytes(transduce: Callable[..., Result]) -> None:
+    code, _, err = transduce("generate", "no\udcffrun", "--prompt", "a")
+    assert code == 2 and "UTF-8" not in err

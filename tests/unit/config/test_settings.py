@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from transduce.cli.request import Request
+from transduce.config import Settings, apply_override, to_toml
+from transduce.errors import DataError, SettingsError, UserError
+
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
+
+
+def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
+    nested = [field.annotation for field in model.model_fields.values()]
+    inner = [part for part in nested if isinstance(part, type) and issubclass(part, BaseModel)]
+    return [model, *(section for part in inner for section in sections(part))]
+
+
+@pytest.mark.parametrize("section", [s for s in sections(Settings) if s is not Settings])
+def test_every_setting_is_explained_in_a_sentence(section: type[BaseModel]) -> None:
+    for name, field in section.model_fields.items():
+        assert field.description and len(field.description) > 10, f"{section.__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": {"droput": 0.1}}, "unknown key 'model.droput'; did you mean 'dropout'?"),
+        ({"modle": {}}, "unknown key 'modle'; did you mean 'model'?"),
+        ({"modle": {"dropout": 0.1}}, "unknown key 'modle'; did you mean 'model'?"),
+        ({"train": {"lr": 0.1}}, "unknown key 'train'; did you mean 'training'?"),
+        ({"optim": {"lr": 0.1}}, "unknown key 'optim'; known: data, tokenizer, model, training, decoding, evaluation"),
+        ({"lr": 0.1}, "unknown key 'lr'; did you mean 'training.lr'?"),
+        ({"batch_tokens": 9}, "unknown key 'batch_tokens'; did you mean 'training.batch_tokens' or 'decoding.batch_"),
+        ({"training": {"dropout": 0.1}}, "unknown key 'training.dropout'; did you mean 'model.dropout'?"),
+        ({"training": {"lrr": 0.1}}, "unknown key 'training.lrr'; did you mean 'lr'?"),
+        ({"nmae": "x"}, "unknown key 'nmae'; did you mean 'name'?"),
+        ({"model": "tiny"}, "model = 'tiny': a section, not a value; its keys: preset, kind"),
+        ({"model": {"xyzzy": 1}}, "unknown key 'model.xyzzy'; known: preset, kind, d_model"),
+        ({"data": {"train": [{"source": "a"}]}}, "unknown key 'data.train.0.source'; did you mean 'src'?"),
+        ({"model": {"dropout": 1.5}}, "model.dropout = 1.5: input should be less than 1"),
+        (
+            {"tokenizer": {"kind": "wordpiece"}},
+            "tokenizer.kind = 'wordpiece': input should be 'unigram', 'bpe', 'char'",
+        ),
+        ({"training": {"lr": "fast"}}, "training.lr = 'fast': input should be a valid number"),
+        ({"data": {"train": [{"src": "a.en"}]}}, "data.train.0: a corpus is either src and tgt, or path"),
+        ({"data": {"train": [{"src": "a", "tgt": "b", "path": "c"}]}}, "a corpus is either src and tgt, or path"),
+    ],
+)
+def test_a_bad_value_is_told_in_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_mapping(values)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_settings_are_frozen_and_round_trip_through_json() -> None:
+    settings = Settings.from_mapping({"data": {"train": [{"src": "a", "tgt": "b"}]}, "model": {"d_model": 64}})
+    with pytest.raises(Exception, match="frozen"):
+        settings.name = "other"  # type: ignore[misc]
+    assert Settings.from_mapping(json.loads(settings.model_dump_json())) == settings
+
+
+def test_with_values_checks_and_keeps_what_was_not_given_open() -> None:
+    settings = Settings.from_mapping({"model": {"preset": "base", "dropout": 0.2}})
+    changed = settings.with_values("model", d_ff=100)
+    assert changed.model.model_fields_set == {"preset", "dropout", "d_ff"}
+    with pytest.raises(SettingsError, match=r"model\.d_ff"):
+        settings.with_values("model", d_ff=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.1", 0.1),
+        ("true", True),
+        ("bpe", "bpe"),
+        ('"x y"', "x y"),
+        ("[0.9, 0.99]", [0.9, 0.99]),
+        ("a=b", "a=b"),
+        ("", ""),
+    ],
+)
+def test_overrides_are_read_as_toml_or_else_as_words(text: str, value: object) -> None:
+    values: dict[str, Any] = {}
+    apply_override(values, f"a.b={text}")
+    assert values == {"a": {"b": value}}
+
+
+@pytest.mark.parametrize("override", ["training.lr", "=3", " =3"])
+def test_an_override_without_a_value_is_refused(override: str) -> None:
+    with pytest.raises(SettingsError, match="expected key=value"):
+        apply_override({}, override)
+
+
+def test_an_override_cannot_go_through_a_value() -> None:
+    with pytest.raises(SettingsError, match="'name' is not a section"):
+        apply_override({"name": "x"}, "name.y=1")
+
+
+@pytest.mark.parametrize("content", [b"[model", b"\xff\xfe"])
+def test_a_recipe_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.toml").write_bytes(content)
+    with pytest.raises(SettingsError, match=r"x\.toml is not valid TOML"):
+        Settings.from_toml(tmp_path / "x.toml")
+    with pytest.raises(SettingsError, match="cannot read recipe"):
+        Settings.from_toml(tmp_path / "none.toml")
+
+
+def test_data_paths_start_from_the_recipe_or_from_data_root(tmp_path: Path) -> None:
+    recipe = tmp_path / "x.toml"
+    recipe.write_text('[data]\nroot = "texts"\ntrain = [{ src = "a.en", tgt = "/abs/a.de" }]\n')
+    assert Settings.from_toml(recipe).data.train[0].src == tmp_path / "texts" / "a.en"
+    assert Settings.from_toml(recipe).data.train[0].tgt == Path("/abs/a.de")
+    moved = Settings.from_toml(recipe, [f"data.root={json.dumps(str(tmp_path / 'elsewhere'))}"])
+    assert moved.data.train[0].src == tmp_path / "elsewhere" / "a.en"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    for name in ("a.en", "a.de", "b.en", "b.de", "memory.tmx"):
+        (tmp_path / name).write_text("x\n")
+    (tmp_path / "x.toml").write_text('[data]\ntrain = [{ src = "b.en", tgt = "b.de" }]\n[training]\nlr = 0.001\n')
+    return tmp_path
+
+
+def test_files_of_the_command_line_take_the_place_of_the_recipes(texts: Path) -> None:
+    request = Request(
+        recipe=texts / "x.toml", train=((texts / "a.en",), (texts / "a.de",)), overrides=("training.seed=5",)
+    )
+    settings = request.settings()
+    assert [corpus.src for corpus in settings.data.train] == [texts / "a.en"]
+    assert (settings.training.lr, settings.training.seed) == (0.001, 5)
+    assert request.run_folder() == Path("runs/x")
+
+
+def test_one_file_of_both_sides_stands_beside_pairs_of_files(texts: Path) -> None:
+    pair = ((texts / "a.en",), (texts / "a.de",))
+    both = Request(train=pair, paths=(texts / "memory.tmx",), run=texts / "run").settings().data.train
+    assert [corpus.path for corpus in both] == [None, texts / "memory.tmx"]
+    assert len(Request(recipe=texts / "x.toml", paths=(texts / "memory.tmx",)).settings().data.train) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(), "no training text"),
+        (Request(train=((Path("a"), Path("b")), (Path("a"),))), "--src is given 2 times and --tgt 1 times"),
+        (Request(valid=((), (Path("a"),))), "--valid-src is given 0 times and --valid-tgt 1 times"),
+        (Request(train=((Path("no.en"),), (Path("no.de"),)), run=Path("r")), "there is no file .*no.en"),
+        (Request(overrides=("data=3",)), "settings: 'data' must be a section"),
+    ],
+)
+def test_an_impossible_request_is_refused_in_one_line(request_: Request, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        request_.settings()
+
+
+def test_a_recipe_without_its_data_says_how_to_name_it(texts: Path) -> None:
+    (texts / "b.de").unlink()
+    with pytest.raises(DataError, match=r"b\.de; say where the data lies with --data"):
+        Request(recipe=texts / "x.toml").settings()
+    with pytest.raises(DataError, match=r"elsewhere.b\.en$"):
+        Request(recipe=texts / "x.toml", root=texts / "elsewhere").settings()
+
+
+def test_a_run_that_has_read_its_text_needs_the_files_no_more(texts: Path) -> None:
+    (texts / "b.de").unlink()
+    (texts / "run").mkdir()
+    with pytest.raises(DataError):
+        Request(recipe=texts / "x.toml", run=texts / "run").settings()
+    (texts / "run" / "data.json").write_text("{}")
+    assert Request(recipe=texts / "x.toml", run=texts / "run").settings().data.train[0].tgt == texts / "b.de"
+
+
+def test_a_run_needs_a_name() -> None:
+    with pytest.raises(SettingsError, match="--run"):
+        Request().run_folder()
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(name=words, folder=words.filter(lambda word: "\0" not in word), lr=st.floats(1e-9, 1.0), joint=st.booleans())
+def test_settings_become_a_recipe_that_asks_for_the_same(name: str, folder: str, lr: float, joint: bool) -> None:
+    corpus = {"src": f"/{folder}/a", "tgt": "/b", "weight": 0.5}
+    values = {"name": name, "data": {"train": [corpus]}, "training": {"lr": lr}, "tokenizer": {"joint": joint}}
+    settings = Settings.from_mapping(values)
+    text = to_toml(settings)
+    again = Settings.from_mapping(tomllib.loads(text))
+    assert again == settings
+    assert again.model_fields_set == settings.model_fields_set
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_loads_and_tells_what_to_expect(recipe: Path) -> None:
+    from transduce.models.build import check_model, resolve_preset
+
+    settings = Settings.from_toml(recipe)
+    check_model(resolve_preset(settings.model))
+    assert settings.data.train and (settings.data.valid or settings.task == "masked")
+    assert settings.data.test or settings.task != "translation"
+    header = recipe.read_text(encoding="utf-8").split("\n\n")[0]
+    for word in ("Score:", "Time:", "Machine:", "Data:"):
+        assert f"# {word}" in header

@@ -1,0 +1,163 @@
+"""GPT-2 in, against transformers itself: the same numbers, the same pieces, the same continuations."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from berts import randomize  # noqa: E402
+from hard_strings import HARD  # noqa: E402
+from transduce.convert.exchange import import_run  # noqa: E402
+from transduce.convert.importing_hub import import_gpt2  # noqa: E402
+from transduce.data.objectives import causal  # noqa: E402
+from transduce.data.text import Piece  # noqa: E402
+from transduce.data.text_store import TextStore  # noqa: E402
+from transduce.decoding.generator import Generator  # noqa: E402
+from transduce.errors import UserError  # noqa: E402
+from transduce.models.build import build_model  # noqa: E402
+from transduce.text.special import BOS, EOS, PAD, UNK  # noqa: E402
+
+BOUND = 2e-5
+END = "<|endoftext|>"
+LINES = [
+    "The quick brown fox jumps over a dog.",
+    "It isn't; we've  got\tmore\n\nlines, 123 of them.",
+    "ünïcödé 猫",
+] * 9
+
+
+def make_folder(path: Path, seed: int = 0, **options: Any) -> Path:
+    from tokenizers.implementations import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(LINES, vocab_size=320, special_tokens=[END], show_progress=False)
+    path.mkdir(parents=True)
+    tokenizer.save_model(str(path))
+    draw = random.Random(seed)
+    n_heads = draw.choice([1, 2, 4])
+    config = transformers.GPT2Config(
+        **{
+            "vocab_size": tokenizer.get_vocab_size() + 8,
+            "n_embd": n_heads * draw.choice([4, 8]),
+            "n_layer": draw.choice([1, 2]),
+            "n_head": n_heads,
+            "n_inner": draw.choice([None, 12]),
+            "n_positions": 200,
+            "activation_function": draw.choice(["gelu_new", "relu", "gelu"]),
+            "attn_implementation": "eager",
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            **options,
+        }
+    )
+    randomize(transformers.GPT2LMHeadModel(config), seed).save_pretrained(path)
+    transformers.GPT2TokenizerFast(vocab=str(path / "vocab.json"), merges=str(path / "merges.txt")).save_pretrained(
+        path
+    )
+    return path
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_logits_and_pieces(tmp_path: Path, seed: int) -> None:
+    folder = make_folder(tmp_path / "theirs", seed)
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if seed % 2:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / name).unlink(missing_ok=True)
+        if not (folder / "vocab.json").exists():
+            their_tokenizer.backend_tokenizer.model.save(str(folder))
+    found = import_gpt2(folder)
+    tokenizer = found.tokenizers.tgt
+    ours = build_model(found.settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size).eval()
+    ours.load_state_dict(found.tensors)
+    for text in HARD:
+        ids, their_ids = tokenizer.encode(text), their_tokenizer(text)["input_ids"]
+        assert tokenizer.pieces(ids) == their_tokenizer.convert_ids_to_tokens(their_ids), text
+        assert UNK not in ids and PAD not in ids
+        if END not in text:
+            assert tokenizer.decode(ids) == text
+            assert b"".join(tokenizer.bytes_of[i] for i in ids).decode() == text
+        if len(ids) > 190:
+            continue  # longer than the model
+        with torch.no_grad():
+            expected = theirs(torch.tensor([[0, *their_ids]])).logits[0].log_softmax(-1)
+            got = ours.logits(ours(torch.tensor([[BOS, *ids]])))[0].log_softmax(-1)
+        rows = torch.tensor([tokenizer._theirs])[0]
+        real = torch.tensor([i for i in range(tokenizer.vocab_size) if i not in (PAD, UNK, BOS)])
+        assert float((got[:, real] - expected[:, rows[real]]).abs().max()) <= BOUND * max(
+            1.0, float(expected.abs().max())
+        )
+        assert float(got[:, [PAD, UNK, BOS]].max()) < -1e3
+
+
+def test_a_run_folder_goes_on_as_theirs(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "theirs", 1)
+    told = list(import_run("gpt2", folder, tmp_path / "run"))
+    assert "weights" in told[0] and "goes on with text" in (tmp_path / "run" / "README.md").read_text()
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    generator = Generator.load(tmp_path / "run")
+    (found,) = generator.generate(["The quick"], temperature=0, max_length=12)
+    ids = torch.tensor([[0, *their_tokenizer("The quick")["input_ids"]]])
+    for _ in range(12):
+        with torch.no_grad():
+            token = int(theirs(ids).logits[0, -1].argmax())
+        if token == 0:
+            break
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+    assert found.text == their_tokenizer.decode(ids[0])[len(END) + len("The quick") :]
+    assert EOS not in found.ids[:-1]
+
+
+def test_the_separator_in_a_text_is_predicted_and_trained(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "theirs", 2)
+    list(import_run("gpt2", folder, tmp_path / "run"))
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    generator = Generator.load(tmp_path / "run")
+    text = f"The quick fox{END}jumps over{END}{END}a dog"
+    their_ids = [0, *transformers.AutoTokenizer.from_pretrained(folder)(text)["input_ids"], 0]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([their_ids])).logits[0, :-1].log_softmax(-1)
+    expected = expected.gather(-1, torch.tensor(their_ids[1:])[:, None])[:, 0]
+    (found,) = generator.score([text])
+    assert torch.tensor(found.token_log_probs).sub(expected).abs().max() <= BOUND * float(expected.abs().max())
+    store = TextStore.from_pieces([Piece(text, ends=True)], generator.tokenizer)
+    told = generator.evaluate(store)
+    assert (told.n_tokens, told.n_bytes) == (len(their_ids) - 1, len(text)) == (store.n_tokens, len(text))
+    assert told.nats == pytest.approx(-float(expected.sum()), rel=1e-4)
+    targets = list(causal(np.asarray(store.ids), np.random.default_rng(0)).targets)
+    assert targets.count(EOS) == 4 and PAD not in targets
+    (going,) = generator.generate([f"The quick{END}a"], temperature=0, max_length=8)
+    prompt = transformers.AutoTokenizer.from_pretrained(folder)(f"The quick{END}a")["input_ids"]
+    ids, n = torch.tensor([prompt]), len(prompt)
+    for _ in going.ids:
+        with torch.no_grad():
+            ids = torch.cat([ids, theirs(ids).logits[:, -1:].argmax(-1)], 1)
+    assert [generator.tokenizer.theirs[i] for i in going.ids] == ids[0, n:].tolist()
+
+
+def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "theirs", n_layer=1, n_inner=12)
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+
+    def refused(**values: Any) -> str:
+        path.write_text(json.dumps(whole | values))
+        with pytest.raises(UserError) as caught:
+            import_gpt2(folder)
+        return str(caught.value)
+
+    assert "12 missing: transformer.h.1.attn.c_attn.weight" in refused(n_layer=2)
+    assert "misshapen: transformer.h.0.mlp.c_fc.weight is" in refused(n_inner=13)
+    told = refused(scale_attn_by_inverse_layer_idx=True, embd_pdrop=0.3, activation_function="mish")
+    assert all(part in told for part in ("scale_attn_by_inverse_layer_idx", "embd_pdrop = 0.3", "'mish'; supported"))
+    assert "model_type bert" in refused(model_type="bert")

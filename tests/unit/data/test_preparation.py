@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transduce.config import Settings
+from transduce.data.clean import comparable
+from transduce.data.preparation import (
+    count_tokens,
+    encode,
+    forget_prepared,
+    has_prepared,
+    lines_of,
+    read_texts,
+)
+from transduce.errors import DataError, SettingsError
+from transduce.logging import Log
+from transduce.runs.folder import RunFolder
+from transduce.tasks.translation import Translation
+from transduce.tasks.vocabulary import learn_vocabulary
+
+QUIET = Log(quiet=True)
+TASK = Translation()
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def corpus(folder: Path, name: str, n: int, *, first: int = 0) -> dict[str, str]:
+    numbers = range(first, first + n)
+    src = write(folder / f"{name}.en", [f"the number {i} and {i * 7} again" for i in numbers])
+    tgt = write(folder / f"{name}.de", [f"die Zahl {i} und {i * 7} nochmals" for i in numbers])
+    return {"src": str(src), "tgt": str(tgt)}
+
+
+def settings(**sections: Any) -> Settings:
+    base = {"tokenizer": {"vocab_size": 60}, "model": {"d_model": 16, "n_heads": 2}, "training": {"batch_tokens": 100}}
+    return Settings.from_mapping(
+        {key: base.get(key, {}) | sections.get(key, {}) for key in base.keys() | sections.keys()}
+    )
+
+
+def test_one_pair_in_a_hundred_is_held_out_and_in_no_training_stream(tmp_path: Path) -> None:
+    asked = settings(data={"train": [corpus(tmp_path, "a", 700), corpus(tmp_path, "b", 300, first=400)]})
+    texts = read_texts(asked, QUIET)
+    held = {comparable(pair.src) for pair in texts.valid.pairs}
+    trained = [comparable(pair.src) for stream in texts.train for pair in stream()]
+    assert len(held) == len(texts.valid.pairs) == 10
+    assert not held & set(trained)
+    assert (
+        texts.n_pairs
+        == len(trained)
+        == sum(1 for i in [*range(700), *range(400, 700)])
+        - sum(1 + (400 <= int(source.split()[2]) < 700) for source in held)
+    )
+    again = read_texts(asked, QUIET)
+    assert again.valid == texts.valid
+    other = read_texts(asked.with_values("training", seed=2), QUIET)
+    assert {pair.src for pair in other.valid.pairs} != {pair.src for pair in texts.valid.pairs}
+
+
+def test_given_validation_text_leaves_the_training_text_whole(tmp_path: Path) -> None:
+    asked = settings(data={"train": [corpus(tmp_path, "a", 50)], "valid": [corpus(tmp_path, "v", 5, first=90)]})
+    texts = read_texts(asked, QUIET)
+    assert (texts.n_pairs, len(texts.valid.pairs), texts.tests) == (50, 5, ())
+
+
+def test_test_sets_are_named_after_their_files_and_nothing_is_cleaned_away(tmp_path: Path) -> None:
+    one, two = corpus(tmp_path, "newstest", 3), corpus(tmp_path, "flickr", 4)
+    write(Path(one["tgt"]), ["", "b", "c"])
+    asked = settings(data={"train": [corpus(tmp_path, "a", 50)], "test": [one, two, two]})
+    tests = read_texts(asked, QUIET).tests
+    assert [(held.name, len(held.pairs)) for held in tests] == [("newstest", 3), ("flickr.2", 4), ("flickr.3", 4)]
+    write(Path(two["tgt"]), [])
+    write(Path(two["src"]), [])
+    with pytest.raises(DataError, match="flickr"):
+        read_texts(asked, QUIET)
+
+
+def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.data.preparation.DEMO_HELD_OUT", 30)
+    texts = read_texts(settings(data={"demo": 300}), QUIET)
+    trained = {pair.src for stream in texts.train for pair in stream()}
+    assert texts.n_pairs == 300
+    assert [held.name for held in texts.tests] == ["test", "held_out_combinations"]
+    for held in (texts.valid, *texts.tests):
+        assert not trained & {pair.src for pair in held.pairs}
+
+
+def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFolder:
+    folder = RunFolder.create(tmp_path / "run", asked, "")
+    texts = read_texts(asked, QUIET)
+    tokenizers = learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
+    folder.write_settings(asked)
+    encode(folder, texts, tokenizers, asked, log)
+    return folder
+
+
+def test_what_was_prepared_is_found_again_with_weights(tmp_path: Path) -> None:
+    corpora = [corpus(tmp_path, "a", 60), corpus(tmp_path, "b", 40, first=100) | {"weight": 2.0}]
+    asked = settings(
+        data={"train": corpora, "valid": [corpus(tmp_path, "v", 5, first=900)]}, training={"valid_bleu_sentences": 3}
+    )
+    with prepared_run(tmp_path, asked) as folder:
+        found = TASK.find_prepared(folder, QUIET)
+        assert found is not None and len(found.train) == 100 and len(found.valid) == 5
+        assert found.weights is not None and np.array_equal(found.weights, [1.0] * 60 + [2.0] * 40)
+        assert (
+            found.judged[0] == ("the number 900 and 6300 again", "die Zahl 900 und 6300 nochmals")
+            and len(found.judged) == 3
+        )
+        src_ids, tgt_ids = found.train[0]
+        assert found.tokenizers.src.decode(src_ids.tolist()) == "the number 0 and 0 again"
+        assert found.tokenizers.tgt.decode(tgt_ids.tolist()) == "die Zahl 0 und 0 nochmals"
+        data = json.loads((folder.path / "data.json").read_text())
+        assert [found["pairs"] for found in data["sets"]] == [100, 5] and data["fingerprint"] == found.train.fingerprint
+        forget_prepared(folder)
+        assert not has_prepared(folder)
+
+
+def test_nothing_is_found_where_preparing_was_cut_short(tmp_path: Path) -> None:
+    asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
+    with prepared_run(tmp_path, asked) as folder:
+        (folder.path / "data.json").unlink()
+        assert TASK.find_prepared(folder, QUIET) is None
+
+
+def test_what_was_cleaned_away_is_told_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = corpus(tmp_path, "a", 60)
+    with open(sides["src"], "a") as src, open(sides["tgt"], "a") as tgt:
+        src.write("a lonely source\n")
+        tgt.write("\n")
+    asked = settings(data={"train": [sides], "valid": [corpus(tmp_path, "v", 5, first=90)]})
+    with prepared_run(tmp_path, asked, log=Log()) as folder:
+        told = capsys.readouterr().err.splitlines()
+        at = told.index("cleaning: 61 pairs read, 60 kept")
+        assert told[at + 1] == f"  dropped 1, empty, as {sides['src']}:61: 'a lonely source' | ''"
+        assert told[at + 2] == f"  more examples are in {folder.path}/data.json and, at the end, in report.html"
+
+
+def test_training_text_that_has_changed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
+    with prepared_run(tmp_path, asked) as folder:
+        TASK.find_prepared(folder, Log())
+        assert "changed" not in capsys.readouterr().err
+        with (tmp_path / "a.en").open("a") as src, (tmp_path / "a.de").open("a") as tgt:
+            src.write("one more\n")
+            tgt.write("noch eins\n")
+        found = TASK.find_prepared(folder, Log())
+        assert found is not None and len(found.train) == 59
+        assert "the training text has changed since this run began" in capsys.readouterr().err
+
+
+def test_tokens_are_estimated_from_the_first_pairs(tmp_path: Path) -> None:
+    asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
+    texts = read_texts(asked, QUIET)
+    tokenizers = learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
+    pairs = list(texts.cleaned(asked.data))
+    exact = sum(1 + max(len(tokenizers.src.encode(p.src)), len(tokenizers.tgt.encode(p.tgt))) for p in pairs)
+    assert count_tokens(texts, tokenizers, asked) == exact
+
+
+def test_a_chosen_vocabulary_grows_where_the_characters_need_it_and_a_given_one_does_not(tmp_path: Path) -> None:
+    signs = [chr(0x4E00 + i) * 2 for i in range(200)]
+    sides = {
+        "src": str(write(tmp_path / "a.zh", signs)),
+        "tgt": str(write(tmp_path / "a.en", [f"sign {i}" for i in range(200)])),
+    }
+    asked = settings(data={"train": [sides], "valid": [sides]}, tokenizer={"vocab_size": 50})
+    texts = read_texts(asked, QUIET)
+    with pytest.raises(SettingsError, match=r"tokenizer\.vocab_size = 50"):
+        learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
+    assert learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=True).n_src > 200

@@ -1,0 +1,226 @@
+"""Text in, text out."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from transduce.decoding import translator as translator_module
+from transduce.decoding.batches import Sentence, chunks, cut
+from transduce.decoding.results import Translation
+from transduce.decoding.sample import Sampling
+from transduce.decoding.translator import Translator
+from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.text.tokenizer import EOS
+
+
+class Untouched(nn.Linear):
+    """A model that fails the test when it is used."""
+
+    def start(self, src: torch.Tensor, *, capacity: int, n_beams: int) -> object:
+        raise AssertionError("the model was asked to start")
+
+    forward = advance = logits = start  # type: ignore[assignment]
+
+
+def test_translations_stand_in_the_lines_order(translator: Translator, texts: list[str]) -> None:
+    together = translator.translate(texts)
+    assert [t.text for t in together] == [translator.translate([text])[0].text for text in texts]
+    assert len({t.text for t in together}) > 50, "the model does not look at its source"
+    for t in together:
+        assert t.text == translator.tokenizers.tgt.decode(t.ids)
+        assert len(t.candidates) == 1
+
+
+def test_empty_lines_stay_empty_without_the_model(translator: Translator) -> None:
+    untouched = Translator(Untouched(1, 1).eval(), translator.tokenizers)
+    for t in untouched.translate(["", " ", "\t"]):
+        assert (t.text, t.ids, t.score, t.finished, t.note) == ("", (), 0.0, True, "")
+    assert untouched.translate([]) == []
+    assert untouched.score([""], [""])[0].log_prob == 0.0
+    lines = translator.translate(["", "A dog.", ""])
+    assert [bool(t.ids) for t in lines] == [False, bool(translator.translate(["A dog."])[0].ids), False]
+
+
+def test_scores_equal_those_of_the_same_output(translator: Translator, texts: list[str]) -> None:
+    """What search sums up step by step, `score` finds in one forward."""
+    sources, outputs = [], []
+    for text, translation in zip(texts[:30], translator.translate(texts[:30], beam=4, n_best=4), strict=True):
+        for candidate in translation.candidates:
+            sources.append(text)
+            outputs.append(candidate)
+    scores = translator.score(sources, [c.ids for c in outputs])
+    assert {c.finished for c in outputs} == {True, False}
+    for score, candidate in zip(scores, outputs, strict=True):
+        tokens = score.token_log_probs if candidate.finished else score.token_log_probs[:-1]
+        assert candidate.log_prob == pytest.approx(sum(tokens), rel=1e-5)
+        assert candidate.score == pytest.approx(sum(tokens) / len(tokens), rel=1e-5)
+
+
+def test_score_of_texts(translator: Translator, texts: list[str]) -> None:
+    tgts = ["Ein Hund.", "", "Die alte Frau schläft heute."]
+    srcs = [texts[0], texts[1], ""]
+    ids = [translator.tokenizers.tgt.encode(tgt) for tgt in tgts]
+    scores = translator.score(srcs, tgts)
+    assert scores == translator.score(srcs, ids)
+    assert [s.n_tokens for s in scores] == [len(i) + 1 for i in ids]
+    assert all(s.log_prob == pytest.approx(sum(s.token_log_probs)) and s.log_prob < 0 for s in scores)
+    alone = [translator.score([src], [tgt])[0] for src, tgt in zip(srcs, tgts, strict=True)]
+    for one, other in zip(scores, alone, strict=True):
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, rel=1e-5)
+    with pytest.raises(DataError, match="2 sources but 1"):
+        translator.score(["a", "b"], ["c"])
+
+
+def test_options(translator: Translator, texts: list[str]) -> None:
+    one, three = (translator.translate(texts[:5], beam=3, n_best=n) for n in (1, 3))
+    assert [t.text for t in one] == [t.text for t in three]
+    for t in three:
+        assert len(t.candidates) == 3
+        assert sorted((c.score for c in t.candidates), reverse=True) == [c.score for c in t.candidates]
+    for t in translator.translate(texts[:5], length_penalty=0.0):
+        assert t.score == t.log_prob
+    wide = translator.translate(texts[:5], n_best=9)  # the beam widens where none is given
+    assert all(len(t.candidates) == 9 for t in wide)
+    with pytest.raises(SettingsError, match="n_best = 4"):
+        translator.translate(texts[:1], beam=3, n_best=4)
+
+
+def test_a_cut_off_output_is_flagged(translator: Translator, texts: list[str]) -> None:
+    for t in translator.translate(texts, max_length=2):
+        assert len(t.ids) <= 2
+        assert t.finished == ("cut off at 2 tokens" not in t.note)
+    assert not all(t.finished for t in translator.translate(texts, max_length=2))
+
+
+def test_the_default_limit_is_each_sentences_own(translator: Translator, texts: list[str]) -> None:
+    never_ends = Translator(translator.model, translator.tokenizers, translator.settings)
+    n_ids = len(translator.tokenizers.src.encode("A dog."))
+    for found in (never_ends.translate(["A dog."]), never_ends.translate(["A dog.", *texts])):
+        assert len(found[0].ids) <= min(40, 2 * n_ids + 16)
+
+
+def test_a_source_longer_than_in_training_is_translated_whole_and_noted(translator: Translator) -> None:
+    text = " ".join(["dog"] * 200)
+    assert len(translator.tokenizers.src.encode(text)) > 60
+    plain, noted = translator.translate(["A dog.", text], max_length=5)
+    assert "training saw at most 60" in noted.note
+    assert "training" not in plain.note
+
+
+def test_a_source_longer_than_the_model_takes_stays_empty_and_says_so(make_run: Callable[..., Path]) -> None:
+    learned = Translator.load(make_run(positions="learned", max_positions=61), device="cpu")
+    text = " ".join(["dog"] * 200)
+    short, empty, long = learned.translate(["A dog.", "", text])
+    assert short.ids and "not translated" not in short.note and not empty.note
+    assert long.text == "" and "not translated: its" in long.note and "more than the 60 that fit" in long.note
+    with pytest.raises(DataError, match="line 1: a translation of"):
+        learned.score(["A dog."], [text])
+    fits = next(" ".join(["dog"] * n) for n in range(70, 0, -1) if len(learned.tokenizers.src.encode("dog " * n)) <= 60)
+    assert "not translated" not in learned.translate([fits])[0].note
+
+
+def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads no further than a chunk ahead of what it has yielded."""
+    read = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read
+        for i in range(100):
+            read += 1
+            yield f"dog {i}"
+
+    monkeypatch.setattr(translator_module, "chunks", partial(chunks, n_lines=8, n_characters=1000))
+    found = translator.translate_lines(lines(), beam=1, max_length=3)
+    assert read == 0
+    for n, translation in enumerate(found, start=1):
+        assert isinstance(translation, Translation)
+        assert n <= read <= n + 8
+    assert n == read == 100
+
+
+def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts: list[str]) -> None:
+    drawn = list(translator.sample(texts[:20], seed=5, n_best=2, sampling=Sampling(top_k=20)))
+    assert all(len(t.candidates) == 2 for t in drawn)
+    again = list(translator.sample(iter(texts[:20]), seed=5, n_best=2, sampling=Sampling(top_k=20), batch_tokens=1))
+    assert [[c.ids for c in t.candidates] for t in drawn] == [[c.ids for c in t.candidates] for t in again]
+    other = list(translator.sample(texts[:20], seed=6, n_best=2, sampling=Sampling(top_k=20)))
+    assert [t.ids for t in other] != [t.ids for t in drawn]
+    same_text = list(translator.sample([texts[0]] * 10))
+    assert len({t.ids for t in same_text}) > 1
+
+
+def test_batches_side_by_side_change_nothing(translator: Translator, texts: list[str]) -> None:
+    """With two threads, two at a time; an error of one reaches the caller, and the number of threads is kept."""
+    n_threads = torch.get_num_threads()
+    alone = translator.translate(texts[:40], beam=2, batch_tokens=1, max_length=12)
+    try:
+        torch.set_num_threads(2)
+        together = translator.translate(texts[:40], beam=2, batch_tokens=30, max_length=12)
+        assert torch.get_num_threads() == 2
+        with pytest.raises(AssertionError, match="asked to start"):
+            Translator(Untouched(1, 1).eval(), translator.tokenizers).translate(texts[:40], batch_tokens=30)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(n_threads)
+    assert [t.ids for t in together] == [t.ids for t in alone]
+    assert [t.score for t in together] == pytest.approx([t.score for t in alone], rel=1e-5)
+
+
+def test_bfloat16_is_close(run: Path, texts: list[str]) -> None:
+    full, half = (Translator.load(run, device="cpu", precision=p) for p in ("float32", "bfloat16"))
+    assert half.model.output_weight.dtype == torch.bfloat16
+    exact = full.score(texts, ["Ein Hund schläft."] * len(texts))
+    near = half.score(texts, ["Ein Hund schläft."] * len(texts))
+    worst = max(abs(a.log_prob - b.log_prob) / abs(a.log_prob) for a, b in zip(exact, near, strict=True))
+    assert 0 < worst < 0.05
+    assert len(half.translate(texts[:5])) == 5
+
+
+def test_bad_requests(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="device = 'gpu'"):
+        Translator.load(run, device="gpu")
+    with pytest.raises(RunFolderError):
+        Translator.load(tmp_path / "nothing")
+
+
+# --- batches
+
+
+def test_chunks() -> None:
+    lines = ["a" * n for n in (1, 2, 3, 50, 1, 1, 1)]
+    assert list(chunks(lines, n_lines=3, n_characters=40)) == [lines[:3], lines[3:4], lines[4:]]
+    assert list(chunks([], n_lines=3, n_characters=40)) == []
+
+
+def test_cut() -> None:
+    sentences = [Sentence(i, [5] * n, 9) for i, n in enumerate([3, 9, 1, 9, 4, 30, 2])]
+    made = cut(sentences, budget=20, most=3, width=lambda s: len(s.ids))
+    assert [[s.number for s in batch] for batch in made] == [[5], [1, 3], [4, 0, 6], [2]]
+    assert cut([], budget=20, most=3, width=len) == []
+
+
+def test_a_long_text_needs_no_more_memory_than_a_short_one(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def peak(n: int) -> int:
+        tracemalloc.start()
+        for _ in translator.translate_lines((f"dog {i % 7}" for i in range(n)), beam=1, max_length=1):
+            pass
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    monkeypatch.setattr(translator_module, "chunks", partial(chunks, n_lines=64, n_characters=1 << 20))
+    peak(128)  # what is made once is not counted
+    assert peak(1500) < 2.5 * peak(128)  # of twelve times the lines
+
+
+def test_the_end_is_not_part_of_the_ids(translator: Translator, texts: list[str]) -> None:
+    assert all(EOS not in t.ids for t in translator.translate(texts[:20]))

@@ -1,0 +1,49 @@
+"""Real files with a fault each, and the sample that is taken of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transduce.config import Settings
+from transduce.demo.corpus import demo_pairs
+from transduce.doctor.checks import CHECKS
+from transduce.doctor.findings import Finding
+from transduce.doctor.sampling import Sample, take_sample
+
+Pairs = list[tuple[str, str]]
+
+
+def good(n: int = 1000, *, split: str = "train") -> Pairs:
+    """Pairs of the built-in corpus, with a number in some of them; each stands there once."""
+    found = dict.fromkeys((pair.src, pair.tgt) for pair in demo_pairs(split, n, seed=5))
+    return [(f"{s} {i}", f"{t} {i}") if not i % 9 else (s, t) for i, (s, t) in enumerate(found)]
+
+
+def write(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    return path
+
+
+def corpus(folder: Path, pairs: Pairs, name: str = "train") -> dict[str, str]:
+    src, tgt = write(folder / f"{name}.en", [s for s, _ in pairs]), write(folder / f"{name}.de", [t for _, t in pairs])
+    return {"src": str(src), "tgt": str(tgt)}
+
+
+def settings(*train: dict[str, Any], task: str = "translation", **data: Any) -> Settings:
+    values = {"src_lang": "en", "tgt_lang": "de", "train": list(train), **data}
+    return Settings.from_mapping({"task": task, "data": values})
+
+
+def sample(folder: Path, pairs: Pairs, **data: Any) -> Sample:
+    return take_sample(settings(corpus(folder, pairs), **data))
+
+
+def check(name: str, of: Sample) -> list[Finding]:
+    run: Callable[[Sample], list[Finding]] = next(check.run for check in CHECKS if check.name == name)
+    return run(of)
+
+
+def serious(found: Sequence[Finding]) -> list[tuple[str, str]]:
+    return [(one.level, one.text) for one in found if one.level != "note"]

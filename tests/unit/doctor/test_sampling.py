@@ -1,0 +1,151 @@
+"""A sample holds what the files hold, with its places, whatever the format; what cannot be read is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from transduce.config import Corpus
+from transduce.data.corpus import read_pairs
+from transduce.data.labelled import read_labelled
+from transduce.data.lines import MAX_LINE
+from transduce.doctor import sampling
+from transduce.doctor.checks import run_checks
+from transduce.doctor.copied import Copies
+from transduce.doctor.sampling import take_sample
+from transduce.doctor.scanning import BLOCK
+from transduce.doctor.texts import readable
+from transduce.errors import DataError
+from unit.doctor.corpora import corpus, good, settings, write
+
+TMX = """<?xml version="1.0"?><tmx version="1.4"><header srclang="en"/><body>
+{}</body></tmx>"""
+UNIT = '<tu><tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="de"><seg>{}</seg></tuv></tu>\n'
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl", ".tmx", "header.tsv"])
+def test_every_format_gives_its_pairs(tmp_path: Path, suffix: str) -> None:
+    pairs = good(300)
+    lines = {
+        ".tsv": [f"{s}\t{t}" for s, t in pairs],
+        "header.tsv": ["id\tde\ten", *(f"7\t{t}\t{s}" for s, t in pairs)],
+        ".jsonl": [json.dumps({"translation": {"en": s, "de": t}}) for s, t in pairs],
+        ".tmx": [TMX.format("".join(UNIT.format(s, t) for s, t in pairs))],
+    }[suffix]
+    path = write(tmp_path / f"a{suffix}", lines)
+    found = take_sample(settings({"path": str(path)}))
+    assert list(found.rows()) == pairs
+    assert (found.total, found.whole, found.faults) == (len(pairs), True, ())
+
+
+def test_large_files_are_looked_at_in_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MOST_BLOCKS", 5)
+    pairs = [(f"a {i}", f"b {i}") for i in range(20 * BLOCK)]
+    found = take_sample(settings(corpus(tmp_path, pairs)), most_blocks=5)
+    part = found.parts[0]
+    assert (found.total, part.counted, found.whole) == (20 * BLOCK, True, False)
+    assert part.how == "lines counted, 5 places looked at"
+    assert [block.first for block in part.blocks][::4] == [1, 19 * BLOCK + 1]
+    for block in part.blocks:
+        assert block.rows[7] == pairs[block.first + 6] and block.numbers[7] == block.first + 7
+    assert part.reread is not None and part.reread(123, 2) == pairs[122:124]
+
+
+def test_of_very_large_files_the_end_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the time to count, what is read from the beginning, and the last lines of both, counted from the end."""
+    pairs = [(f"a {i} {'x' * 200}", f"b {i} {'y' * 200}") for i in range(20 * BLOCK)]
+    found = take_sample(settings(corpus(tmp_path, pairs)), seconds=0.0)
+    part = found.parts[0]
+    assert not part.counted and "and the end; lines estimated" in part.how
+    assert part.total == pytest.approx(len(pairs), rel=0.1)
+    assert part.blocks[-1].from_end and list(part.blocks[-1].rows) == pairs[-BLOCK:]
+
+
+def test_lines_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"one\teins\nonly one\ntwo\tzw\xfferi\nthree\tdrei\n")
+    found = take_sample(settings({"path": str(path)}))
+    assert list(found.rows()) == [("one", "eins"), ("three", "drei")]
+    assert [(fault.place, fault.why) for fault in found.faults] == [
+        (f"{path}, line 2", "1 columns where line 1 has 2"),
+        (f"{path}, line 3", "not valid UTF-8 (byte 0xff at byte 7 of the line)"),
+    ]
+
+
+FAULTY = {
+    "columns.tsv": b"a\tb\tc\n" * 70 + b"a\tb\n",
+    "header.tsv": b"de\ten\nx\ty\nx\ty\tz\n",
+    "none.tsv": b"a b\n",
+    "half.jsonl": b'{"src": "a", "tgt": "b"}\n{"src": "\\ud800", "tgt": "b"}\n',
+    "not.jsonl": b'{"src": "a", "tgt": "b"}\n\n{"src": 1}\n',
+    "utf16.jsonl": "{}".encode("utf-16"),
+    "long.tsv": b"a\tb\n" + b"x" * MAX_LINE + b"\ty\n",
+    "long.tsv.gz": gzip.compress(b"a\tb\n" + b"x" * MAX_LINE + b"\ty\n", 1),
+    "no.tsv.gz": b"this is not gzip",
+    "mixed.txt": b"1\ta\n0\ta\tb\n",
+    "empty.txt": b"1\ta\n\n",
+    "label.txt": b"1\ta\n\ta\n",
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_what_training_refuses_is_told_in_its_words(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(FAULTY[name])
+    task = "classification" if name.endswith(".txt") else "translation"
+    with pytest.raises(DataError) as refused:
+        if task == "classification":
+            list(read_labelled(path))
+        else:
+            list(read_pairs(Corpus(path=path), src_lang="en", tgt_lang="de"))
+    found = take_sample(settings({"path": str(path)}, task=task))
+    assert f"{found.faults[0].place}: {found.faults[0].why}" == str(refused.value)
+    assert next(one.level for one in readable(found)) == "obstacle"
+
+
+def test_marks_and_line_ends_are_read_as_training_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes("\ufeffde\ten\r\nx\ty\r\n\nz\t\n".encode())
+    corpus = Corpus(path=path)
+    read = [(pair.src, pair.tgt) for pair in read_pairs(corpus, src_lang="en", tgt_lang="de")]
+    assert list(take_sample(settings({"path": str(path)})).rows()) == read == [("y", "x"), ("", ""), ("", "z")]
+
+
+def test_an_empty_side_is_no_accident(tmp_path: Path) -> None:
+    given = corpus(tmp_path, good(50))
+    Path(given["src"]).write_bytes(b"")
+    found = take_sample(settings(given))
+    assert (found.n_rows, found.total) == (0, 0)
+    assert next(one.level for one in run_checks(found)) == "obstacle"
+
+
+def test_written_rows_are_read_again(tmp_path: Path) -> None:
+    pairs = good(50)
+    (part,) = take_sample(settings(corpus(tmp_path, pairs))).parts
+    (tmp_path / "copies").mkdir()
+    written = Copies(tmp_path / "copies", "pairs").write(part, part.blocks)
+    assert [(p.src, p.tgt) for p in read_pairs(written, src_lang="en", tgt_lang="de")] == pairs
+
+
+def test_what_is_said_of_copies_names_the_files_and_lines_that_were_given(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.tsv", [f"{'ab'[i % 2]}\ttext {i}" for i in range(1000)])
+    (part,) = take_sample(settings({"path": str(path)}, task="classification")).parts
+    (tmp_path / "copies").mkdir()
+    copies = Copies(tmp_path / "copies", "labelled")
+    windows = list(part.blocks[0].windows())[2:4]
+    example = list(read_labelled(copies.write(part, windows).path or ""))[7]
+    assert example.texts == ("text 407",)
+    file, line = example.place
+    assert copies.told(f"{file}, line {line}: bad") == f"{path}, line 408: bad"
+    assert copies.told(f"{Path(file).name}: too few") == "mine.tsv: too few"
+
+
+def test_some_takes_of_each_corpus_what_its_size_asks_for(tmp_path: Path) -> None:
+    big = corpus(tmp_path, [(f"big {i}", "b") for i in range(9000)], "big")
+    little = corpus(tmp_path, [(f"little {i}", "l") for i in range(1000)], "little")
+    rows = take_sample(settings(big, little)).some(2000)
+    assert len(rows) == 2000
+    assert sum(row[1] == "l" for row in rows) == 200

@@ -1,0 +1,145 @@
+"""Files written aside: whole or not at all, and one line when the disk says no."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import RunFolderError
+from transduce.runs.atomic import partial_of, read_json, remove_leftovers, write_aside, write_json, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_file_is_replaced_only_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with write_aside(path) as aside:
+        assert aside.parent == tmp_path
+        aside.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt()])
+def test_a_body_that_fails_leaves_the_old_file_and_no_temporary(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)), write_aside(path) as aside:
+        aside.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+@pytest.mark.parametrize("written", ["half", ""])
+def test_a_body_that_fails_leaves_its_work_where_that_is_asked_for(
+    tmp_path: Path, error: BaseException, written: str
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises((type(error), RunFolderError)), write_aside(path, keep=True) as aside:
+        aside.write_text(written)
+        raise error
+    assert path.read_text() == "old"
+    assert names(tmp_path) == (["a.txt", "a.txt.partial"] if written else ["a.txt"])
+    assert not written or partial_of(path).read_text() == "half"
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with pytest.raises(RunFolderError) as caught, write_aside(path) as aside:
+        aside.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(caught.value) == f"cannot write {path}: No space left on device"
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
+def test_a_write_that_the_system_cuts_short_keeps_the_old_file(tmp_path: Path) -> None:
+    """A real failing write: the process may not write files beyond 4096 bytes."""
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    code = (
+        "import resource, sys; from pathlib import Path; from transduce.runs.atomic import write_text\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: write_text(Path(sys.argv[1]), 'x' * 100000)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert out.stdout == f"RunFolderError cannot write {path}: File too large\n"
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"cannot write .*: No such file or directory"):
+        write_text(tmp_path / "none" / "a.txt", "x")
+
+
+def test_an_error_about_another_file_passes_through(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), write_aside(tmp_path / "out" / "a.txt"):
+        (tmp_path / "input.txt").read_text()
+
+
+def test_a_folder_is_written_aside_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "u1"
+    for content in ("one", "two"):
+        with write_aside(path) as aside:
+            (aside / "sub").mkdir(parents=True)
+            (aside / "sub" / f"{content}.txt").write_text(content)
+        assert [p.name for p in path.rglob("*.txt")] == [f"{content}.txt"]
+    assert names(tmp_path) == ["u1"]
+
+
+def test_leftovers_are_cleared_and_a_half_replaced_folder_comes_back(tmp_path: Path) -> None:
+    (tmp_path / ".a.json.12.ab.aside").write_text("half")
+    (tmp_path / ".u1.12.ab.aside").mkdir()
+    (tmp_path / ".u1.old.aside").mkdir()
+    (tmp_path / ".u1.old.aside" / "x").write_text("whole")
+    (tmp_path / ".lock").write_text("")
+    (tmp_path / "a.json").write_text("{}")
+    assert remove_leftovers(tmp_path) == 3
+    assert names(tmp_path) == [".lock", "a.json", "u1"]
+    assert (tmp_path / "u1" / "x").read_text() == "whole"
+
+
+def test_json_comes_back_as_it_went(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    value = {"ä": [1, 2.5, None, "\u2028 \x00"], "path": tmp_path, "odd": "not utf-8: \udcff"}
+    write_json(path, value)
+    assert read_json(path) == value | {"path": str(tmp_path)}
+    assert json.loads(path.read_bytes()) == read_json(path)
+    assert "ä" in path.read_bytes().decode("utf-8")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"loss": float("nan")})
+    assert read_json(path)["ä"][0] == 1
+
+
+def test_text_keeps_its_line_ends(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "a\r\nb\u2028c\n")
+    assert (tmp_path / "a.txt").read_bytes() == "a\r\nb\u2028c\n".encode()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff{}", b"[1] 2"])
+def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"state\.json is damaged") as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"state\.json is missing"):
+        read_json(tmp_path / "state.json")

@@ -1,0 +1,564 @@
+"""What fuzzing found (`benchmarks/fuzz.py`): damage that passes the checksums is one line that names the file."""
+
+# ruff: noqa: E501  (tables of strange values)
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from safetensors.torch import save_file
+
+import marians
+import toys
+from system.commands import transduce
+from transduce.config import Settings, apply_override, read_recipe
+from transduce.convert.exchange import import_run
+from transduce.convert.folder import read_weights
+from transduce.convert.hub import tokenizer_file
+from transduce.data.arrays import check_ids, check_lengths, check_offsets, map_array
+from transduce.data.lines import FREE, read_lines
+from transduce.data.store import TokenStore
+from transduce.data.stored import read_names
+from transduce.data.text_store import TextStore
+from transduce.data.tmx import read_units
+from transduce.decoding.translator import Translator
+from transduce.errors import DataError, RunFolderError, SettingsError, UserError
+from transduce.evaluation.records import RECORDS, read_record, save_text_scores, shown
+from transduce.evaluation.report import report_html
+from transduce.metrics_log import MetricsFile
+from transduce.runs.atomic import MOST_JSON, check_folder, expecting, read_bytes, read_json
+from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import fingerprint
+from transduce.runs.tensors import load_tensors, save_tensors, shapes
+from transduce.text.hub import HubTokenizer
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return marians.make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "victim").write_text("untouched")
+    return folder
+
+
+def enter(run: Path, name: str) -> None:
+    """Put the manifest right about a file."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["files"][name] = fingerprint(run / name)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+
+
+# -- JSON and folders
+
+
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 100_000, b"\xff", b"", b"1" * 5000], ids=["deep", "deeper", "bytes", "empty", "digits"])  # fmt: skip
+def test_json_that_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"a.json is damaged"):
+        read_json(tmp_path / "a.json")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(RunFolderError, match=r"a.json is no file"):
+        read_json(tmp_path / "a.json")
+    (tmp_path / "b.json").symlink_to("/dev/zero")
+    with pytest.raises(RunFolderError, match=r"b.json is no file"):
+        read_bytes(tmp_path / "b.json", most=10)
+    with (tmp_path / "c.json").open("wb") as file:
+        file.truncate(MOST_JSON + 1)  # takes no room on the disk
+    with pytest.raises(RunFolderError, match=r"no such file has 268,435,457 bytes"):
+        read_json(tmp_path / "c.json")
+
+
+def test_a_form_that_is_not_expected_is_told(tmp_path: Path) -> None:
+    for wrong in (lambda: {}["a"], lambda: int("x"), lambda: 1 + None, lambda: [][3], lambda: None.x):  # type: ignore[operator,attr-defined]
+        with (
+            pytest.raises(RunFolderError, match=r"x.json is damaged: it does not hold what it should"),
+            expecting("x.json"),
+        ):
+            wrong()
+
+
+@pytest.mark.parametrize("link", ["victim", ".", "new"])
+@pytest.mark.parametrize("place", ["metrics.jsonl", ".lock", "tokenizer.model", "checkpoints"])
+def test_a_link_out_of_a_run_folder_is_refused_and_nothing_is_written_through_it(
+    run: Path, outside: Path, place: str, link: str
+) -> None:
+    (run / place).unlink(missing_ok=True)
+    (run / place).symlink_to(outside / link)
+    settings = Settings.from_mapping({"name": "toy", "model": marians.MODEL})
+    with pytest.raises(RunFolderError, match=f"{place} is a link that leads out of the run folder"):
+        RunFolder.create(run, settings, "")
+    with pytest.raises(RunFolderError, match=f"{place} is a link"):
+        RunFolder.open(run)
+    assert [path.name for path in outside.iterdir()] == ["victim"] and (outside / "victim").read_text() == "untouched"
+
+
+def test_links_within_a_folder_and_to_a_folder_are_fine(run: Path, tmp_path: Path) -> None:
+    (run / "model.safetensors").rename(run / "weights")
+    (run / "model.safetensors").symlink_to("weights")
+    (tmp_path / "other").symlink_to(run)
+    assert Translator.load(tmp_path / "other").translate(["a man"])
+    check_folder(tmp_path / "other")
+
+
+def test_a_pipe_in_a_run_folder_is_refused(run: Path) -> None:
+    os.mkfifo(run / "report.html")
+    with pytest.raises(RunFolderError, match=r"report.html is no file"):
+        RunFolder.open(run)
+
+
+@pytest.mark.parametrize("name", ["../outside/victim", "/etc/passwd", "a\0b", "..", "", "a\\b"])
+def test_a_manifest_names_files_of_its_folder_only(run: Path, outside: Path, name: str) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["files"][name] = fingerprint(outside / "victim")
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunFolderError, match=r"manifest.json is damaged"):
+        RunFolder.open(run)
+
+
+# -- models
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("n_decoder_layers", 200, "is not of this model"),
+        ("d_model", 65536, "is not of this model"),
+        ("max_positions", 5000, None),  # sinusoids are computed, not kept
+        ("max_positions", 1 << 24, "less than or equal to 1000000"),
+        ("d_ff", 1 << 20, "is not of this model"),
+        ("n_decoder_layers", 1 << 30, "less than or equal to 1024"),
+        ("residual", "/pre", "config.json is of no model: model.residual"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_bear_out_take_no_memory(
+    run: Path, key: str, value: object, told: str | None
+) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"][key] = value
+    (run / "config.json").write_text(json.dumps(config))
+    enter(run, "config.json")
+    if told is None:
+        assert Translator.load(run).translate(["a man"])
+        return
+    with pytest.raises(RunFolderError, match=told):
+        Translator.load(run)
+
+
+def test_weights_of_whole_numbers_are_no_weights(run: Path) -> None:
+    folder = RunFolder.open(run)
+    tensors = folder.load_model()
+    name = next(iter(tensors))
+    folder.save_model({**tensors, name: tensors[name].int()})
+    with pytest.raises(RunFolderError, match=r"of type torch.int32"):
+        Translator.load(run)
+
+
+def header(value: Any, body: bytes = b"\0" * 8) -> bytes:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header([]),
+        header(3),
+        header(b"[" * 100_000),
+        header({"a": []}),
+        header({"a": {**ENTRY, "data_offsets": [8, 0]}}),
+        header({"a": {**ENTRY, "data_offsets": [0.0, 8.0]}}),
+        header({"a": {**ENTRY, "shape": "x"}}),
+        header({"a": {**ENTRY, "shape": [1 << 70]}}),
+        header({"a": ENTRY, "__metadata__": {"sha256": 7}}),
+        header({"a": ENTRY, "__metadata__": []}),
+        header({"a": ENTRY, "__metadata__": {"aliases": "[1"}}),
+        header({"a": ENTRY, "__metadata__": {"aliases": "3"}}),
+        header({"a": ENTRY, "__metadata__": {"aliases": '{"b": "c"}'}}),
+        header({"a": ENTRY, "__metadata__": {"aliases": "[" * 100_000}}),
+        struct.pack("<Q", (1 << 64) - 1) + b"{}",
+    ],
+)
+def test_headers_of_tensors_that_are_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"a.safetensors is damaged"):
+        load_tensors(tmp_path / "a.safetensors", sealed=False)
+
+
+def test_shapes_of_a_file_whose_header_is_not_one(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(header({"a": {**ENTRY, "shape": None}}))
+    with pytest.raises(RunFolderError, match=r"its header cannot be read"):
+        shapes(tmp_path / "a.safetensors")
+
+
+# -- training states
+
+
+def change_state(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    state = json.loads((path / "state.json").read_text())
+    change(state)
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = fingerprint(path / "state.json")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("toy") / "run"
+    toys.toy_run(path, toys.settings(max_updates=2, valid_updates=1))
+    return path
+
+
+def unfinished(state: dict[str, Any]) -> None:
+    state["training"]["finished"] = ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.pop("meter"),
+        lambda s: s.update(meter=3.5),
+        lambda s: s.update(meter=[[1, 2]]),
+        lambda s: s.update(meter=[["x"] * 8]),
+        lambda s: s.update(stopper=[]),
+        lambda s: s.update(training={}),
+        lambda s: s["training"].update(update=-1),
+        lambda s: s["training"].update(update=1 << 62),
+        lambda s: s["training"].update(epochs="x"),
+        lambda s: s["training"].update(seconds=-1.0),
+        lambda s: s["training"]["position"].update(epoch=0.5),
+        lambda s: s["training"].update(scores={"loss": "x"}),
+        lambda s: s["average"].update(count=None),
+    ],
+)
+def test_a_state_of_another_form_is_damaged(
+    trained: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    import shutil
+
+    shutil.copytree(trained, tmp_path / "run")
+    path = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    change_state(path, lambda state: (unfinished(state), change(state)))
+    with pytest.raises(RunFolderError, match=f"{path.name} is damaged"):
+        toys.toy_run(tmp_path / "run", toys.settings(max_updates=2, valid_updates=1))
+
+
+@pytest.mark.parametrize("fate", ["shape", "type", "missing", "optimizer", "moment", "generator"])
+def test_tensors_of_another_model_are_told(trained: Path, tmp_path: Path, fate: str) -> None:
+    import shutil
+
+    shutil.copytree(trained, tmp_path / "run")
+    path = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    tensors = load_tensors(path / "training.safetensors", sealed=False)
+    name = next(n for n in tensors if n.startswith("model/"))
+    if fate == "shape":
+        tensors[name] = tensors[name][:1].clone()
+    elif fate == "type":
+        tensors[name] = tensors[name].to(torch.int32)
+    elif fate == "missing":
+        tensors.pop(name)
+    elif fate == "optimizer":
+        name = next(n for n in tensors if n.endswith("exp_avg") and tensors[n].dim() == 2)
+        tensors[name] = tensors[name][:1].clone()
+    elif fate == "moment":
+        tensors.pop(next(n for n in tensors if n.endswith("exp_avg")))
+    else:
+        tensors["updater/generator.cpu"] = torch.zeros(3)
+    from transduce.runs.tensors import write_tensors
+
+    write_tensors(path / "training.safetensors", tensors, seal=False)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["training.safetensors"] = fingerprint(path / "training.safetensors")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    change_state(path, unfinished)
+    with pytest.raises(RunFolderError, match=f"{path.name} is damaged"):
+        toys.toy_run(tmp_path / "run", toys.settings(max_updates=2, valid_updates=1))
+
+
+def test_a_line_of_the_log_without_a_number_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(
+        b'{"event": "update", "update": "x"}\n' + b"[" * 100_000 + b'\n{"event": "end", "update": 3}\n'
+    )
+    assert MetricsFile(tmp_path / "m").read() == [{"event": "end", "update": 3}]
+
+
+# -- encoded text
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((2, 2), np.int32), np.array(3, np.int32), np.zeros(3, np.float64), np.zeros(3, np.int8), np.zeros(3, ">i4"),
+        np.array(["a"]), np.zeros(3, "m8"),
+    ],
+)  # fmt: skip
+def test_arrays_that_are_no_row_of_numbers(tmp_path: Path, array: np.ndarray) -> None:
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(RunFolderError, match=r"is no row of numbers"):
+        map_array(tmp_path / "a.npy", zlib.crc32((tmp_path / "a.npy").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"PK\x03\x04 and more", b"\x93NUMPY\x09\x00", b"\x93NUMPY\x01\x00\xff\xff{",
+        b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 15 + b"\n", b"\x93NUMPY\x01\x00\x40\x00" + b"{'descr': '<i4', 'fortran_order': False, 'shape': (1L\n".ljust(64),
+        pickle.dumps([1]),
+    ],
+)  # fmt: skip
+def test_arrays_that_are_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"a.npy is damaged"):
+        map_array(tmp_path / "a.npy", zlib.crc32(content))
+
+
+def test_offsets_and_ids_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    check_offsets(path, np.array([0, 2, 2, 5]), end=5, n=3)
+    for wrong in ([0, 3, 2, 5], [1, 2, 5], [0, 2, 4], [], [0, 9, 5]):
+        with pytest.raises(RunFolderError, match=r"a.npy is damaged"):
+            check_offsets(path, np.array(wrong, np.int64), end=5)
+    with pytest.raises(RunFolderError):
+        check_offsets(path, np.array([0, 5]), end=5, n=2)
+    check_ids(path, np.array([0, 9]), 10)
+    check_ids(path, np.array([], np.int32), 10)
+    for ids in ([-1, 3], [3, 10]):
+        with pytest.raises(RunFolderError, match=r"vocabulary of 10 pieces"):
+            check_ids(path, np.array(ids), 10)
+    check_lengths(path, np.array([0, 3, 5]), 3)
+    with pytest.raises(RunFolderError, match=r"longer than 2"):
+        check_lengths(path, np.array([0, 3, 5]), 2)
+
+
+def test_a_store_whose_facts_are_of_another_form(tmp_path: Path) -> None:
+    for facts in (
+        {"format": 1},
+        {"format": 1, "checksums": [], "sizes": [1], "cleaning": {}},
+        {"format": 1, "checksums": {}, "sizes": ["x"], "cleaning": {}},
+    ):
+        (tmp_path / "store.json").write_text(json.dumps(facts))
+        with pytest.raises(RunFolderError, match=r"(store.json|src.npy) is (damaged|missing)"):
+            TokenStore.open(tmp_path)
+    (tmp_path / "names.json").write_text("[1, {}]")
+    with pytest.raises(RunFolderError, match=r"no list of names"):
+        read_names(tmp_path / "names.json")
+
+
+# -- what a run tells of itself
+
+
+@pytest.mark.parametrize("name", RECORDS[:-1])
+@pytest.mark.parametrize(
+    "value", [[1], {"sets": 3}, {"sets": [{"x": 1}]}, "x", {"sets": [[]], "sentences": [{"src": 1}], "leaks": 3}]
+)
+def test_a_record_that_tells_nothing_is_named(run: Path, name: str, value: object) -> None:
+    folder = RunFolder.open(run)
+    before = shown(folder, report_html)
+    (run / name).write_text(json.dumps(value))
+    try:
+        assert shown(folder, report_html) and read_record(folder) and before
+    except RunFolderError as error:  # where it is not simply left out
+        assert f"{name} is damaged" in str(error)
+
+
+def test_a_record_with_a_number_that_is_none_is_named_when_it_is_written_again(run: Path) -> None:
+    folder = RunFolder.open(run)
+    for content in ('{"sets": [], "x": NaN}', '{"sets": [], "x": 1e999}', '{"sets": 3}', "[]"):
+        (run / "text_scores.json").write_text(content)
+        with pytest.raises(RunFolderError, match=r"text_scores.json is damaged"):
+            save_text_scores(folder, "a", {"nll": 1.0})
+        assert (run / "text_scores.json").read_text() == content
+
+
+def test_which_of_several_records_is_damaged(run: Path) -> None:
+    folder = RunFolder.open(run)
+    (run / "attention.json").write_text('{"sentences": [{"src": "a", "tgt": "b", "maps": [["x"]]}]}')
+    (run / "data.json").write_text('{"padding": 0.5}')
+    with pytest.raises(RunFolderError, match=r"attention.json is damaged: it does not hold"):
+        shown(folder, report_html)
+    (run / "data.json").write_text('{"padding": "x"}')
+    with pytest.raises(RunFolderError, match=r"several of .* are damaged"):
+        shown(folder, report_html)
+
+
+# -- vocabularies, imports, recipes, texts
+
+
+def test_ids_of_another_vocabulary(tmp_path: Path) -> None:
+    for theirs in ([1, 2, 3, 4, -2], [1, 2, 3, 4, 1 << 40], [1, 2, 3, 4, True], [1, 2]):
+        with pytest.raises(ValueError, match=r"ids of a vocabulary|not a tokenizer"):
+            HubTokenizer(b"{}", theirs)
+
+
+@pytest.mark.parametrize("value", [1 << 31, (1 << 32) - 1, 1 << 70, -1, 1.5, "1", True, None])
+def test_ids_that_would_end_the_process(tmp_path: Path, value: object) -> None:
+    """The tokenizers library takes memory for every id up to the largest, and where there is none, it aborts."""
+    made = {"model": {"type": "BPE", "vocab": {"a": 0, "b": value}, "merges": []}, "added_tokens": []}
+    added = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": value, "content": "b"}]}
+    for content in (made, added):
+        with pytest.raises(ValueError, match=r"ids that are none"):
+            HubTokenizer(json.dumps(content).encode(), [0, 0, 0, 0])
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": value}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(RunFolderError, match=r"the vocabulary in .* is damaged"):
+        tokenizer_file(tmp_path, [])
+
+
+def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path)
+    with pytest.raises(UserError, match=r"would take"):
+        read_weights(tmp_path)
+    torch.save({"a": torch.zeros(4).to_sparse()}, path)
+    with pytest.raises(UserError, match=r"pytorch_model.bin is refused"):
+        read_weights(tmp_path)
+    torch.save({"a": torch.zeros(1 << 16)}, path)
+    assert read_weights(tmp_path)["a"].shape == (1 << 16,)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    (tmp_path / "packed").rename(path)
+    with pytest.raises(UserError, match=r"compressed archive"):
+        read_weights(tmp_path)
+    for content in (b"PK\x03\x04", b"\x80\x02.", b"\x80\x02}q\x00(X", b"."):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"pytorch_model.bin"):
+            read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("config.json", {"architectures": 3}, None),  # an oddity that changes nothing
+        ("config.json", {"architectures": [["x"]]}, "holds"),
+        ("generation_config.json", {"max_length": [1]}, "max_length"),
+        ("generation_config.json", {"num_beams": "x"}, "num_beams"),
+        ("config.json", {"d_model": 1 << 40}, "d_model"),
+        ("config.json", {"dropout": {}}, "dropout"),
+        ("tokenizer_config.json", {"unk_token": []}, None),
+    ],
+)
+def test_an_imported_folder_whose_files_are_of_another_form(
+    tmp_path: Path, name: str, values: dict[str, Any], told: str | None
+) -> None:
+    theirs = marians.make_folder(tmp_path / "theirs", marians.make_run(tmp_path / "run"))
+    path = theirs / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    if told is None:
+        assert list(import_run("marian", theirs, tmp_path / "made"))
+        return
+    with pytest.raises(UserError, match=told):
+        list(import_run("marian", theirs, tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_empty_text_store_is_damaged(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.zeros(0, np.uint16))
+    facts = {"format": 1, "documents": 1, "bytes": 3, "checksum": zlib.crc32((tmp_path / "ids.npy").read_bytes())}
+    (tmp_path / "store.json").write_text(json.dumps(facts))
+    with pytest.raises(RunFolderError, match=r"there is no text in it"):
+        TextStore.open(tmp_path)
+
+
+def test_an_error_of_any_length_is_shown_short(tmp_path: Path) -> None:
+    done = transduce("translate", tmp_path / ("x" * 200) / ("y" * 200), *["z" * 250] * 30)
+    assert done.code == 2 and len(done.err) < 2100
+    done = transduce(
+        "train", "--set", f"data.separate_documents={[0] * 5000}", "--src", tmp_path / "a", "--tgt", tmp_path / "b"
+    )
+    assert done.code == 2 and len(done.err) < 2100 and "[...]" in done.err
+
+
+def test_a_folder_to_import_with_a_pipe_is_refused(tmp_path: Path) -> None:
+    theirs = marians.make_folder(tmp_path / "theirs", marians.make_run(tmp_path / "run"))
+    (theirs / "source.spm").unlink()
+    os.mkfifo(theirs / "source.spm")
+    with pytest.raises(RunFolderError, match=r"source.spm is no file"):
+        list(import_run("marian", theirs, tmp_path / "made"))
+
+
+@pytest.mark.parametrize(
+    "content", [b"a = " + b"[" * 3000, b"a = 1979-13-45", b"a = 1" + b"0" * 5000, b"\xff", b"x" * (1 << 20) + b"y"]
+)
+def test_a_recipe_that_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "r.toml").write_bytes(content)
+    with pytest.raises(SettingsError, match=r"recipe .*r.toml"):
+        read_recipe(tmp_path / "r.toml")
+    values: dict[str, Any] = {}
+    apply_override(values, "a.b=" + "[" * 3000)
+    assert values["a"]["b"].startswith("[[")
+
+
+def test_paths_that_are_links_to_themselves(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    corpus = {"data": {"train": [{"path": str(tmp_path / "a")}]}}
+    assert Settings.from_mapping(corpus).resolve_paths(tmp_path).data.train[0].path == tmp_path / "a"
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+def test_a_decompression_bomb_is_refused_before_it_fills_anything(tmp_path: Path, suffix: str) -> None:
+    part = PACKED[suffix]((b"word " * 2000 + b"\n") * ((1 << 24) // 10_001))  # 16 MiB
+    path = tmp_path / f"bomb{suffix}"
+    path.write_bytes(part * 40)
+    with pytest.raises(DataError, match=r"more than 100 times its size"):
+        for _ in read_lines(path):
+            pass
+    path.write_bytes(part)  # a small text may be packed however well
+    assert sum(len(line) + 1 for line in read_lines(path)) < FREE
+    path.write_bytes(PACKED[suffix](b"\0" * (1 << 26)))
+    with pytest.raises(DataError, match=r"longer than 16 MiB"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("encoding", ["x", "UTF-7", "utf-32"])
+def test_a_translation_memory_in_no_known_encoding(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.tmx").write_text(f'<?xml version="1.0" encoding="{encoding}"?><tmx><body/></tmx>')
+    with pytest.raises(DataError, match=r"a.tmx, line 1: not valid TMX"):
+        list(read_units(tmp_path / "a.tmx"))
+
+
+def test_the_checksum_of_this_file_is_not_taken_for_granted(tmp_path: Path) -> None:
+    """Damage with the seal put right does load, as it must: what the tests here damage gets that far."""
+    save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(2)})
+    content = bytearray((tmp_path / "a.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"checksum"):
+        load_tensors(tmp_path / "a.safetensors")
+    place = content.index(b'"sha256":"') + 10
+    content[place : place + 64] = b"0" * 64
+    content[place : place + 64] = hashlib.sha256(bytes(content)).hexdigest().encode()
+    (tmp_path / "a.safetensors").write_bytes(content)
+    assert load_tensors(tmp_path / "a.safetensors")["a"][1] != 0
+    save_file({"a": torch.zeros(2)}, tmp_path / "b.safetensors")
+    assert load_tensors(tmp_path / "b.safetensors", sealed=False)["a"].shape == (2,)

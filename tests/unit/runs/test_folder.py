@@ -1,0 +1,427 @@
+"""The run folder: whole or as it was before, whatever is killed, damaged or full."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.config import Settings, TokenizerSettings
+from transduce.errors import RunFolderError
+from transduce.runs.folder import RunFolder
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.text.training import train_tokenizer
+
+RECIPE = "[training]\nlr = 0.002\n"
+
+
+def settings(**training: object) -> Settings:
+    return Settings.from_mapping({"training": {"lr": 0.002, **training}})
+
+
+class SomeTokenizers:
+    """Writes what the real ones write."""
+
+    def save(self, folder: Path) -> None:
+        (folder / "tokenizer.model").write_bytes(b"pieces" * 100)
+
+
+def finished_run(path: Path) -> Path:
+    with RunFolder.create(path, settings(), RECIPE) as run:
+        run.save_tokenizers(SomeTokenizers())  # type: ignore[arg-type]
+        run.write_settings(settings(batch_tokens=4096))
+        run.save_model({"w": torch.ones(100)})
+    return path
+
+
+def checkpoint(run: RunFolder, update: int) -> Path:
+    return run.save_checkpoint(update, {"w": torch.full((1000,), float(update))}, {"epoch": update / 10})
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# --- a run, and the same run again
+
+
+def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    run = RunFolder.open(finished_run(tmp_path / "deep" / "run"))
+    assert run.settings == settings(batch_tokens=4096)
+    assert torch.equal(run.load_model()["w"], torch.ones(100))
+    assert (run.path / "recipe.toml").read_text() == RECIPE
+    assert json.loads((run.path / "config.json").read_text())["training"]["batch_tokens"] == 4096
+    assert not (run.path / ".lock").exists()
+
+
+def test_the_same_run_goes_on_with_its_resolved_settings(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    before = files(path)
+    with RunFolder.create(path, settings(), "another text of the same recipe") as run:
+        assert run.resumed and run.has_tokenizers
+        assert run.settings == settings(batch_tokens=4096)
+    assert files(path) == before
+
+
+def test_settings_that_change_nothing_that_is_computed_may_change(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    values = {"name": "better", "training": {"lr": 0.002, "keep_checkpoints": 5}, "data": {"root": "/elsewhere"}}
+    asked = Settings.from_mapping(values)
+    with RunFolder.create(path, asked, "its new recipe") as run:
+        assert run.resumed
+        assert run.settings.name == "better" and run.settings.training.keep_checkpoints == 5
+        assert run.settings.training.batch_tokens == 4096, "the rest is as it was chosen"
+    found = RunFolder.open(path)
+    assert found.settings == run.settings
+    assert (path / "recipe.toml").read_text() == "its new recipe"
+    with RunFolder.create(path, settings(), RECIPE) as run:  # and back
+        assert run.settings == settings(batch_tokens=4096)
+
+
+@pytest.mark.parametrize("other", [{"micro_batch_tokens": 7}, {"device": "cpu"}, {"max_updates": 9}])
+def test_what_may_round_differently_is_another_run(tmp_path: Path, other: dict) -> None:
+    path = finished_run(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=f"another run: training.{next(iter(other))}"):
+        RunFolder.create(path, settings(**other), RECIPE)
+
+
+def test_a_new_run_is_not_resumed(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        assert not run.resumed and not run.has_tokenizers and run.latest_checkpoint() is None
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"training": {"lr": 0.003}}, "training.lr is 0.002 there and 0.003 here"),
+        ({"training": {"lr": 0.002}, "model": {"norm": "rms"}}, 'model.norm is "layer" there and "rms" here'),
+        ({}, "training.lr is 0.002 there and null here"),
+        (
+            {"training": {"lr": 0.002}, "data": {"train": [{"path": "x.tsv"}]}},
+            'data.train.0.path is null there and "x.tsv" here',
+        ),
+    ],
+)
+def test_another_run_is_refused_with_the_first_setting_that_differs(tmp_path: Path, other: dict, told: str) -> None:
+    path = finished_run(tmp_path / "run")
+    before = files(path)
+    with pytest.raises(RunFolderError) as caught:
+        RunFolder.create(path, Settings.from_mapping(other), "")
+    assert f"{path} holds another run: {told};" in str(caught.value)
+    assert files(path) == before
+    RunFolder.create(path, settings(), RECIPE).close()  # and the refusal did not keep the lock
+
+
+def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunFolderError, match=r"no run folder and not empty: it holds thesis\.tex"):
+        RunFolder.create(tmp_path, settings(), RECIPE)
+    assert files(tmp_path) == {"thesis.tex": b"years of work"}
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(RunFolderError, match="is a file"):
+        RunFolder.create(tmp_path / "run", settings(), RECIPE)
+    with pytest.raises(RunFolderError, match="cannot make the run folder"):
+        RunFolder.create(tmp_path / "run" / "below", settings(), RECIPE)
+
+
+def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with (
+        RunFolder.create(tmp_path / "run", settings(), RECIPE),
+        pytest.raises(RunFolderError, match="is in use: process"),
+    ):
+        RunFolder.create(tmp_path / "run", settings(), RECIPE)
+
+
+@pytest.mark.parametrize("how", [shutil.copytree, os.rename])
+def test_a_moved_or_copied_folder_is_the_model(tmp_path: Path, how: Callable[[Path, Path], None]) -> None:
+    old = finished_run(tmp_path / "old")
+    how(old, tmp_path / "new")
+    shutil.rmtree(old, ignore_errors=True)
+    assert torch.equal(RunFolder.open(tmp_path / "new").load_model()["w"], torch.ones(100))
+    assert all(str(old).encode() not in content for content in files(tmp_path / "new").values())
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_vocabulary_comes_back(tmp_path: Path, joint: bool) -> None:
+    lines = ["a dog runs over the meadow", "ein Hund läuft über die Wiese"] * 5
+    chosen = TokenizerSettings(kind="char")
+    src = train_tokenizer(lines, chosen, vocab_size=40, seed=1)
+    tgt = src if joint else train_tokenizer(lines[1::2], chosen, vocab_size=40, seed=1)
+    path = finished_run(tmp_path / "run")
+    with RunFolder.create(path, settings(), RECIPE) as run:
+        run.save_tokenizers(Tokenizers(src, tgt))
+    back = load_tokenizers(RunFolder.open(path))
+    assert (back.src.encode("a dog"), back.tgt.encode("ein Hund")) == (src.encode("a dog"), tgt.encode("ein Hund"))
+    assert back.joint == joint
+    kept = sorted(p.name for p in path.glob("tokenizer*"))
+    assert kept == (["tokenizer.model"] if joint else ["tokenizer.src.model", "tokenizer.tgt.model"])
+    (path / kept[-1]).unlink()
+    with pytest.raises(RunFolderError, match=f"{kept[-1]} is missing"):
+        RunFolder.open(path)
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors", "manifest.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    path = finished_run(tmp_path / "run")
+    (path / name).unlink()
+    with pytest.raises(RunFolderError, match=f"{name} is missing"):
+        RunFolder.open(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors", "manifest.json"])
+@pytest.mark.parametrize("keep", [0, 1, 0.5])
+def test_a_file_cut_short_is_named(tmp_path: Path, name: str, keep: float) -> None:
+    path = finished_run(tmp_path / "run")
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content[: int(keep * len(content)) if keep < 1 else -3])
+    with pytest.raises(RunFolderError, match=f"{name} is damaged"):
+        RunFolder.open(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors"])
+def test_a_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
+    path = finished_run(tmp_path / "run")
+    for seed in range(10):
+        content = bytearray((path / name).read_bytes())
+        content[random.Random(seed).randrange(len(content))] ^= 1 << seed % 8
+        damaged = tmp_path / f"run{seed}"
+        shutil.copytree(path, damaged)
+        (damaged / name).write_bytes(content)
+        with pytest.raises(RunFolderError, match=f"{name} is damaged"):
+            RunFolder.open(damaged).load_model()
+
+
+def test_a_run_that_has_not_come_far_says_so(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE):
+        with pytest.raises(RunFolderError, match="no tokenizer yet"):
+            RunFolder.open(tmp_path / "run")
+        assert RunFolder.open(tmp_path / "run", model=False).settings == settings()
+    with pytest.raises(RunFolderError, match="there is no run folder"):
+        RunFolder.open(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunFolderError, match="is no run folder"):
+        RunFolder.open(tmp_path / "empty")
+
+
+def test_a_run_of_another_version_says_so(tmp_path: Path) -> None:
+    path = finished_run(tmp_path / "run")
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(RunFolderError, match=r"newer version.*format 99.*install a newer transduce"):
+        RunFolder.open(path)
+
+
+# --- training states
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        checkpoint(run, 9)
+        checkpoint(run, 100)
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        latest = run.latest_checkpoint()
+    assert latest is not None and latest.notes == ()
+    assert latest.update == 100 and latest.state == {"update": 100, "epoch": 10.0}
+    assert torch.equal(latest.tensors()["w"], torch.full((1000,), 100.0))
+
+
+@pytest.mark.parametrize("name", ["training.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "short", "flipped"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: Path, name: str, damage: str) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        checkpoint(run, 10)
+        file = checkpoint(run, 20) / name
+    content = file.read_bytes()
+    middle = len(content) // 2
+    if damage == "missing":
+        file.unlink()
+    else:
+        flipped = content[:middle] + bytes([content[middle] ^ 64]) + content[middle + 1 :]
+        file.write_bytes({"empty": b"", "short": content[:-5], "flipped": flipped}[damage])
+    latest = RunFolder.open(tmp_path / "run", model=False).latest_checkpoint()
+    assert latest is not None and latest.update == 10
+    (note,) = latest.notes
+    assert str(file.parent) in note and note.endswith("going on from the checkpoint before it, update 10")
+
+
+def test_where_all_checkpoints_are_damaged_the_user_decides(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        for update in (10, 20):
+            (checkpoint(run, update) / "state.json").unlink()
+        with pytest.raises(RunFolderError, match=r"every checkpoint is damaged: .*u00000020.*u00000010.*to start over"):
+            run.latest_checkpoint()
+
+
+def test_prune_keeps_the_newest(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        for update in (10, 20, 30, 100_000_000):
+            checkpoint(run, update)
+        assert [p.name for p in run.prune(2)] == ["u00000020", "u00000010"]
+        assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["u00000030", "u100000000"]
+
+
+def test_prune_never_takes_the_last_good_one(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        for update in (10, 20, 30):
+            checkpoint(run, update)
+    (run.path / "checkpoints" / "u00000030" / "state.json").unlink()
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        assert [p.name for p in run.prune(1)] == ["u00000010"]
+        latest = run.latest_checkpoint()
+        assert latest is not None and latest.update == 20
+
+
+def test_a_checkpoint_of_the_same_update_is_replaced(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        checkpoint(run, 10)
+        run.save_checkpoint(10, {"w": torch.zeros(1)}, {"second": True})
+        latest = run.latest_checkpoint()
+        assert latest is not None and latest.state == {"update": 10, "second": True}
+        assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["u00000010"]
+
+
+# --- kills
+
+
+def in_a_process_killed_after(seconds: float, work: Callable[[], None]) -> None:
+    """Run `work` in a forked process and kill it, as a power cut would."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_killed_save_leaves_the_last_good_state(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    RunFolder.create(path, settings(), RECIPE).close()
+    choose = random.Random(5)
+
+    def save_and_save() -> None:
+        run = RunFolder.create(path, settings(), RECIPE)
+        update = latest.update if (latest := run.latest_checkpoint()) else 0
+        while True:
+            update += 1
+            run.save_checkpoint(update % 3 + 1, {"w": torch.full((200_000,), float(update))}, {"value": float(update)})
+            run.save_model({"w": torch.full((50_000,), float(update))})
+            run.write_settings(settings(batch_tokens=update))
+
+    seen = 0
+    for _ in range(60):  # a slow machine may be killed before it has saved anything
+        if seen == 10:
+            break
+        in_a_process_killed_after(0.05 + 0.1 * choose.random(), save_and_save)
+        with RunFolder.create(path, settings(), RECIPE) as run:
+            names = [p.name for p in [*path.iterdir(), *(path / "checkpoints").glob("*")]]
+            assert not [name for name in names if name.endswith(".aside")], "leftovers are cleared on the next start"
+            latest = run.latest_checkpoint()
+            if latest is not None:
+                seen += 1
+                assert latest.notes == ()
+                assert bool((latest.tensors()["w"] == latest.state["value"]).all())
+            if (path / "model.safetensors").exists():
+                assert run.load_model()["w"].unique().numel() == 1
+    assert seen == 10
+
+
+def test_a_kill_while_the_folder_is_made_leaves_one_to_go_on_with(tmp_path: Path) -> None:
+    """Stop the making of a folder after each of its writes in turn."""
+    for n_writes in range(6):
+        path = tmp_path / str(n_writes)
+
+        def work(path: Path = path, n_writes: int = n_writes) -> None:
+            count = 0
+            real = os.replace
+
+            def replace(a: Path, b: Path) -> None:
+                nonlocal count
+                if count == n_writes:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                count += 1
+                real(a, b)
+
+            os.replace = replace  # type: ignore[assignment]
+            RunFolder.create(path, settings(), RECIPE).write_settings(settings(batch_tokens=7))
+
+        pid = os.fork()
+        if pid == 0:
+            try:
+                work()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        with RunFolder.create(path, settings(), RECIPE) as run:
+            assert run.settings.training.batch_tokens in (None, 7)
+            assert (path / "recipe.toml").read_text() == RECIPE
+        assert RunFolder.open(path, model=False).settings == run.settings
+
+
+# --- full disks
+
+
+@contextmanager
+def no_file_longer_than(n_bytes: int) -> Iterator[None]:
+    """Let the system refuse longer files, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fills_the_disk(run: RunFolder) -> None:
+    """Write into a folder whose disk has no room: one line, and all is as before."""
+    before = files(run.path)
+    much = {"w": torch.ones(2_000_000)}
+    for write in (lambda: run.save_checkpoint(20, much, {}), lambda: run.save_model(much)):
+        with pytest.raises(RunFolderError) as caught:
+            write()
+        assert str(caught.value).startswith("cannot write ") and "\n" not in str(caught.value)
+        assert files(run.path) == before
+    latest = run.latest_checkpoint()
+    assert latest is not None and latest.update == 10
+
+
+def test_a_write_that_the_system_refuses_loses_nothing(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        checkpoint(run, 10)
+        with no_file_longer_than(100_000):
+            fills_the_disk(run)
+        checkpoint(run, 20)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        with RunFolder.create(disk / "run", settings(), RECIPE) as run:
+            checkpoint(run, 10)
+            fills_the_disk(run)
+            checkpoint(run, 20)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,146 @@
+"""Tensors on the disk: what comes back is what was written, or the file is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transduce.errors import RunFolderError
+from transduce.runs.tensors import check_tensors, load_metadata, load_tensors, save_tensors, write_tensors
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    weight = torch.randn(5, 3)
+    return {
+        "weight": weight,
+        "tied": weight,
+        "transposed": weight.t(),
+        "row": weight[2],
+        "half": torch.randn(4).bfloat16(),
+        "ids": torch.arange(7),
+        "step": torch.tensor(3.0),
+        "mask": torch.tensor([True, False]),
+        "nothing": torch.empty(0),
+        "nothing_else": torch.empty(0),
+    }
+
+
+def test_what_comes_back_is_what_was_written(tmp_path: Path) -> None:
+    tensors = some_tensors()
+    save_tensors(tmp_path / "x.safetensors", tensors, {"made_by": "a test"})
+    back = load_tensors(tmp_path / "x.safetensors")
+    assert set(back) == set(tensors)
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor), name
+    assert back["weight"] is back["tied"]
+    assert load_metadata(tmp_path / "x.safetensors")["made_by"] == "a test"
+
+
+def test_tied_tensors_are_stored_once_and_views_stay_apart(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "x.safetensors", some_tensors())
+    stored = load_file(tmp_path / "x.safetensors")
+    assert ("weight" in stored) != ("tied" in stored)
+    back = load_tensors(tmp_path / "x.safetensors")
+    back["row"].zero_()
+    assert back["weight"][2].abs().sum() > 0
+
+
+def test_any_safetensors_reader_opens_the_file(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2, 2)})
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["a"], torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_equal_tensors_make_equal_files(tmp_path: Path, seal: bool) -> None:
+    """safetensors orders metadata by a hash that is seeded anew each time."""
+    tensors = some_tensors()
+    metadata = {name: f"{name} é \x7f" for name in ("b", "transduce", "a", "z")}
+    contents = set()
+    for i in range(8):
+        write_tensors(tmp_path / f"{i}.safetensors", tensors, metadata, seal=seal)
+        contents.add((tmp_path / f"{i}.safetensors").read_bytes())
+    assert len(contents) == 1
+    assert load_metadata(tmp_path / "0.safetensors").items() >= metadata.items()
+    assert set(load_tensors(tmp_path / "0.safetensors", sealed=seal)) == set(tensors)
+
+
+def test_a_file_whose_metadata_have_another_order_loads_as_well(tmp_path: Path) -> None:
+    """As they had before they were sorted: what counts is the digest."""
+    path = tmp_path / "x.safetensors"
+    values = {"sha256": "0" * 64, "transduce": "0.1.0", "format": "pt"}
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    text = json.dumps({"__metadata__": values, "w": entry}, separators=(",", ":"))
+    content = len(text).to_bytes(8, "little") + text.encode() + torch.ones(2).numpy().tobytes()
+    path.write_bytes(content.replace(b"0" * 64, hashlib.sha256(content).hexdigest().encode()))
+    assert torch.equal(load_tensors(path)["w"], torch.ones(2))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_flipped_bit_is_found(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, some_tensors(), {"made_by": "a test"})
+    content = bytearray(path.read_bytes())
+    choose = random.Random(seed)
+    # Half of the flips in the header, where a byte means most.
+    place = choose.randrange(8 + int.from_bytes(content[:8], "little") if seed % 2 else len(content))
+    content[place] ^= 1 << choose.randrange(8)
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError) as caught:
+        load_tensors(path)
+    assert str(caught.value).startswith(f"{path} is damaged: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, -8, -1])
+def test_a_file_cut_short_is_found_without_reading_it_all(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, some_tensors())
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(RunFolderError, match=f"{path} is damaged"):
+        load_metadata(path)
+
+
+def test_a_file_that_grew_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, some_tensors())
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(RunFolderError, match=r"is damaged: it has .* bytes and should have"):
+        load_metadata(path)
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b"3", b'{"a": 1}', b'{"a": {"data_offsets": [0, "x"]}}', b"\xff\xfe"])
+def test_a_header_that_is_none_is_found(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(RunFolderError, match=f"{path} is damaged"):
+        load_metadata(path)
+
+
+def test_a_file_of_another_program_has_no_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"a": torch.ones(3)}, path)
+    assert torch.equal(load_tensors(path, sealed=False)["a"], torch.ones(3))
+    with pytest.raises(RunFolderError, match="checksum is not there"):
+        check_tensors(path)
+
+
+def test_a_file_without_a_seal_is_written_where_a_manifest_vouches(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x.safetensors", {"a": torch.ones(3)}, seal=False)
+    assert "sha256" not in load_metadata(tmp_path / "x.safetensors")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"x\.safetensors is missing"):
+        load_tensors(tmp_path / "x.safetensors")
+
+
+def test_a_file_of_tensors_is_for_the_same_readers_as_any_other(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(3)})
+    (tmp_path / "x.txt").write_text("any other")
+    assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "x.txt").stat().st_mode

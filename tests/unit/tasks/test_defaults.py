@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.config import Settings
+from transduce.errors import SettingsError
+from transduce.machine import Machine, this_machine
+from transduce.models.build import check_model, resolve_preset
+from transduce.tasks.defaults import (
+    BEFORE_TEXT,
+    BEFORE_TRAINING,
+    SIZES,
+    Choice,
+    Facts,
+    choose,
+    laid_over,
+    table,
+)
+from transduce.tasks.defaults_finetune import BEFORE_FINE_TUNING
+from transduce.tasks.defaults_text import BEFORE_TRAINING_ON_TEXT, before_text
+from transduce.tasks.registry import TASKS
+
+LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, precision="float32")
+GPU = Machine("cuda", "card", 16, 80 * 2**30, precision="bfloat16")
+
+
+def chosen(n_pairs: int, machine: Machine = LAPTOP, **sections: dict[str, Any]) -> tuple[Settings, list[Choice]]:
+    """Both rounds of choices, as `train` makes them."""
+    asked = Settings.from_mapping(sections)
+    settings, first = choose(Facts(asked, asked, machine, n_pairs), BEFORE_TEXT)
+    settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
+    settings, second = choose(Facts(asked, settings, machine, n_pairs, tokens=n_pairs * 14), BEFORE_TRAINING)
+    return settings, first + second
+
+
+@given(n_pairs=st.integers(1, 10**8), machine=st.sampled_from([LAPTOP, GPU]))
+def test_nothing_that_training_needs_stays_open(n_pairs: int, machine: Machine) -> None:
+    settings, choices = chosen(n_pairs, machine)
+    training = settings.training
+    assert settings.tokenizer.vocab_size
+    for value in (training.batch_tokens, training.micro_batch_tokens, training.optimizer, training.lr):
+        assert value
+    assert training.max_epochs and training.max_minutes and training.schedule and training.warmup_updates
+    assert training.valid_updates and training.precision == machine.precision
+    check_model(settings.model)
+    assert all(choice.reason and "\n" not in choice.reason for choice in choices)
+
+
+@given(n_pairs=st.integers(1, 10**7))
+def test_what_was_given_is_never_touched(n_pairs: int) -> None:
+    given_ = {
+        "tokenizer": {"vocab_size": 777},
+        "model": {"d_model": 64, "dropout": 0.123, "residual": "post"},
+        "training": {
+            "batch_tokens": 999,
+            "micro_batch_tokens": 333,
+            "precision": "float32",
+            "optimizer": "adamw",
+            "lr": 0.0123,
+            "schedule": "linear",
+            "warmup_updates": 7,
+            "valid_updates": 11,
+            "max_updates": 100,
+        },
+    }
+    settings, choices = chosen(n_pairs, **given_)
+    assert choices == []
+    for section, values in given_.items():
+        for key, value in values.items():
+            assert getattr(getattr(settings, section), key) == value
+    assert settings.training.max_epochs is settings.training.max_minutes is None
+
+
+@pytest.mark.parametrize("limit", [{"max_minutes": 5.0}, {"max_epochs": 3.0}, {"max_updates": 50}])
+def test_one_limit_of_training_is_enough(limit: dict[str, float]) -> None:
+    settings, _ = chosen(29_000, training=limit)
+    limits = {key: getattr(settings.training, key) for key in ("max_minutes", "max_epochs", "max_updates")}
+    assert {key: value for key, value in limits.items() if value is not None} == limit
+    assert settings.training.warmup_updates and settings.training.valid_updates
+    if "max_updates" in limit:
+        assert settings.training.warmup_updates < 50 and settings.training.valid_updates <= 10
+
+
+def test_a_size_that_was_given_keeps_the_preset_away() -> None:
+    assert "model.preset" not in {f"{c.section}.{c.key}" for c in chosen(29_000, model={"d_ff": 512})[1]}
+    assert chosen(29_000, model={"preset": "base"})[0].model.d_model == 512
+
+
+def test_more_text_and_a_gpu_get_larger_models() -> None:
+    widths = [chosen(n)[0].model.d_model for n in (1_000, 29_000, 100_000, 10_000_000)]
+    assert widths == sorted(widths) and widths[0] < widths[-1]
+    assert chosen(500_000, GPU)[0].model.d_model > chosen(500_000)[0].model.d_model
+    sizes = [size.vocab_size for size in SIZES]
+    assert sizes == sorted(sizes) and [s.most for s in SIZES] == sorted(s.most for s in SIZES)
+
+
+def test_an_update_is_cut_until_it_fits_in_memory() -> None:
+    small = replace(LAPTOP, memory=2**29)
+    settings, choices = chosen(29_000, small)
+    training = settings.training
+    assert training.batch_tokens == chosen(29_000)[0].training.batch_tokens
+    assert training.micro_batch_tokens and training.batch_tokens and training.micro_batch_tokens < training.batch_tokens
+    assert any("parts" in choice.reason for choice in choices)
+
+
+def test_choices_are_printed_with_their_reasons() -> None:
+    lines = table(chosen(29_000)[1])
+    assert any("tokenizer.vocab_size" in line and "8,000" in line and "29,000 pairs" in line for line in lines)
+    assert len({line.index(line.split()[0]) for line in lines}) == 1
+    assert table([]) == []
+
+
+def test_this_machine_is_known() -> None:
+    machine = this_machine("cpu")
+    assert machine.device == "cpu" and machine.n_threads >= 1 and machine.memory > 2**20
+    assert "GiB" in machine.describe()
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SettingsError, match="no CUDA device"):
+        this_machine("cuda")
+    with pytest.raises(SettingsError, match="auto, cpu and cuda"):
+        this_machine("gpu")
+    assert this_machine("auto").device == "cpu"
+
+
+@given(n_bytes=st.integers(1, 10**11), machine=st.sampled_from([LAPTOP, GPU]))
+def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: Machine) -> None:
+    asked = Settings(task="causal")
+    facts = Facts(asked, asked, machine, 0, n_bytes=n_bytes)
+    settings, choices = choose(facts, before_text("gpt"))
+    settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
+    facts = replace(facts, settings=settings, tokens=max(1, n_bytes // 3))
+    settings, more = choose(facts, BEFORE_TRAINING_ON_TEXT)
+    training = settings.training.model_dump(exclude={"matrix_lr", "max_updates", "save_updates", "start"})
+    assert None not in training.values() and settings.data.context and settings.tokenizer.exact
+    assert training["batch_tokens"] % settings.data.context == 0 and training["label_smoothing"] == 0
+    assert settings.model.kind == "gpt" and settings.model.residual == "pre"
+    assert settings.model.positions == ("learned" if settings.model.d_model == 768 else "rotary")
+    assert settings.data.context <= settings.model.max_positions
+    assert all(choice.reason for choice in (*choices, *more))
+
+
+@pytest.mark.parametrize(
+    ("n", "warmup", "reason"),
+    [
+        (6, 3, "half of the 6 updates expected, as they are few"),
+        (40, 10, "at least 10, where 8 % of the 40 updates expected are fewer"),
+        (1000, 80, "about 8 % of the 1,000 updates expected"),
+        (100_000, 2000, "at most 2,000, where 8 % of the 100,000 updates expected are more"),
+    ],
+)
+def test_the_reason_of_a_warmup_is_true_of_it(n: int, warmup: int, reason: str) -> None:
+    settings, choices = chosen(1000, training={"max_updates": n})
+    assert settings.training.warmup_updates == warmup
+    assert [choice.reason for choice in choices if choice.key == "warmup_updates"] == [reason]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_begins_with_another_run_changes_it_but_little(task: str) -> None:
+    """Of every task the same; what the user says counts, and muon's matrices get twice as much as the rest."""
+    usual = TASKS[task].before_training
+    for said in ({}, {"optimizer": "muon"}, {"max_updates": 9, "lr": 0.5}):
+        asked = Settings.from_mapping({"task": task, "training": {"start": "other", "batch_tokens": 999, **said}})
+        facts = Facts(asked, asked, LAPTOP, 1000, tokens=10_000)
+        both = {*(c[:2] for c in usual), *(c[:2] for c in BEFORE_FINE_TUNING)}
+        assert len(laid_over(BEFORE_FINE_TUNING, usual)) == len(both)
+        training = choose(facts, [c for c in laid_over(BEFORE_FINE_TUNING, usual) if c[1] != "max_minutes"])[0].training
+        width, muon = asked.model.d_model, "optimizer" in said
+        assert training.lr == (0.5 if "lr" in said else pytest.approx(0.04 / width, abs=1e-7))
+        assert training.matrix_lr == (pytest.approx(0.08 / width, abs=2e-7) if muon else None)
+        assert training.optimizer == ("muon" if muon else "adamw")
+        assert training.max_epochs == (None if "max_updates" in said else 3.0)
+
+
+def test_what_a_preset_says_is_not_chosen() -> None:
+    asked = Settings.from_mapping({"task": "causal", "model": {"preset": "gpt2", "activation": "relu"}})
+    settings, choices = choose(Facts(asked, asked, LAPTOP, 0, n_bytes=10**6), before_text("gpt"))
+    chosen_keys = {choice.key for choice in choices if choice.section == "model"}
+    assert chosen_keys == {"dropout"}
+    model = resolve_preset(settings.model)
+    assert (model.positions, model.activation, model.d_model) == ("learned", "relu", 768)

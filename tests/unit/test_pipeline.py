@@ -1,0 +1,166 @@
+"""What is refused before any work; and runs that are cut short at one place or another and go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from system.commands import Done, small, transduce, write_corpus
+from transduce.config import Settings
+from transduce.errors import Interrupted, SettingsError
+from transduce.tasks.resolve import check
+from transduce.training.step import Updater
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    write_corpus(folder, "train", 60)
+    write_corpus(folder, "test", 6, split="test")
+    return folder
+
+
+def train(texts: Path, *more: str, tests: bool = True) -> Done:
+    held_out = ["--test-src", texts / "test.en", "--test-tgt", texts / "test.de"] if tests else []
+    sides = ["--src", texts / "train.en", "--tgt", texts / "train.de", *held_out]
+    return transduce("train", *sides, "--run", texts.parent / "run", *small("training.valid_updates=2", *more))
+
+
+def cut_short(texts: Path, monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
+    """Train until the update before `at`, as if a signal had come then."""
+    calls, original = [0], Updater.update
+
+    def update(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == at:
+            raise Interrupted("saved", signal=2)
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "update", update)
+        assert train(texts).code == 130
+
+
+def test_a_run_goes_on_when_its_text_is_gone(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is needed of it, test sets too, lies in the folder by then."""
+    cut_short(texts, monkeypatch, at=4)
+    for path in texts.iterdir():
+        path.unlink()
+    done = train(texts)
+    assert done.code == 0, done.err
+    assert "going on from update 2" in done.err and "changed" not in done.err
+    (scored,) = json.loads((texts.parent / "run" / "scores.json").read_text())["sets"]
+    assert (scored["name"], scored["scores"]["n_sentences"]) == ("test", 6)
+    again = train(texts)
+    assert again.code == 0 and "finished already" in again.err
+
+
+def test_a_damaged_line_of_the_log_stops_nothing(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_short(texts, monkeypatch, at=4)
+    log = texts.parent / "run" / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:1], b"\x00\xff\n", *lines[1:]]))
+    done = train(texts)
+    assert done.code == 0, done.err
+    assert f"warning: {log}, line 2: damaged, left out" in done.err
+    assert [json.loads(line)["event"] for line in log.read_text().splitlines()][-1] == "end"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a test set, that translated nothing."""
+    folder = tmp_path_factory.mktemp("finished") / "texts"
+    folder.mkdir()
+    write_corpus(folder, "train", 60)
+    done = train(folder, "training.valid_bleu_sentences=0", tests=False)
+    assert done.code == 0, done.err
+    assert "nothing was scored" in done.err and f"transduce evaluate {folder.parent / 'run'} --src" in done.err
+    return folder.parent
+
+
+def again(finished: Path, tmp_path: Path, spoil: Callable[[Path], object]) -> tuple[Done, Path]:
+    """The same command once more, after something has happened to the run."""
+    shutil.copytree(finished, tmp_path / "x")
+    run = finished / "run"
+    spoil(run)
+    try:
+        return train(finished / "texts", "training.valid_bleu_sentences=0", tests=False), run
+    finally:
+        shutil.copytree(run, tmp_path / "then")
+        shutil.rmtree(run)
+        shutil.copytree(tmp_path / "x" / "run", run)
+
+
+def test_without_anything_to_score_there_is_still_a_report_and_a_model(finished: Path) -> None:
+    run = finished / "run"
+    for name in ("report.html", "README.md"):
+        assert "Nothing was translated and scored" in (run / name).read_text(encoding="utf-8")
+    assert not (run / "scores.json").exists()
+    src, tgt = finished / "texts" / "train.en", finished / "texts" / "train.de"
+    assert transduce("translate", run, src, "--max-length", 3).code == 0
+    assert transduce("evaluate", run, "--src", src, "--ref", tgt, "--max-length", 3).code == 0
+    assert transduce("inspect", run, "A dog.").code == 0
+
+
+@pytest.mark.parametrize("name", ["report.html", "README.md"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"# half a ca"])
+def test_a_lost_report_or_card_is_written_anew(
+    finished: Path, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    before = (finished / "run" / name).read_bytes()
+
+    def spoil(run: Path) -> None:
+        (run / name).unlink() if content is None else (run / name).write_bytes(content)
+
+    done, run = again(finished, tmp_path, spoil)
+    assert done.code == 0, done.err
+    assert f"written anew: {run / name}" in done.err and "finished already" in done.err
+    assert (tmp_path / "then" / name).read_bytes() == before
+
+
+def test_what_is_whole_or_edited_stays(finished: Path, tmp_path: Path) -> None:
+    words = "# Our own words\n\nabout this model\n"
+    done, _ = again(finished, tmp_path, lambda run: (run / "README.md").write_text(words))
+    assert done.code == 0 and "written anew" not in done.err
+    assert (tmp_path / "then" / "README.md").read_text() == words
+
+
+def test_a_change_in_the_log_of_a_finished_run_is_told(finished: Path, tmp_path: Path) -> None:
+    """It has a checksum from the end on; a change is no reason to refuse the run."""
+    run = finished / "run"
+    assert "ok       metrics.jsonl" in transduce("verify", run, "--files").out
+
+    def spoil(run: Path) -> None:
+        log = (run / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").write_text(log.replace('"update": 4', '"update": 3', 1))
+        done = transduce("verify", run, "--files")
+        assert done.code == 1 and "DAMAGED  metrics.jsonl: its content is not what the manifest says" in done.out
+
+    done, _ = again(finished, tmp_path, spoil)
+    assert done.code == 0, done.err
+    assert f"warning: {run / 'metrics.jsonl'} is damaged" in done.err and "finished already" in done.err
+
+
+@pytest.mark.parametrize("preset", [{}, {"preset": "small"}])
+@pytest.mark.parametrize("vocab_size", [None, 500], ids=["chosen", "equal on both sides"])
+def test_separate_vocabularies_cannot_be_tied_three_ways(preset: dict[str, Any], vocab_size: int | None) -> None:
+    """Not even where both happen to have the same size: piece 7 of one is not piece 7 of the other."""
+    separate = {"joint": False, "vocab_size": vocab_size}
+    with pytest.raises(SettingsError, match=r"'three_way' needs one vocabulary: set tokenizer\.joint = true"):
+        check(Settings.from_mapping({"tokenizer": separate, "model": {"tie": "three_way", **preset}}))
+    for tokenizer, model in ((separate, {"tie": "two_way"}), (separate, {}), ({}, {"tie": "three_way"})):
+        check(Settings.from_mapping({"tokenizer": tokenizer, "model": {**model, **preset}}))
+
+
+def test_separate_vocabularies_get_a_two_way_tie(texts: Path) -> None:
+    """Of the same size here, which must not bring the three-way tie back."""
+    done = train(texts, "tokenizer.joint=false", "tokenizer.kind=char", "tokenizer.vocab_size=30", tests=False)
+    assert done.code == 0, done.err
+    config = json.loads((texts.parent / "run" / "config.json").read_text())
+    assert config["model"]["tie"] == "two_way"
