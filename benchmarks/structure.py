@@ -1,0 +1,82 @@
+"""Counts of the code's structure: lines, files, long functions, import chains.
+
+    python benchmarks/structure.py [SRC]    # default: src/transduce
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+
+SRC = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "src" / "transduce")
+FILES = sorted(SRC.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SRC.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def imports(nodes: list[ast.stmt] | list[ast.AST]) -> set[str]:
+    """Modules of the package that some statements import."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & TREES.keys()
+
+
+NEEDS = {name: imports(list(ast.walk(tree))) - {name, "transduce"} for name, tree in TREES.items()}
+
+
+@cache
+def chain(name: str) -> tuple[str, ...]:
+    """The longest chain of imports that starts at a module."""
+    if "." not in name or (SRC.parent / name.replace(".", "/")).is_dir():
+        return (name,)  # a package hands names on; its files are counted themselves
+    return (name, *max((chain(other) for other in sorted(NEEDS[name])), key=len, default=()))
+
+
+def main() -> None:
+    functions = [
+        (name, node)
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    lengths = sorted(((node.end_lineno or 0) - node.lineno + 1, f"{name}.{node.name}") for name, node in functions)
+    wide = [
+        f"{name}.{node.name}"
+        for name, node in functions
+        if len(node.args.args + node.args.posonlyargs + node.args.kwonlyargs) > 8 and ".cli" not in name
+    ]
+    lazy = [
+        f"{name}:{node.lineno}"
+        for name, tree in TREES.items()
+        if ".cli" not in name and name != "transduce.__main__"
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom) and imports([node])
+    ]
+    longest = max(map(chain, TREES), key=len)
+    print(f"source lines                        {sum(p.read_text(encoding='utf-8').count(chr(10)) for p in FILES):,}")
+    print(f"files                               {len(FILES)}")
+    print(f"modules at the top level            {len(list(SRC.glob('*.py')))}")
+    print(f"longest file                        {max((p.read_text().count(chr(10)), p.name) for p in FILES)}")
+    print(f"longest function, lines             {lengths[-1]}")
+    print(f"functions over 50 lines             {sum(n > 50 for n, _ in lengths)}")
+    print(f"functions over 8 parameters         {len(wide)} outside the command line")
+    print(f"longest chain of imports            {len(longest)}: {' > '.join(longest)}")
+    print(f"own lazy imports outside cli        {len(lazy)}")
+
+
+if __name__ == "__main__":
+    main()
