@@ -21,7 +21,7 @@ from pathlib import Path
 
 from transduce.config import Settings
 from transduce.doctor import trial
-from transduce.doctor.examine import doctor
+from transduce.doctor.examine import diagnose
 from transduce.doctor.measuring import extrapolated, told
 from transduce.logging import Log
 from transduce.machine import this_machine
@@ -90,7 +90,7 @@ def training(recipe: Path, data: Path, updates: int) -> None:
     settings = Settings.from_toml(recipe, [*overrides, f"data.root={data.absolute()}"])
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary) / "run"
-        found = doctor(settings, run=run)
+        found = diagnose(settings, run=run)
         assert found.trial is not None and found.trial.memory is not None and found.time is not None
         options = [part for value in overrides for part in ("--set", value)]
         command = [sys.executable, "-m", "transduce", "train", str(recipe), "--data", str(data), "--run", str(run)]

@@ -11,10 +11,10 @@ _LAZY = {
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
     "Translator": "transduce.decoding.translator",
-    "doctor": "transduce.doctor.examine",
+    "diagnose": "transduce.doctor.examine",
     "train": "transduce.pipeline",
 }
-__all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "doctor", "train"]
+__all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "diagnose", "train"]
 
 
 def __getattr__(name: str) -> object:

@@ -61,7 +61,7 @@ def test_json_and_python_say_the_same(corpus: tuple[Path, Path], monkeypatch: py
     assert told["data"]["corpora"][0]["counts"] == [400, 400]
     assert told["memory"]["worst"] > 50 << 20 and told["disk"]["checkpoint"] > 4 * told["trial"]["parameters"]
     assert told["time"]["updates"] == 4 and told["time"]["by"] == "max_updates"
-    found = package.doctor(Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}}), seconds=6)
+    found = package.diagnose(Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}}), seconds=6)
     assert not found.ready and found.obstacles[0].check == "copies"
 
 
@@ -81,7 +81,7 @@ def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     if task == "causal":
         values["model"] |= {"n_encoder_layers": 0}  # type: ignore[operator]
-    found = package.doctor(Settings.from_mapping(values), run=tmp_path / "run")
+    found = package.diagnose(Settings.from_mapping(values), run=tmp_path / "run")
     assert found.ready, found.obstacles
     assert found.trial is not None and found.trial.memory is not None and found.trial.speed is not None
     assert found.time is not None and found.time.updates == 4

@@ -56,7 +56,7 @@ class _Work:
         self.findings.append(Finding(check, "obstacle", " ".join(str(error).split()), advice))
 
 
-def doctor(
+def diagnose(
     settings: Settings,
     *,
     run: Path | str | None = None,

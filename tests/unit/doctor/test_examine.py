@@ -14,7 +14,7 @@ from transduce.cli.request import Request
 from transduce.config import Settings
 from transduce.doctor.copied import Copies
 from transduce.doctor.diagnosis import Diagnosis
-from transduce.doctor.examine import HELD, SAMPLED, _on_sample, doctor
+from transduce.doctor.examine import HELD, SAMPLED, _on_sample
 from transduce.doctor.measuring import OVER, Trial, measure, tokens_at_once
 from transduce.doctor.presentation import lines_of
 from transduce.doctor.progress import no_place
@@ -92,7 +92,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Cal
     asked = settings({"src": str(tmp_path / "a.en"), "tgt": str(target)})
     with pytest.raises(DataError, match=r"is a folder|is no file"):
         take_sample(asked)
-    found = doctor(asked, run=tmp_path / "run", seconds=3)
+    found = diagnose(asked, run=tmp_path / "run", seconds=3)
     assert [one.check for one in found.obstacles] == ["data"]
     with pytest.raises(DataError, match=r"is a folder|is no file"):
         Request(train=((tmp_path / "a.en",), (target,)), run=tmp_path / "run").settings()
