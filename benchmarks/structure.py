@@ -1,6 +1,6 @@
 """Counts of the code's structure: lines, files, long functions, import chains.
 
-    python benchmarks/structure.py [SRC]    # default: src/transduce
+python benchmarks/structure.py [SRC]    # default: src/transduce
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def test_json_and_python_say_the_same(corpus: tuple[Path, Path], monkeypatch: py
     assert told["data"]["corpora"][0]["counts"] == [400, 400]
     assert told["memory"]["worst"] > 50 << 20 and told["disk"]["checkpoint"] > 4 * told["trial"]["parameters"]
     assert told["time"]["updates"] == 4 and told["time"]["by"] == "max_updates"
-    found = package.diagnose(Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}}), seconds=6)
+    asked = Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}})
+    found = package.diagnose(asked, seconds=6)
     assert not found.ready and found.obstacles[0].check == "copies"
 
 

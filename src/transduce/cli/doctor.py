@@ -110,7 +110,9 @@ def doctor(
 
     seconds = max(0.5 * examine.SECONDS, examine.SECONDS - (time.monotonic() - began))  # imports take some of them
     with ended_by_signals():
-        found = examine.diagnose(settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes)
+        found = examine.diagnose(
+            settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes
+        )
     print_lines([json.dumps(found.to_json(), ensure_ascii=False)] if as_json else lines_of(found))
     if not found.ready:
         raise typer.Exit(2)

@@ -127,7 +127,7 @@ def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    code = "from transduce.cli import output as o\ntry: o.print_lines(map(str, range(10**6)))\nexcept o.typer.Exit: pass"
+    code = "import transduce.cli.output as o\ntry: o.print_lines(map(str, range(10**6)))\nexcept o.typer.Exit: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         assert process.stdout.readline() == b"0\n"

@@ -14,7 +14,7 @@ from transduce.cli.request import Request
 from transduce.config import Settings
 from transduce.doctor.copied import Copies
 from transduce.doctor.diagnosis import Diagnosis
-from transduce.doctor.examine import HELD, SAMPLED, _on_sample
+from transduce.doctor.examine import HELD, SAMPLED, _on_sample, diagnose
 from transduce.doctor.measuring import OVER, Trial, measure, tokens_at_once
 from transduce.doctor.presentation import lines_of
 from transduce.doctor.progress import no_place
