@@ -66,7 +66,7 @@ def main() -> None:
                 savings.append(time.perf_counter() - middle)
             if number:  # the first warms up
                 updates.append((middle - began) / given.updates)
-        size = sum(file.stat().st_size for file in run.states.at(run.states.updates()[0]).iterdir())
+        size = sum(file.stat().st_size for file in run.checkpoints.at(run.checkpoints.updates()[0]).iterdir())
     update, saving = statistics.median(updates), statistics.median(savings)
     print(f"{given.preset}: an update {update * 1e3:.0f} ms, a saving {saving * 1e3:.0f} ms ({size / 1e6:.1f} MB)")
     print(f"savings: {', '.join(f'{s * 1e3:.0f}' for s in savings)} ms")

@@ -19,7 +19,7 @@ from transduce.config import Settings
 from transduce.data.store import TokenStore
 from transduce.distributed.environment import this_place
 from transduce.distributed.group import FollowedFolder, joined
-from transduce.errors import Interrupted, Lost
+from transduce.errors import Interrupted, RankExited
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
 from transduce.models.build import build_model
@@ -188,7 +188,7 @@ def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None 
     try:
         with joined() as link:
             toy_run(Path(folder), settings(model=model, **values), link=link)
-    except (Interrupted, Lost) as error:
+    except (Interrupted, RankExited) as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)

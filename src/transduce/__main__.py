@@ -17,7 +17,7 @@ import typer
 
 from transduce.cli.app import app
 from transduce.distributed.environment import LOST, this_place
-from transduce.errors import Lost, TransduceError, is_out_of_memory
+from transduce.errors import RankExited, TransduceError, is_out_of_memory
 from transduce.process import heed_parent
 
 LONGEST = 2000
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("transduce: interrupted", file=sys.stderr)
         sys.exit(130)
-    except Lost as error:
+    except RankExited as error:
         place = this_place()
         if place.meeting is None:  # nobody else will tell
             print(f"transduce: error: {error}", file=sys.stderr)

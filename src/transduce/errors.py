@@ -77,8 +77,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-class Lost(TransduceError):
-    """Another process of the same training has ended."""
+class RankExited(TransduceError):
+    """Another rank of the same training has exited."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

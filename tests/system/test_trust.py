@@ -21,7 +21,7 @@ from transduce.decoding.translator import Translator
 from transduce.logging import Log
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
-from transduce.runs.integrity import check_folder
+from transduce.runs.verify import verify_files
 
 KEPT = Path(__file__).parents[1] / "kept"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -53,7 +53,7 @@ def test_an_early_folder_trains_on_to_its_end(early: Path) -> None:
     assert told[390]["loss"] == pytest.approx(0.8722, rel=0.02)
     assert told[400]["loss"] == pytest.approx(0.8964, rel=0.02)
     assert [event["update"] for event in events(early) if event["event"] == "restart"] == [333]
-    assert all(not found.wrong for found in check_folder(early))
+    assert all(not found.wrong for found in verify_files(early))
 
 
 def test_two_fresh_runs_are_the_same_whatever_the_clock_says(tmp_path: Path) -> None:

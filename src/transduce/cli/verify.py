@@ -51,11 +51,11 @@ def verify(
             recipe=path, root=data, overrides=tuple(overrides or ()), run=path.with_suffix("")
         ).settings()
     else:
-        from transduce.runs.integrity import check_folder
+        from transduce.runs.verify import verify_files
 
         if overrides or data:
             raise SettingsError("--set and --data are for a recipe; a run has its settings")
-        found = check_folder(path)
+        found = verify_files(path)
         print_lines([one.line() for one in found])
         n_wrong = sum(bool(one.wrong) for one in found)
         print_lines(
@@ -64,7 +64,7 @@ def verify(
         if n_wrong:
             raise typer.Exit(1)
     if not files:
-        from transduce.doctor.verify import verify as run_verify
+        from transduce.doctor.resume_trial import verify as run_verify
         from transduce.process import ended_by_signals
 
         with ended_by_signals():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed
 
 from transduce.distributed.environment import Place, this_place
-from transduce.errors import Lost, SettingsError, TransduceError
+from transduce.errors import RankExited, SettingsError, TransduceError
 from transduce.runs.folder import RunFolder
 from transduce.training.ranks import ALONE, Link, name_of, stream_seed
 from transduce.training.schedule import Clock
@@ -157,7 +157,7 @@ class Ranks(Link):
             distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
         differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
         if differing:
-            raise Lost(
+            raise RankExited(
                 f"the processes have different weights: {list(weights)[differing[0]]} and {len(differing) - 1} more"
             )
 
@@ -203,7 +203,7 @@ def _noticing() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Lost(
+        raise RankExited(
             "another process of this training has ended; the same command goes on from the last checkpoint "
             f"({str(error).splitlines()[0][:120]})"
         ) from error
@@ -241,7 +241,7 @@ def joined() -> Iterator[Link]:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
         raise
     finally:
-        with contextlib.suppress(Lost):
+        with contextlib.suppress(RankExited):
             if link.leads and not link.begun:
                 link.begin({"exit": code})
         link.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transduce.distributed.environment import LOST, this_place
 from transduce.distributed.group import FollowedFolder, joined
-from transduce.errors import Interrupted, Lost, TooLong, TrainingError, TransduceError
+from transduce.errors import Interrupted, RankExited, TooLong, TrainingError, TransduceError
 from transduce.runs.folder import RunFolder
 from transduce.training.ranks import ALONE, Link
 from transduce.training.step import hold_few_kernels
@@ -32,7 +32,7 @@ def follow(learn: Learn) -> int:
             folder = FollowedFolder.open(Path(message["folder"]), model=False)
             learn(folder, link, message["device"])
             return 0
-    except Lost:
+    except RankExited:
         return LOST
     except TransduceError as error:
         if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):

@@ -14,7 +14,7 @@ from transduce.errors import RunFolderError, UserError
 from transduce.logging import duration
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import read_json
-from transduce.runs.folder import FREE, RunFolder
+from transduce.runs.folder import CHANGEABLE, RunFolder
 from transduce.runs.manifest import first_difference, with_leaves
 
 
@@ -79,7 +79,7 @@ def another_run(path: Path, settings: Settings) -> str:
     if not (path / "manifest.json").exists():
         return f"{path} is no run folder and not empty; name another with --run"
     there, here = (one.model_dump(mode="json") for one in (asked_of(path), settings))
-    if (differing := first_difference(with_leaves(there, here, FREE), here)) is None:
+    if (differing := first_difference(with_leaves(there, here, CHANGEABLE), here)) is None:
         return ""
     name, was, is_now = differing
     return (

@@ -108,7 +108,7 @@ def expecting(what: object) -> Iterator[None]:
         raise RunFolderError(f"{what} is damaged: it does not hold what it should ({told})") from error
 
 
-def check_folder(folder: Path) -> None:
+def refuse_outside_links(folder: Path) -> None:
     """Refuse a folder with links that lead out of it, or with what is no file (pipes, devices): a `RunFolderError`.
 
     A folder is to be whole wherever it is moved; and nobody who is given one shall write, through it, elsewhere.

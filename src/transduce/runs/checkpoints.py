@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 @dataclass(eq=False)
-class States:
+class Checkpoints:
     """The training states in a folder, which may not be there yet."""
 
     path: Path

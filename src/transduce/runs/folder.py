@@ -29,14 +29,14 @@ import torch
 import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError
-from transduce.runs.atomic import check_folder, read_json, remove_leftovers, write_json, write_text
-from transduce.runs.checkpoints import Checkpoint, States
+from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
+from transduce.runs.checkpoints import Checkpoint, Checkpoints
 from transduce.runs.format_version import FORMAT, check_format, upgraded
 from transduce.runs.lock import FolderLock
 from transduce.runs.manifest import check_file, fingerprint, first_difference, with_leaves
 from transduce.runs.tensors import load_metadata, load_tensors, save_tensors
 
-FREE = (
+CHANGEABLE = (
     *("name", "data.root", "training.keep_checkpoints", "training.save_updates"),
     *("training.on_bad_loss", "training.max_rollbacks", "training.explosion"),
 )
@@ -63,7 +63,7 @@ class RunFolder:
     _lock: FolderLock | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.states = States(self.path / "checkpoints")
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
 
     @classmethod
     def create(cls, path: Path, settings: Settings, recipe: str) -> RunFolder:
@@ -71,8 +71,8 @@ class RunFolder:
 
         `settings` as asked for, `None`s and all; `recipe` is the text kept as recipe.toml. When the folder already
         holds this run, `.resumed` is true and `.settings` are the resolved ones of then. What may differ in the same
-        run are the settings in `FREE`, whose new values apply from now on: names, what is kept and how often, and what
-        is done about bad losses. Not `training.micro_batch_tokens` nor `training.device`: another order
+        run are the settings in `CHANGEABLE`, whose new values apply from now on: names, what is kept and how often, and
+        what is done about bad losses. Not `training.micro_batch_tokens` nor `training.device`: another order
         of summation rounds differently, and a run goes on to the very weights that it would have come to.
 
         Raises `RunFolderError`: the folder holds another run (the first differing setting is named with both values)
@@ -137,7 +137,7 @@ class RunFolder:
             raise RunFolderError(f"there is no run folder {path}")
         if not (path / "manifest.json").exists():
             raise RunFolderError(f"{path} is no run folder: manifest.json is missing")
-        check_folder(path)
+        refuse_outside_links(path)
         return _read_manifest(path)
 
     def close(self) -> None:
@@ -221,15 +221,15 @@ class RunFolder:
 
     def save_checkpoint(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
         """Store a training state as checkpoints/uNNNNNNNN: all of it or, when this fails or is killed, nothing."""
-        return self.states.save(update, tensors, state)
+        return self.checkpoints.save(update, tensors, state)
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest training state that is whole (`States.latest`)."""
-        return self.states.latest()
+        """The newest training state that is whole (`Checkpoints.latest`)."""
+        return self.checkpoints.latest()
 
     def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
-        """Remove old training states (`States.prune`)."""
-        return self.states.prune(keep, spare=spare)
+        """Remove old training states (`Checkpoints.prune`)."""
+        return self.checkpoints.prune(keep, spare=spare)
 
     def _enter(self, *names: str) -> None:
         """Put files that never change again into the manifest."""
@@ -250,7 +250,7 @@ class RunFolder:
         """Go on with the run that the folder holds, if it is the one asked for."""
         there_asked = _settings_from(self._manifest["asked"], self.path).model_dump(mode="json")
         asked = settings.model_dump(mode="json")
-        if (differing := first_difference(with_leaves(there_asked, asked, FREE), asked)) is not None:
+        if (differing := first_difference(with_leaves(there_asked, asked, CHANGEABLE), asked)) is not None:
             name, there, here = differing
             raise RunFolderError(
                 f"{self.path} holds another run: {name} is {there} there and {here} here; "
@@ -275,7 +275,7 @@ def _make_and_lock(path: Path) -> FolderLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / "manifest.json").exists() or (path / ".lock").is_symlink():
-            check_folder(path)
+            refuse_outside_links(path)
         return FolderLock(path)
     except FileExistsError:
         raise RunFolderError(f"{path} is a file; name a folder with --run") from None
@@ -315,7 +315,7 @@ def _read_settings(path: Path, manifest: Mapping[str, Any]) -> Settings:
     check_file(path / "config.json", manifest["files"]["config.json"])
     values = upgraded(read_json(path / "config.json"), manifest["config_format"])
     found, asked = (_settings_from(v, path) for v in (values, manifest["asked"]))
-    return _settings_from(with_leaves(found.model_dump(mode="json"), asked.model_dump(mode="json"), FREE), path)
+    return _settings_from(with_leaves(found.model_dump(mode="json"), asked.model_dump(mode="json"), CHANGEABLE), path)
 
 
 def _settings_from(values: Mapping[str, Any], path: Path) -> Settings:

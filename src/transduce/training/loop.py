@@ -240,8 +240,8 @@ class Trainer:
         }
         folder, s = self.folder, self.settings
         folder.save_checkpoint(self.state.update, joined(parts), state)
-        folder.prune(s.keep_checkpoints, spare=rollback.worth_keeping(folder.states.updates(), s))
-        self.average.saved(found["average"] for found in folder.states.states())
+        folder.prune(s.keep_checkpoints, spare=rollback.worth_keeping(folder.checkpoints.updates(), s))
+        self.average.saved(found["average"] for found in folder.checkpoints.states())
         self.link.sync()
         self._saved_at = self.clock.seconds()
         self._save_seconds = self._saved_at - began
@@ -331,7 +331,7 @@ class Trainer:
 
     def _recover(self, error: BadLoss) -> None:
         """Write down what did it, and go back to before it; raises `TrainingError` where that is not to be."""
-        settings, states, rollbacks = self.settings, self.folder.states, self.state.rollbacks
+        settings, states, rollbacks = self.settings, self.folder.checkpoints, self.state.rollbacks
         path = self.link.tell(lambda: str(rollback.note_down(self.folder, error, self._texts)))
         told = f"{rollback.describe(error)}; the sentences are in {path}"
         if settings.on_bad_loss != "rollback":

@@ -11,7 +11,7 @@ import pytest
 from transduce.cli.request import Request
 from transduce.config import Settings, to_toml
 from transduce.config.purposes import PURPOSES
-from transduce.doctor.verify import shortened
+from transduce.doctor.resume_trial import shortened
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.wording import WORDINGS
 from transduce.logging import Log

@@ -30,7 +30,7 @@ from transduce.errors import RunFolderError, TrainingError
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
 from transduce.process import bound_to_us
-from transduce.runs.checkpoints import States
+from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors
 from transduce.tasks.registry import find_task
@@ -199,7 +199,7 @@ def _computed(folder: Path) -> list[dict[str, Any]]:
 
 
 def _tensors(folder: Path) -> list[dict[str, torch.Tensor]]:
-    state = States(folder / "checkpoints").latest()
+    state = Checkpoints(folder / "checkpoints").latest()
     assert state is not None, "a finished training has saved its state"
     return [load_tensors(folder / "model.safetensors"), state.tensors()]
 

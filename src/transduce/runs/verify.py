@@ -31,7 +31,7 @@ class Found:
         return f"{state:8} {self.name}" + (f": {self.wrong or self.unchecked}" if self.wrong or self.unchecked else "")
 
 
-def check_folder(path: Path) -> list[Found]:
+def verify_files(path: Path) -> list[Found]:
     """All files of the run folder at `path`, checked; reads every byte.
 
     Raises `RunFolderError` where there is no manifest to read: then nothing can be said.
