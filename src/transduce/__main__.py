@@ -18,7 +18,7 @@ import typer
 from transduce.cli.app import app
 from transduce.distributed.environment import LOST, this_place
 from transduce.errors import RankExited, TransduceError, is_out_of_memory
-from transduce.process import heed_parent
+from transduce.process import exit_with_parent
 
 LONGEST = 2000
 """Characters of an error."""
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code; errors are one line on stderr unless debugging was asked for."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8, and a line ends in \n
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    heed_parent()
+    exit_with_parent()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]  # welcome before and after the command's name

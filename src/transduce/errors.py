@@ -1,6 +1,6 @@
-"""The errors that a user can meet, each with the exit code that the command line answers with.
+"""Errors that a user can meet, each with the exit code of the command line.
 
-A user's mistake is told in one line: what was given, what is allowed, what to do. `assert` is for our own bugs.
+A user's mistake is reported in one line: what was given, what is allowed, what to do. `assert` is for our own bugs.
 """
 
 from __future__ import annotations
@@ -10,31 +10,35 @@ from collections.abc import Iterable
 
 
 class TransduceError(Exception):
-    """Something failed that is not the user's mistake; the command exits with code 1."""
+    """A failure that is not the user's mistake; exit code 1."""
 
     exit_code = 1
 
 
 class TrainingError(TransduceError):
-    """A training run cannot go on (a loss that is not finite or explodes, a sentence that does not fit into memory)."""
+    """Training cannot continue: the loss is not finite or diverges, or a single sentence does not fit into memory."""
 
 
 class TooLong(TrainingError):
-    """One sentence that does not fit into the memory of this process: others of the training do not know of it."""
+    """A single sentence that does not fit into the memory of this rank; the other ranks do not know about it."""
+
+
+class RankExited(TransduceError):
+    """Another rank of the same training has exited."""
 
 
 class UserError(TransduceError):
-    """The user can fix it; one line, no traceback, exit code 2."""
+    """A mistake that the user can correct; reported in one line without a traceback, exit code 2."""
 
     exit_code = 2
 
 
 class SettingsError(UserError):
-    """A setting that is unknown, misspelt, out of range, or contradicts another."""
+    """A setting that is unknown, misspelt, out of range, or contradicts another one."""
 
 
 class VocabularyTooSmall(SettingsError):
-    """A vocabulary that cannot even hold the characters of the text, which alone need `needed` pieces."""
+    """A vocabulary size below the number of characters in the text, which alone need `needed` pieces."""
 
     def __init__(self, message: str, *, needed: int) -> None:
         super().__init__(message)
@@ -46,13 +50,13 @@ class DataError(UserError):
 
 
 class RunFolderError(UserError):
-    """A run folder that is missing, damaged, of another run, or that cannot be written."""
+    """A run folder that is missing or damaged, belongs to another run, or cannot be written."""
 
 
 class Interrupted(TransduceError):
-    """A signal asked the run to stop: what was done is saved; the message says how to go on.
+    """A signal stopped the run after everything was saved; the message says how to resume.
 
-    The exit code is the shell's for that signal, 128 and its number: 130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP.
+    The exit code is the shell's for that signal, 128 plus its number: 130 SIGINT (Ctrl-C), 143 SIGTERM, 129 SIGHUP.
     """
 
     def __init__(self, message: str, *, signal: int) -> None:
@@ -66,23 +70,21 @@ _OUT_OF_MEMORY = (
     "out_of_memory",
     "not enough memory",
     "bad_alloc",
+    "status_alloc_failed",  # cuBLAS, cuDNN before version 9, cuSPARSE
+    "allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_{HOST,DEVICE}_ALLOCATION_FAILED
     "could not create a primitive",  # oneDNN, without memory for its kernel
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, PyTorch's CPU allocator, oneDNN or a GPU's allocator says that memory is at an end."""
+    """Whether Python, PyTorch, oneDNN or a CUDA library ran out of memory."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _OUT_OF_MEMORY)
     )
 
 
-class RankExited(TransduceError):
-    """Another rank of the same training has exited."""
-
-
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """A hint to the allowed name nearest to a misspelt one: `; did you mean 'x'?`, or nothing.
+    """A hint with the allowed name nearest to a misspelt one: `; did you mean 'x'?`, or an empty string.
 
     >>> nearest("droput", ["dropout", "d_model"])
     "; did you mean 'dropout'?"

@@ -1,4 +1,4 @@
-"""Commands that try something out end cleanly: nothing that they began outlives them, no folder of theirs stays."""
+"""Child processes and signals: kill child processes and remove temporary folders on exit."""
 
 from __future__ import annotations
 
@@ -8,62 +8,70 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
-_PARENT = "TRANSDUCE_ENDS_WITH"
+_PARENT = "TRANSDUCE_PARENT"
 
 
-class _Asked(BaseException):
-    """A signal asked us to end; no error, so that nothing on the way handles it."""
+class _Signalled(BaseException):
+    """A signal asked us to exit. No `Exception`, so that no handler on the way swallows it."""
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the process as an exception does, so that all that is to be cleaned up is.
+def exit_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP unwind the stack like an exception, so that `finally` blocks clean up.
 
-    Python ends at once by default, without a `finally`. The exit code is the shell's, 143 or 129, after a line. Further
-    signals change nothing: cleaning up is short. An ignored SIGHUP (nohup) stays so. In other threads nothing happens.
+    By default Python exits at once, without running them. The exit code is the shell's, 143 or 129. Further signals
+    are ignored during the clean-up, which is short. An ignored SIGHUP (nohup) stays ignored. In threads other than the
+    main one this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[int] = []
+    received: list[int] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) == 1:
-            raise _Asked
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise _Signalled
 
     numbers = [signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {n: signal.signal(n, ask) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+    before = {n: signal.signal(n, handle) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         yield
-    except _Asked:
-        print(f"transduce: {signal.Signals(asked[0]).name}: ended, nothing is left behind", file=sys.stderr)
-        sys.exit(128 + asked[0])
+    except _Signalled:
+        name = signal.Signals(received[0]).name
+        print(f"transduce: stopped by {name}; child processes and temporary folders are removed", file=sys.stderr)
+        sys.exit(128 + received[0])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def bound_to_us() -> dict[str, str]:
-    """What to add to the environment of a child that calls `heed_parent`."""
-    return {_PARENT: str(os.getpid())}
+def child_environment() -> dict[str, str]:
+    """Our environment, for a child process that calls `exit_with_parent`."""
+    return {**os.environ, _PARENT: str(os.getpid())}
 
 
-def heed_parent() -> None:
-    """End at once when the process that has begun us dies, even by SIGKILL, if it asked for that (on Linux)."""
-    parent = os.environ.pop(_PARENT, None)  # not for children of ours
-    if parent is None:
+def exit_with_parent() -> None:
+    """Get killed when the process that started us exits, even by SIGKILL, if it set `child_environment` (Linux)."""
+    parent = os.environ.pop(_PARENT, None)  # not for our own children
+    if parent is None or sys.platform != "linux":
         return
-    at_parents_death(signal.Signals["SIGKILL"] if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-    if sys.platform == "linux" and str(os.getppid()) != parent:  # it was faster
+    send_at_parent_exit(signal.SIGKILL)
+    if str(os.getppid()) != parent:  # it has exited already
         sys.exit(1)
 
 
-def at_parents_death(number: signal.Signals) -> None:
-    """Have the system send us this signal when our parent dies (on Linux)."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+def send_at_parent_exit(number: signal.Signals) -> None:
+    """Ask the system to send us this signal when our parent process exits (Linux)."""
+    prctl = c_function("prctl") if sys.platform == "linux" else None
     if prctl is not None:
         prctl(1, int(number))  # PR_SET_PDEATHSIG
+
+
+def c_function(name: str) -> Callable[..., Any] | None:
+    """A function of the C library; None where there is none of this name, or no way to look it up (Windows)."""
+    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None

@@ -1,4 +1,4 @@
-"""`verify` and `doctor` that are ended by a signal leave no process and no folder behind."""
+"""`verify` and `doctor` that a signal stops leave no process and no folder behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def children(pid: int) -> list[int]:
     return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def runs(pid: int) -> bool:
         (DOCTOR, signal.SIGHUP, 129),
     ],
 )
-def test_nothing_is_left(arguments: tuple[str, ...], number: int, code: int, tmp_path: Path) -> None:
+def test_no_process_or_folder_survives(arguments: tuple[str, ...], number: int, code: int, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE, encoding="utf-8")
     (tmp_path / "tmp").mkdir()
     before = {"r.toml", "tmp"}
@@ -60,21 +60,21 @@ def test_nothing_is_left(arguments: tuple[str, ...], number: int, code: int, tmp
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 60
-        while not (born := children(process.pid)):
-            assert process.poll() is None and time.monotonic() < until, "it should have begun a child"
+        while not (started := children(process.pid)):
+            assert process.poll() is None and time.monotonic() < until, "no child process was started"
             time.sleep(0.02)
-        time.sleep(2.0)  # the child is up
-        assert all(map(runs, born))
+        time.sleep(2.0)  # the child process is up
+        assert all(map(is_running, started))
         process.send_signal(number)
-        _, told = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=30)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == code, told
+    assert process.returncode == code, err
     until = time.monotonic() + 10
-    while any(map(runs, born)) and time.monotonic() < until:
+    while any(map(is_running, started)) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not any(map(runs, born)), "a child lives on"
+    assert not any(map(is_running, started)), "a child process survived"
     if number != signal.SIGKILL:
         assert {one.name for one in tmp_path.iterdir()} == before and not list((tmp_path / "tmp").iterdir())
-        assert "Traceback" not in told and "nothing is left behind" in told
+        assert "Traceback" not in err and signal.Signals(number).name in err

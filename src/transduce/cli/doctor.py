@@ -106,10 +106,10 @@ def doctor(
     from transduce.doctor import examine
     from transduce.doctor.presentation import lines_of
     from transduce.logging import Log
-    from transduce.process import ended_by_signals
+    from transduce.process import exit_on_signals
 
     seconds = max(0.5 * examine.SECONDS, examine.SECONDS - (time.monotonic() - began))  # imports take some of them
-    with ended_by_signals():
+    with exit_on_signals():
         found = examine.diagnose(
             settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes
         )

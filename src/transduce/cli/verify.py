@@ -65,9 +65,9 @@ def verify(
             raise typer.Exit(1)
     if not files:
         from transduce.doctor.resume_trial import verify as run_verify
-        from transduce.process import ended_by_signals
+        from transduce.process import exit_on_signals
 
-        with ended_by_signals():
+        with exit_on_signals():
             same = run_verify(path, settings, updates=updates, kills=kills, seed=seed, log=log)
         print_lines(
             ["verified: killed and resumed, a training comes to the same end" if same else "DIFFERENT: see above"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from transduce.distributed.environment import LOST, this_place
 from transduce.errors import SettingsError
-from transduce.process import at_parents_death
+from transduce.process import send_at_parent_exit
 
 if TYPE_CHECKING:
     from transduce.distributed.worker import Learn
@@ -65,7 +65,7 @@ def launch(arguments: Sequence[str], n: int) -> int:
 
 def heed_launcher() -> None:
     """Stop, saving, when the process that has begun us dies (on Linux)."""
-    at_parents_death(signal.SIGTERM)
+    send_at_parent_exit(signal.SIGTERM)
 
 
 def _environment(given: Mapping[str, str], rank: int, n: int, meeting: Path) -> dict[str, str]:

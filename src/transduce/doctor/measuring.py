@@ -15,7 +15,7 @@ from typing import Any
 
 import transduce
 from transduce.config import Settings
-from transduce.process import bound_to_us
+from transduce.process import child_environment
 
 SPARE = 1.5  # seconds before its end in which a trial stops by itself
 OVER = "its time was over"
@@ -129,8 +129,10 @@ def measure(folder: Path, *, seconds: float, processes: int = 1) -> Trial:
     until = time.time() + max(0.5 * seconds, seconds - SPARE)
     command = [sys.executable, "-m", "transduce.doctor.trial", str(folder), str(until), str(processes)]
     here = str(Path(transduce.__file__).parents[1])  # the child is of the same package, however this one was found
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
-    environment |= bound_to_us()
+    environment = {
+        **child_environment(),
+        "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))),
+    }
     if processes > 1:  # as `launch` shares out the cores
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     err = b""

@@ -29,7 +29,7 @@ from transduce.data.lines import bare_suffix, open_bytes
 from transduce.errors import RunFolderError, TrainingError
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
-from transduce.process import bound_to_us
+from transduce.process import child_environment
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors
@@ -128,7 +128,7 @@ class Trainings:
     def start(self, name: str) -> subprocess.Popen[bytes]:
         """Start, or go on with, one of them."""
         command = [sys.executable, "-m", "transduce", "train", str(self.recipe), "--run", str(self.folder / name)]
-        environment = {**os.environ, **bound_to_us()}
+        environment = child_environment()
         with (self.folder / f"{name}.err").open("ab") as errors:
             return subprocess.Popen([*command, "--quiet"], env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 

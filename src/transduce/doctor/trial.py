@@ -22,7 +22,7 @@ from transduce.doctor.measuring import tokens_at_once
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.models.build import build_model, count_parameters
-from transduce.process import heed_parent
+from transduce.process import exit_with_parent
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
 from transduce.training.averaging import AVERAGES
@@ -193,7 +193,7 @@ def _short(settings: Settings) -> Settings:
 
 def main(arguments: list[str]) -> None:
     """Run a trial, a line of JSON for all that becomes known."""
-    heed_parent()
+    exit_with_parent()
     folder, until, processes = arguments
     left = max(LEAST, float(until) - time.time())
     for fact in run(RunFolder.open(Path(folder), model=False), left, int(processes)):

@@ -9,7 +9,6 @@ that size are cut before they are tried; the size is part of the state, so that 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import time
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
+from transduce.process import c_function
 from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from transduce.training.ranks import ALONE, Link, name_of, stream_seed
@@ -65,7 +65,7 @@ def keep_freed_memory() -> None:
     Large tensors are otherwise mapped and unmapped anew, page by page, in every update: a fifth of the time of a small
     model. Peak memory stays what it was. Does nothing where the C library has no mallopt.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = c_function("mallopt")
     if mallopt is not None:
         for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(option, value)
@@ -87,7 +87,7 @@ def give_back_memory() -> None:
     What `keep_freed_memory` keeps of a validation (several threads, other shapes) is of little use to the updates, and
     its holes would add up. Does nothing where the C library has no malloc_trim.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = c_function("malloc_trim")
     if trim is not None:
         trim(0)
 

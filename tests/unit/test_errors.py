@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from transduce.errors import Interrupted, is_out_of_memory, nearest
+from transduce.process import c_function
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+    ],
+    ids=str,
+)
+def test_every_library_reports_out_of_memory_in_its_own_words(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("size mismatch"), ValueError("out of memory"), RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED")],
+    ids=str,
+)
+def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_an_interrupted_run_exits_with_the_shells_code() -> None:
+    assert Interrupted("stopped", signal=signal.SIGTERM).exit_code == 143
+
+
+def test_nearest_suggests_only_similar_names() -> None:
+    assert nearest("xyz", ["dropout"]) == ""
+
+
+def test_c_functions_are_not_looked_up_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, `ctypes.CDLL(None)` raises a TypeError."""
+    assert c_function("no_such_function") is None
+    monkeypatch.setattr(os, "name", "nt")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: pytest.fail("ctypes.CDLL was called"))
+    assert c_function("mallopt") is None
