@@ -1,8 +1,7 @@
-"""The command that looks before a training is begun. As in `cli.py`, heavy imports stand inside."""
+"""`transduce doctor`."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,58 +9,27 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transduce.cli.options import (
-    Both,
-    Extend,
-    From,
-    NewRun,
-    Paths,
-    Processes,
-    Quiet,
-    Root,
-    Set,
-    Sources,
-    SrcLang,
-    Targets,
-    Texts,
-    TgtLang,
-)
-from transduce.cli.output import print_lines
+from transduce.cli.options import Processes, Quiet
+from transduce.cli.output import print_lines, to_json
+from transduce.cli.request import Request, expand_request
+
+RecipeOrRun = Annotated[
+    Path | None, Argument(metavar="RECIPE|RUN", help="Settings (TOML file), or a run folder.", show_default=False)
+]
 
 
+@expand_request(recipe=RecipeOrRun)
 def doctor(
-    recipe: Annotated[
-        Path | None,
-        Argument(
-            metavar="RECIPE|RUN", help="Settings, a TOML file; or a run folder that is there.", show_default=False
-        ),
-    ] = None,
-    src: Sources = None,
-    tgt: Targets = None,
-    path: Both = None,
-    text: Texts = None,
-    valid_text: Paths = None,
-    test_text: Paths = None,
-    valid_src: Paths = None,
-    valid_tgt: Paths = None,
-    test_src: Paths = None,
-    test_tgt: Paths = None,
-    src_lang: SrcLang = None,
-    tgt_lang: TgtLang = None,
-    run: NewRun = None,
-    start: From = None,
-    extend: Extend = None,
-    data: Root = None,
-    overrides: Set = None,
+    request: Request,
     processes: Processes = 1,
-    as_json: Annotated[bool, Option("--json", help="All that was found and measured, as one JSON object.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print all findings and measurements as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look before a training: the data, the memory, the speed, the time, the disk. Takes the options of train.
+    """Check data, memory, speed, time and disk space before training. Takes the options of train.
 
-    Reads a sample, makes a few updates in a process of its own, and keeps nothing, in about 20 seconds whatever the
-    size of the corpus. Ends with "ready", or with a line for each obstacle and exit code 2. Of a run that is there it
-    tells where it is and what remains.
+    Reads a sample, runs a few updates in a separate process and keeps nothing; takes about 20 seconds for any size of
+    corpus. Prints "ready", or one line per problem and exits with code 2. For an existing run it reports the progress
+    and what remains.
 
     \b
     transduce doctor --src train.en --tgt train.de --run runs/x
@@ -71,36 +39,22 @@ def doctor(
     transduce doctor runs/x
     """
     began = time.monotonic()
-    from transduce.cli.request import Request
+    from dataclasses import replace
 
+    from transduce.errors import SettingsError
+
+    recipe = request.recipe
     if recipe is not None and recipe.is_dir():
         from transduce.doctor.progress import asked_of
-        from transduce.errors import SettingsError
 
-        texts = (src, tgt, path, text, valid_text, test_text, valid_src, valid_tgt, test_src, test_tgt)
-        if any((*texts, src_lang, tgt_lang, run, start, extend, data, overrides)):
+        if request != Request(recipe=recipe):
             raise SettingsError(
-                f"{recipe} is a run, and a run has its settings; of all options only --processes, --json and --quiet "
-                "go with it"
+                f"{recipe} is a run folder and has its own settings; use only --processes, --json and --quiet with it"
             )
         settings, run = asked_of(recipe), recipe
     else:
-        if run is None and recipe is None:
-            run = Path("runs") / "new"
-        request = Request(
-            recipe=recipe,
-            train=(tuple(src or ()), tuple(tgt or ())),
-            valid=(tuple(valid_src or ()), tuple(valid_tgt or ())),
-            test=(tuple(test_src or ()), tuple(test_tgt or ())),
-            paths=tuple(path or ()),
-            texts=(tuple(text or ()), tuple(valid_text or ()), tuple(test_text or ())),
-            root=data,
-            languages=(src_lang, tgt_lang),
-            start=start,
-            extend=extend,
-            overrides=tuple(overrides or ()),
-            run=run,
-        )
+        if request.run is None and recipe is None:
+            request = replace(request, run=Path("runs") / "new")
         settings, run = request.settings(), request.run_folder()
 
     from transduce.doctor import examine
@@ -113,6 +67,6 @@ def doctor(
         found = examine.diagnose(
             settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes
         )
-    print_lines([json.dumps(found.to_json(), ensure_ascii=False)] if as_json else lines_of(found))
+    print_lines([to_json(found.to_json())] if as_json else lines_of(found))
     if not found.ready:
         raise typer.Exit(2)

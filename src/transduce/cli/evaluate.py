@@ -1,14 +1,15 @@
-"""The command that judges a run. As in `cli.py`, heavy imports stand inside."""
+"""`transduce evaluate`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
-from transduce.cli.options import BatchTokens, Beam, Device, Json, Longest, Lowercase, Penalty, Run, Tokenize
-from transduce.cli.output import print_lines
+from transduce.cli.options import BatchTokens, Beam, Device, Json, LengthPenalty, Lowercase, MaxLength, Run, Tokenize
+from transduce.cli.output import check_output, print_lines, to_json
 
 _SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens"})
 _TAKES: dict[str, frozenset[str]] = {
@@ -18,48 +19,54 @@ _TAKES: dict[str, frozenset[str]] = {
     "masked": frozenset({"--text", "--batch-tokens"}),
     "classification": frozenset({"--labels"}),
 }
-"""By the run's task: the options that have an effect, besides those of all."""
-_TOLD = {"--src": "--src and --ref", "--text": "--text", "--labels": "--labels"}
+"""The options that have an effect, besides those of all tasks."""
+_INPUTS = {"--src": "--src and --ref", "--text": "--text", "--labels": "--labels"}
 
 
 def evaluate(
     run: Run,
     src: Annotated[Path | None, Option(metavar="FILE", help="Source text.", show_default=False)] = None,
     ref: Annotated[
-        Path | None, Option(metavar="FILE", help="Reference translations, line for line.", show_default=False)
+        Path | None, Option(metavar="FILE", help="Reference translations, aligned line by line.", show_default=False)
     ] = None,
     text: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Text that a language model, or a masked one, is to tell.", show_default=False),
+        Path | None, Option(metavar="FILE", help="Text file to compute perplexity on.", show_default=False)
     ] = None,
     labels: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="label<TAB>text lines that a classifier is to tell.", show_default=False),
+        Path | None, Option(metavar="FILE", help="Labelled text: label<TAB>text lines.", show_default=False)
     ] = None,
     stride: Annotated[
         int | None,
-        Option(help="Tokens that are new in each row of --text; default: all of it.", min=1, show_default=False),
+        Option(
+            help="With --text: new tokens per row; a smaller stride gives each token more context "
+            "(default: rows do not overlap).",
+            min=1,
+            show_default=False,
+        ),
     ] = None,
     hyp: Annotated[
-        Path | None, Option(metavar="FILE", help="Judge these translations instead of RUN's.", show_default=False)
+        Path | None,
+        Option(metavar="FILE", help="Score these translations instead of those of RUN.", show_default=False),
     ] = None,
     against: Annotated[
         Path | None,
-        Option(metavar="RUN|FILE", help="Another run or its output: paired bootstrap.", show_default=False),
+        Option(metavar="RUN|FILE", help="Compare with another run or its output (paired bootstrap).",
+               show_default=False),
     ] = None,
     tokenize: Tokenize = None,
     lowercase: Lowercase = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Keep the translations too.", show_default=False)
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write the translations to FILE.",
+                            show_default=False)
     ] = None,
     beam: Beam = None,
-    max_length: Longest = None,
-    length_penalty: Penalty = None,
+    max_length: MaxLength = None,
+    length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
     device: Device = "auto",
     json: Json = False,
-) -> None:
-    """BLEU, chrF and TER of a run's translations, with their signatures; or how well it tells text.
+) -> None:  # fmt: skip
+    """Compute BLEU, chrF and TER of translations, perplexity of text, or accuracy of labels.
 
     \b
     transduce evaluate runs/x --src test.en --ref test.de
@@ -85,53 +92,78 @@ def evaluate(
         "--length-penalty": length_penalty,
         "--batch-tokens": batch_tokens,
     }
-    way = _way({name for name, value in given.items() if value is not None}, run, against)
-    from transduce.cli import use, use_encoder
+    task = _check_options({name for name, value in given.items() if value is not None}, run, against)
+    check_output(output)
+    from transduce.evaluation import evaluate as evaluation
 
+    scores: Any
     if labels is not None:
-        lines = use_encoder.evaluate_labels(run, labels, device=device, as_json=json)
-    elif text is not None and way == "masked":
-        lines = use_encoder.evaluate_gaps(run, text, batch_tokens=batch_tokens, device=device, as_json=json)
+        from transduce.decoding.classifier import TextClassifier
+
+        scores = evaluation.evaluate_labels(TextClassifier.load(run, device=device), labels)
     elif text is not None:
-        lines = use.evaluate_text(run, text, stride=stride, batch_tokens=batch_tokens, device=device, as_json=json)
+        scores = _text_scores(run, task, text, stride=stride, batch_tokens=batch_tokens, device=device)
     else:
-        assert src is not None and ref is not None, "as _way has seen"
-        lines = use.evaluate(
+        assert src is not None and ref is not None  # see _check_options
+        from transduce.cli.use import Search
+        from transduce.decoding.translator import Translator
+
+        search = Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
+
+        def translate(system: Path, sources: Sequence[str]) -> list[str]:
+            return [found.text for found in search(Translator.load(system, device=device), sources)]
+
+        scores = evaluation.evaluate_translations(
             run,
             (src, ref),
+            translate=translate,
             hypotheses=hyp,
             against=against,
-            metric=(tokenize, lowercase),
-            search=use.Search(
-                beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens
-            ),
+            tokenize=tokenize,
+            lowercase=lowercase,
             output=output,
-            device=device,
-            as_json=json,
         )
-    print_lines(lines)
+    print_lines([to_json(scores.to_json())] if json else scores.lines())
 
 
-def _way(given: set[str], run: Path, against: Path | None) -> str:
-    """The run's task, by which it is judged. Refuses what is not to be judged so, and options without effect."""
+def _text_scores(run: Path, task: str, text: Path, *, stride: int | None, batch_tokens: int | None, device: str) -> Any:
+    """Perplexity of a language model, or accuracy of a masked one, on a text file (`-`: stdin)."""
+    if task == "masked":
+        from transduce.decoding.mask_filler import Filler
+
+        return Filler.load(run, device=device).evaluate(text, batch_tokens=batch_tokens)
+    from transduce.data.text import read_pieces
+    from transduce.data.text_store import TextStore
+    from transduce.decoding.generator import Generator
+    from transduce.errors import DataError
+
+    generator = Generator.load(run, device=device)
+    store = TextStore.from_pieces(read_pieces(text, generator.settings.data.documents), generator.tokenizer)
+    if not store.n_bytes:
+        raise DataError(f"{text}: there is no text")
+    return generator.evaluate(store, stride=stride, batch_tokens=batch_tokens)
+
+
+def _check_options(given: set[str], run: Path, against: Path | None) -> str:
+    """Return the task of the run. Refuse missing inputs, inputs of another task, and options without effect."""
     from transduce.config.purposes import PURPOSES
     from transduce.errors import SettingsError
     from transduce.runs.folder import RunFolder
 
-    ways = [name for name in ("--src", "--text", "--labels") if name in given]
-    if len(ways) != 1 or (ways == ["--src"]) != ("--ref" in given):
+    inputs = [name for name in _INPUTS if name in given]
+    if len(inputs) != 1 or (inputs == ["--src"]) != ("--ref" in given):
         raise SettingsError(
-            "evaluate needs --src and --ref of a translator, --text of a language model or a masked one, or --labels "
-            "of a classifier"
+            "evaluate needs --src and --ref (translator), --text (language model or masked model) or --labels "
+            "(classifier)"
         )
     task = RunFolder.open(run).settings.task
-    purpose = PURPOSES.get(task)  # of an unknown one loading tells
-    if purpose is not None and purpose.judged != ways[0]:
-        how = f"; `transduce evaluate` judges it on {_TOLD[purpose.judged]}" if purpose.judged else ""
+    purpose = PURPOSES.get(task)  # an unknown task is reported when the model is loaded
+    if purpose is not None and purpose.judged != inputs[0]:
+        how = f"; `transduce evaluate` scores it on {_INPUTS[purpose.judged]}" if purpose.judged else ""
         raise SettingsError(f"{run} cannot do that: it {purpose.told()}{how}")
-    takes, told = _TAKES.get(task, given), f"of task '{task}'"
-    if "--hyp" in given and not given - takes and (against is None or not against.is_dir()):
-        takes, told = takes - _SEARCH, "where --hyp gives the translations"
-    if useless := sorted(given - takes):
-        raise SettingsError(f"{', '.join(useless)}: no effect on a run {told}; leave it out")
+    allowed, where = _TAKES.get(task, frozenset(given)), f"for a run of task '{task}'"
+    if "--hyp" in given and not given - allowed and (against is None or not against.is_dir()):
+        allowed, where = allowed - _SEARCH, "if --hyp gives the translations"
+    if unused := sorted(given - allowed):
+        raise SettingsError(f"{', '.join(unused)}: no effect {where}; remove it")
     return task

@@ -1,11 +1,14 @@
-"""Lines for stdout."""
+"""Lines for stdout and for files."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -26,3 +29,33 @@ def print_lines(lines: Iterable[str], end: str = "\n") -> None:
     finally:
         if isinstance(lines, Generator):
             lines.close()
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON; text is not escaped to ASCII."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def check_output(output: Path | None) -> None:
+    """Refuse to write to a folder, before any work is done."""
+    from transduce.errors import SettingsError
+
+    if output is not None and output.is_dir():
+        raise SettingsError(f"--output {output} is a folder; name a file")
+
+
+def write_lines(output: Path, lines: Iterable[str]) -> None:
+    """Write lines to a file, atomically. If an error interrupts, the lines so far are kept in `output`.partial."""
+    from transduce.logging import Log
+    from transduce.runs.atomic import partial_of, write_aside
+
+    written = False
+    try:
+        with write_aside(output, keep=True) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+            for line in lines:
+                file.write(f"{line}\n")
+                written = True
+    except BaseException:
+        if written and (partial := partial_of(output)).exists():
+            Log().warn(f"the lines before the error are in {partial}")
+        raise

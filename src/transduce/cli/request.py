@@ -1,90 +1,122 @@
-"""What the command line asks for, as settings: a recipe, files, `--set`; and settings as a recipe again."""
+"""The options that describe a training, and how they become settings."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from transduce.config import DataSettings, Settings, apply_override, read_recipe
-from transduce.data.lines import check_is_text
+from typer import Argument, Option
+
+from transduce.cli.options import Overrides
 from transduce.errors import DataError, RunFolderError, SettingsError
-from transduce.runs.atomic import read_json
 
-Sides = tuple[tuple[Path, ...], tuple[Path, ...]]
+if TYPE_CHECKING:
+    from transduce.config import DataSettings, Settings
 
 
-@dataclass(frozen=True, slots=True)
+def _value(*names: str, help: str, metavar: str | None = None) -> Any:
+    return Option(*names, help=help, metavar=metavar, show_default=False)
+
+
+def _files(help: str) -> Any:
+    return Option(metavar="FILE", help=help, show_default=False)
+
+
+Files = list[Path] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A training that was asked for. Files given here take the place of the recipe's and start from where we stand.
+    """The options that `train` and `doctor` share. Files named here replace those of the recipe.
 
-    `texts`: plain text to train on, validate on and test with; with them the task is "causal" if no other is named.
-    Relative paths in a recipe start from `root` (--data) where given, else from the recipe's `data.root` or folder.
+    Paths given here are relative to the working directory. Relative paths in a recipe are relative to `data` if given,
+    else to the recipe's `data.root`, else to the folder of the recipe.
     """
 
-    recipe: Path | None = None
-    train: Sides = ((), ())
-    valid: Sides = ((), ())
-    test: Sides = ((), ())
-    paths: tuple[Path, ...] = ()
-    texts: tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...]] = ((), (), ())
-    root: Path | None = None
-    languages: tuple[str | None, str | None] = (None, None)
-    start: Path | None = None
-    extend: int | None = None
-    overrides: tuple[str, ...] = ()
-    run: Path | None = None
+    recipe: Annotated[Path | None, Argument(metavar="RECIPE", help="Settings (TOML file).", show_default=False)] = None
+    src: Annotated[Files, _files("Source text, one sentence per line; repeatable.")] = None
+    tgt: Annotated[Files, _files("Target text, aligned line by line with --src.")] = None
+    path: Annotated[Files, _files("Source and target in one file: .tsv, .jsonl or .tmx; repeatable.")] = None
+    text: Annotated[Files, _files("Plain text to train a language model on; repeatable.")] = None
+    valid_text: Annotated[Files, _files("Plain text for validation (default: a part of --text).")] = None
+    test_text: Annotated[Files, _files("Plain text to score after training.")] = None
+    valid_src: Annotated[Files, _files("Validation source (default: held out from the training text).")] = None
+    valid_tgt: Annotated[Files, _files("Validation target.")] = None
+    test_src: Annotated[Files, _files("Test source, scored after training.")] = None
+    test_tgt: Annotated[Files, _files("Test references.")] = None
+    src_lang: Annotated[str | None, _value(help="Source language code, as in the TMX file.")] = None
+    tgt_lang: Annotated[str | None, _value(help="Target language code.")] = None
+    run: Annotated[Path | None, _value(metavar="FOLDER", help="Run folder (default: runs/RECIPE).")] = None
+    start: Annotated[Path | None, _value("--from", metavar="RUN", help="Fine-tune the model of this run.")] = None
+    extend_vocabulary: Annotated[
+        int | None, _value(metavar="N", help="With --from: add up to N pieces to the vocabulary.")
+    ] = None
+    data: Annotated[
+        Path | None, _value(metavar="FOLDER", help="Folder that the recipe's data paths are relative to.")
+    ] = None
+    overrides: Overrides = None
 
     def settings(self) -> Settings:
-        """All settings, data paths absolute and there. Raises `SettingsError` or `DataError`.
+        """Return all settings, with absolute data paths.
 
-        A run that has read its text already holds what it needs of it: the files may be gone.
+        Raises `SettingsError` for contradictions and `DataError` for missing files. Data files may be missing if the
+        run folder already contains the encoded text.
         """
+        from transduce.config import Settings, apply_override, read_recipe
+
         origin = str(self.recipe) if self.recipe else "settings"
         values = read_recipe(self.recipe) if self.recipe else {}
-        for override in self.overrides:
+        for override in self.overrides or ():
             apply_override(values, override)
         data = values.setdefault("data", {})
         if not isinstance(data, dict):
             raise SettingsError(f"{origin}: 'data' must be a section, [data]")
         self._check_overrides()
-        for key, sides in (("train", self.train), ("valid", self.valid), ("test", self.test)):
-            if corpora := _pair_up(key, sides):
-                data[key] = corpora
-        if self.paths:
-            alone = not any(self.train)
-            data["train"] = [
-                *([] if alone else data["train"]),
-                *({"path": str(path.absolute())} for path in self.paths),
-            ]
-        for key, files in zip(("train", "valid", "test"), self.texts, strict=True):
-            if files:
-                values.setdefault("task", self._task())
-                data[key] = [{"path": str(path.absolute())} for path in files]
-        data |= {key: code for key, code in zip(("src_lang", "tgt_lang"), self.languages, strict=True) if code}
+        data |= self._corpora(data)
+        if self.text or self.valid_text or self.test_text:
+            values.setdefault("task", self._text_task())
+        data |= {key: code for key, code in (("src_lang", self.src_lang), ("tgt_lang", self.tgt_lang)) if code}
         for section, key, value in (
             ("training", "start", self.start and str(self.start.absolute())),
-            ("tokenizer", "extend", self.extend),
-            ("data", "root", self.root and str(self.root.absolute())),
+            ("tokenizer", "extend", self.extend_vocabulary),
+            ("data", "root", self.data and str(self.data.absolute())),
         ):
-            if value is not None and isinstance(there := values.setdefault(section, {}), dict):
-                there[key] = value  # another value there is refused below, with its name
-        folder = self.recipe.parent if self.recipe else Path()
-        settings = Settings.from_mapping(values, origin=origin).resolve_paths(folder)
-        if not settings.data.train and not settings.data.demo:
-            raise SettingsError("no training text: give --src and --tgt, or --path, or --text, or a recipe")
-        if settings.data.train and settings.data.demo:
-            raise SettingsError(
-                f"data.demo = {settings.data.demo}: the built-in corpus goes without files; leave one out"
-            )
-        from transduce.runs.folder import has_read_text  # needs torch
-
-        if not has_read_text(self.run_folder()):
-            self._check_files(settings.data)
+            if value is not None and isinstance(content := values.setdefault(section, {}), dict):
+                content[key] = value  # a section that is not a mapping is refused below
+        settings = Settings.from_mapping(values, origin=origin).resolve_paths(
+            self.recipe.parent if self.recipe else Path()
+        )
+        self._check_data(settings.data)
         return settings
 
-    def _task(self) -> str:
-        """What plain text is for where nothing else is said: as the run to begin with says, or the run that goes on."""
+    def run_folder(self) -> Path:
+        """Return the run folder: as given, or `runs/` and the recipe's name."""
+        if self.run is not None:
+            return self.run
+        if self.recipe is None:
+            raise SettingsError("no run folder given; add --run runs/NAME")
+        return Path("runs") / self.recipe.stem
+
+    def _corpora(self, data: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
+        """Return the data settings that options replace: `train`, `valid`, `test`."""
+        corpora = {
+            "train": _pairs("", self.src, self.tgt),
+            "valid": _pairs("valid-", self.valid_src, self.valid_tgt),
+            "test": _pairs("test-", self.test_src, self.test_tgt),
+        }
+        corpora["train"] += _paths(self.path)
+        texts = {"train": _paths(self.text), "valid": _paths(self.valid_text), "test": _paths(self.test_text)}
+        return {key: texts[key] or corpora[key] for key in corpora if texts[key] or corpora[key]}
+
+    def _text_task(self) -> str:
+        """Return the task of a training on plain text, unless set: that of the run to resume or to fine-tune."""
+        from transduce.runs.atomic import read_json
+
         if self.start is None:
             return "causal"
         for path, section in ((self.run_folder() / "manifest.json", "asked"), (self.start / "config.json", None)):
@@ -96,37 +128,69 @@ class Request:
         return "causal"
 
     def _check_overrides(self) -> None:
-        """Refuse `--set` of text that options name too: one of them would be lost in silence."""
-        given = {"train": any((*self.train, self.paths)), "valid": any(self.valid), "test": any(self.test)}
-        for key, files in zip(given, self.texts, strict=True):
-            for override in self.overrides:
-                if (given[key] or files) and override.split("=")[0].strip().split(".")[:2] == ["data", key]:
-                    raise SettingsError(f"--set {override}: options name the {key} text already; say all in a recipe")
+        """Refuse `--set data.train...` if options name training text too: one of them would be ignored."""
+        named = {
+            "train": self.src or self.tgt or self.path or self.text,
+            "valid": self.valid_src or self.valid_tgt or self.valid_text,
+            "test": self.test_src or self.test_tgt or self.test_text,
+        }
+        for override in self.overrides or ():
+            section, _, key = override.split("=")[0].strip().partition(".")
+            key = key.split(".")[0]
+            if section == "data" and named.get(key):
+                raise SettingsError(
+                    f"--set {override}: the {key} text is given by options already; use a recipe for both"
+                )
 
-    def run_folder(self) -> Path:
-        """Where the run goes: as given, or `runs/` and the recipe's name."""
-        if self.run is not None:
-            return self.run
-        if self.recipe is None:
-            raise SettingsError("no run folder named; add --run runs/NAME")
-        return Path("runs") / self.recipe.stem
+    def _check_data(self, data: DataSettings) -> None:
+        """Refuse a request without training text, or with files that do not exist."""
+        from transduce.data.lines import check_is_text
+        from transduce.runs.folder import has_read_text
 
-    def _check_files(self, data: DataSettings) -> None:
-        """Refuse a request that names files that are not there."""
+        if not data.train and not data.demo:
+            raise SettingsError("no training text: give --src and --tgt, or --path, or --text, or a recipe")
+        if data.train and data.demo:
+            raise SettingsError(f"data.demo = {data.demo}: the built-in corpus replaces files; leave one of them out")
+        if has_read_text(self.run_folder()):
+            return
         for corpus in (*data.train, *data.valid, *data.test):
-            for path in (corpus.src, corpus.tgt, corpus.path):
-                if path is not None and not path.exists():
-                    hint = "; say where the data lies with --data FOLDER" if self.recipe and not self.root else ""
+            for path in filter(None, (corpus.src, corpus.tgt, corpus.path)):
+                if not path.exists():
+                    hint = "; name the folder of the data with --data FOLDER" if self.recipe and not self.data else ""
                     raise DataError(f"there is no file {path}{hint}")
-                if path is not None:
-                    check_is_text(path)
+                check_is_text(path)
 
 
-def _pair_up(key: str, sides: Sides) -> list[dict[str, str]]:
-    src, tgt = sides
-    if len(src) != len(tgt):
-        name = "" if key == "train" else f"{key}-"
+def expand_request(recipe: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's first parameter, a `Request`, by one option per field.
+
+    `recipe`: another annotation for the argument RECIPE.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def expanded(**given: Any) -> None:
+            command(Request(**{field.name: given.pop(field.name) for field in fields(Request)}), **given)
+
+        shared = dict(inspect.signature(Request, eval_str=True).parameters)
+        if recipe is not None:
+            shared["recipe"] = shared["recipe"].replace(annotation=recipe)
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
+        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return expanded
+
+    return decorate
+
+
+def _pairs(prefix: str, src: Files, tgt: Files) -> list[dict[str, str]]:
+    n_src, n_tgt = len(src or ()), len(tgt or ())
+    if n_src != n_tgt:
         raise SettingsError(
-            f"--{name}src is given {len(src)} times and --{name}tgt {len(tgt)} times; both sides go together"
+            f"--{prefix}src is given {n_src} times and --{prefix}tgt {n_tgt} times; give both sides of each corpus"
         )
-    return [{"src": str(s.absolute()), "tgt": str(t.absolute())} for s, t in zip(src, tgt, strict=True)]
+    return [{"src": str(s.absolute()), "tgt": str(t.absolute())} for s, t in zip(src or (), tgt or (), strict=True)]
+
+
+def _paths(paths: Files) -> list[dict[str, str]]:
+    return [{"path": str(path.absolute())} for path in paths or ()]

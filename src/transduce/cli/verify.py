@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from transduce.cli.options import Quiet, Set
+from transduce.cli.options import Overrides, Quiet
 from transduce.cli.output import print_lines
 
 
@@ -23,7 +23,7 @@ def verify(
     data: Annotated[
         Path | None, Option(metavar="FOLDER", help="Where a recipe's data paths start.", show_default=False)
     ] = None,
-    overrides: Set = None,
+    overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
     """Check every file of a run, and show that a kill and a resume change nothing on this machine.
@@ -47,9 +47,7 @@ def verify(
         if files:
             raise SettingsError(f"--files looks at a run folder, and {path} is a recipe")
 
-        settings = Request(
-            recipe=path, root=data, overrides=tuple(overrides or ()), run=path.with_suffix("")
-        ).settings()
+        settings = Request(recipe=path, data=data, overrides=overrides, run=path.with_suffix("")).settings()
     else:
         from transduce.runs.verify import verify_files
 

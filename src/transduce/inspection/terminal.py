@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
+
+from transduce.inspection.heatmap import HeatMap
 
 SHADES = (" ", "·", "░", "▒", "▓", "█")
 LEVELS = (0.04, 0.12, 0.3, 0.5, 0.75)  # the least weight that each shade but the first stands for
 _RAMP = (234, 17, 18, 19, 25, 31, 37, 43, 79, 115, 151, 187, 230)  # xterm's numbers, dark to light
 _CELL = 2  # columns of a cell: as wide as a Chinese character
 _LABEL = 16  # columns of a label at most
+
+
+def show_attention(heat: HeatMap) -> str:
+    """The last layer, averaged over heads, for this terminal: in colour, or with a legend if stdout is no terminal."""
+    colour = sys.stdout.isatty()
+    width = shutil.get_terminal_size((100, 24)).columns
+    drawn = picture(heat.rows, heat.columns, heat.view(-1), width=width, colour=colour)
+    return drawn if colour else f"{drawn}\n\n{legend()}"
 
 
 def picture(

@@ -10,13 +10,13 @@ from transduce.cli.output import print_lines
 
 
 class Closed(io.StringIO):
-    """A pipe whose reader has gone."""
+    """A pipe whose reader has closed it."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError
 
 
-def test_a_reader_that_has_seen_enough_ends_what_makes_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_stops_the_producer_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def lines() -> Iterator[str]:

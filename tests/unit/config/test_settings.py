@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from transduce.cli.request import Request
 from transduce.config import Settings, apply_override, to_toml
-from transduce.errors import DataError, SettingsError, UserError
+from transduce.errors import SettingsError
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
 
@@ -123,68 +122,6 @@ def test_data_paths_start_from_the_recipe_or_from_data_root(tmp_path: Path) -> N
     assert Settings.from_toml(recipe).data.train[0].tgt == Path("/abs/a.de")
     moved = Settings.from_toml(recipe, [f"data.root={json.dumps(str(tmp_path / 'elsewhere'))}"])
     assert moved.data.train[0].src == tmp_path / "elsewhere" / "a.en"
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    for name in ("a.en", "a.de", "b.en", "b.de", "memory.tmx"):
-        (tmp_path / name).write_text("x\n")
-    (tmp_path / "x.toml").write_text('[data]\ntrain = [{ src = "b.en", tgt = "b.de" }]\n[training]\nlr = 0.001\n')
-    return tmp_path
-
-
-def test_files_of_the_command_line_take_the_place_of_the_recipes(texts: Path) -> None:
-    request = Request(
-        recipe=texts / "x.toml", train=((texts / "a.en",), (texts / "a.de",)), overrides=("training.seed=5",)
-    )
-    settings = request.settings()
-    assert [corpus.src for corpus in settings.data.train] == [texts / "a.en"]
-    assert (settings.training.lr, settings.training.seed) == (0.001, 5)
-    assert request.run_folder() == Path("runs/x")
-
-
-def test_one_file_of_both_sides_stands_beside_pairs_of_files(texts: Path) -> None:
-    pair = ((texts / "a.en",), (texts / "a.de",))
-    both = Request(train=pair, paths=(texts / "memory.tmx",), run=texts / "run").settings().data.train
-    assert [corpus.path for corpus in both] == [None, texts / "memory.tmx"]
-    assert len(Request(recipe=texts / "x.toml", paths=(texts / "memory.tmx",)).settings().data.train) == 1
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request(), "no training text"),
-        (Request(train=((Path("a"), Path("b")), (Path("a"),))), "--src is given 2 times and --tgt 1 times"),
-        (Request(valid=((), (Path("a"),))), "--valid-src is given 0 times and --valid-tgt 1 times"),
-        (Request(train=((Path("no.en"),), (Path("no.de"),)), run=Path("r")), "there is no file .*no.en"),
-        (Request(overrides=("data=3",)), "settings: 'data' must be a section"),
-    ],
-)
-def test_an_impossible_request_is_refused_in_one_line(request_: Request, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        request_.settings()
-
-
-def test_a_recipe_without_its_data_says_how_to_name_it(texts: Path) -> None:
-    (texts / "b.de").unlink()
-    with pytest.raises(DataError, match=r"b\.de; say where the data lies with --data"):
-        Request(recipe=texts / "x.toml").settings()
-    with pytest.raises(DataError, match=r"elsewhere.b\.en$"):
-        Request(recipe=texts / "x.toml", root=texts / "elsewhere").settings()
-
-
-def test_a_run_that_has_read_its_text_needs_the_files_no_more(texts: Path) -> None:
-    (texts / "b.de").unlink()
-    (texts / "run").mkdir()
-    with pytest.raises(DataError):
-        Request(recipe=texts / "x.toml", run=texts / "run").settings()
-    (texts / "run" / "data.json").write_text("{}")
-    assert Request(recipe=texts / "x.toml", run=texts / "run").settings().data.train[0].tgt == texts / "b.de"
-
-
-def test_a_run_needs_a_name() -> None:
-    with pytest.raises(SettingsError, match="--run"):
-        Request().run_folder()
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -95,7 +95,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Cal
     found = diagnose(asked, run=tmp_path / "run", seconds=3)
     assert [one.check for one in found.obstacles] == ["data"]
     with pytest.raises(DataError, match=r"is a folder|is no file"):
-        Request(train=((tmp_path / "a.en",), (target,)), run=tmp_path / "run").settings()
+        Request(src=[tmp_path / "a.en"], tgt=[target], run=tmp_path / "run").settings()
 
 
 def test_a_place_where_no_run_can_be_made_is_told(tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_ready_says_what_was_not_measured() -> None:
 def test_a_run_has_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["doctor", str(tmp_path), "--set", "training.lr=3"])
-    assert left.value.code == 2 and "a run has its settings" in capsys.readouterr().err
+    assert left.value.code == 2 and "own settings" in capsys.readouterr().err

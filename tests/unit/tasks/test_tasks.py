@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from transduce.cli.request import Request
 from transduce.config import Settings, to_toml
 from transduce.config.purposes import PURPOSES
 from transduce.doctor.resume_trial import shortened
@@ -165,22 +163,6 @@ def test_a_label_that_is_held_out_whole_is_known(tmp_path: Path, capsys: pytest.
         assert texts.labels == ("common", "rare")
         found.append(any(example.label == "rare" for example in texts.valid))
     assert any(found) and "label 'rare' stands in no training text" in capsys.readouterr().err
-
-
-def test_plain_text_is_for_what_the_start_is_for(tmp_path: Path) -> None:
-    """And a run that goes on knows it by itself, when the start is gone."""
-    text, start, run = tmp_path / "text.txt", tmp_path / "start", tmp_path / "run"
-    text.write_text("a line\n")
-    start.mkdir()
-    run.mkdir()
-    request = Request(texts=((text,), (), ()), start=start, run=run)
-    assert Request(texts=((text,), (), ()), run=run).settings().task == "causal"
-    for task, found in (("masked", "masked"), ("encoding", "masked"), ("causal", "causal"), ("translation", "causal")):
-        (start / "config.json").write_text(json.dumps({"task": task}))
-        assert request.settings().task == found
-    (run / "manifest.json").write_text(json.dumps({"asked": {"task": "masked"}}))
-    (start / "config.json").unlink()
-    assert request.settings().task == "masked"
 
 
 @pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda p: p.stem)

@@ -1,4 +1,4 @@
-"""What surrounds the translations of a finished run: notes, and the lines that an error cuts short."""
+"""Translating files: notes on stderr, and the lines before an error."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from transduce.cli import use
+from transduce.cli.output import write_lines
+from transduce.cli.translate import translate_files
+from transduce.cli.use import Search
 from transduce.decoding.results import Candidate, Translation
 from transduce.errors import DataError
-from transduce.logging import Log
 
 Translate = Callable[..., list[str]]
 
 
-class Doubling(use.Search):
+class Doubling(Search):
     """Translates a line by doubling it; long ones get a note."""
 
     def __call__(self, translator: Any, lines: Iterable[str]) -> Iterator[Translation]:
@@ -26,20 +27,16 @@ class Doubling(use.Search):
 
 
 @pytest.fixture
-def translate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Translate:
-    monkeypatch.setattr(use.Translator, "load", lambda run, device: object())
-
+def translate(tmp_path: Path) -> Translate:
     def run(text: str, style: str = "text") -> list[str]:
         (tmp_path / "in.txt").write_text(text)
-
-        files = [tmp_path / "in.txt"]
-        return list(use.translate(tmp_path, files, search=Doubling(), style=style, device="cpu", log=Log()))
+        return list(translate_files(object(), [tmp_path / "in.txt"], Doubling(), style))  # type: ignore[arg-type]
 
     return run
 
 
 @pytest.mark.parametrize(("n", "n_lines"), [(0, 0), (1, 1), (5, 5), (6, 6), (5000, 6)])
-def test_many_notes_become_a_few_and_a_number(
+def test_many_notes_become_a_few_and_a_count(
     n: int, n_lines: int, translate: Translate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = translate("A.\n" + "a long line\n" * n)
@@ -48,32 +45,33 @@ def test_many_notes_become_a_few_and_a_number(
     assert len(notes) == n_lines
     assert notes[:5] == [f"warning: line {i}: output cut off" for i in range(2, 2 + min(n, 5))]
     if n > 5:
-        assert notes[5].startswith(f"warning: {n:,} of {n + 1:,} lines have such notes, of which the first 5 are shown")
+        assert f"{n:,} of {n + 1:,} lines" in notes[5] and "first 5" in notes[5] and "--json" in notes[5]
 
 
-def test_json_holds_its_notes_itself(translate: Translate, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_its_notes(translate: Translate, capsys: pytest.CaptureFixture[str]) -> None:
     lines = translate("a long line\n" * 9, "json")
     assert all('"note": "output cut off"' in line for line in lines)
     assert capsys.readouterr().err == ""
 
 
-def test_what_was_translated_before_an_error_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_before_an_error_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines(n: int) -> Iterator[str]:
         yield from ["eins", "zwei"][:n]
         raise DataError("in.txt, line 3: not valid UTF-8")
 
     output = tmp_path / "out.de"
-    output.write_text("of before\n")
+    output.write_text("from before\n")
     with pytest.raises(DataError):
-        use.write_lines(output, lines(0))
+        write_lines(output, lines(0))
     assert capsys.readouterr().err == "" and [path.name for path in tmp_path.iterdir()] == ["out.de"]
     with pytest.raises(DataError):
-        use.write_lines(output, lines(2))
-    assert output.read_text() == "of before\n"
+        write_lines(output, lines(2))
+    assert output.read_text() == "from before\n"
     assert (tmp_path / "out.de.partial").read_text() == "eins\nzwei\n"
-    assert capsys.readouterr().err == f"warning: the lines before the error are kept in {tmp_path}/out.de.partial\n"
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: ") and f"{tmp_path}/out.de.partial" in warning
 
 
-def test_a_file_that_is_none_is_written_to_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
-    use.write_lines(Path("/dev/null"), ["eins"])
+def test_a_device_is_written_to_directly() -> None:
+    write_lines(Path("/dev/null"), ["eins"])
     assert Path("/dev/null").exists() and not Path("/dev/null.partial").exists()

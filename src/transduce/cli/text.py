@@ -1,0 +1,145 @@
+"""`transduce generate`, `fill` and `classify`: what language models and encoders do with text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from transduce.cli.options import Device, Json, MaxLength, Run, Seed, TopK, TopP
+from transduce.cli.output import print_lines, to_json
+from transduce.cli.translate import STDIN
+
+_CHUNK = 1000  # lines that are classified before the first result is printed
+
+
+def generate(
+    run: Run,
+    prompt: Annotated[
+        list[str] | None,
+        Option("--prompt", "-p", help="Text to continue (default: stdin); repeatable.", show_default=False),
+    ] = None,
+    max_length: MaxLength = None,
+    temperature: Annotated[
+        float, Option(help="Sampling temperature; below 1 is sharper, 0 always takes the most likely token.", min=0.0)
+    ] = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 1,
+    samples: Annotated[int, Option(help="Texts per prompt.", min=1)] = 1,
+    stream: Annotated[bool, Option("--stream", help="Print the text while it is generated.")] = False,
+    cut_prompt: Annotated[
+        bool, Option("--cut-prompt", help="Cut the start of a prompt that is too long for the model.")
+    ] = False,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Generate text from a prompt. Multiple outputs are separated by `---`.
+
+    \b
+    transduce generate runs/book --prompt "Once upon a time" --temperature 0.8 --top-k 40
+    echo "Once upon" | transduce generate runs/book --samples 3 --json
+    """
+    from transduce.cli.use import Asking
+    from transduce.data.lines import read_lines
+    from transduce.decoding.generator import Generator
+    from transduce.errors import SettingsError
+
+    generator = Generator.load(run, device=device)
+    prompts = prompt if prompt is not None else ["\n".join(read_lines(STDIN))]
+    asked = Asking(
+        max_length=max_length,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        n_samples=samples,
+        cut_prompt=cut_prompt,
+    )
+    if stream:
+        if json or len(prompts) * samples > 1:
+            raise SettingsError("--stream prints a single text: not with --json, --samples or several prompts")
+        print_lines(_streamed(prompts[0], asked.stream(generator, prompts[0])), end="")
+        return
+    found = asked(generator, prompts)
+    if json:
+        print_lines(
+            to_json({"prompt": one.prompt, "text": one.text, "n_tokens": len(one.ids), "log_prob": one.log_prob,
+                     "finished": one.finished})
+            for one in found
+        )  # fmt: skip
+    else:
+        print_lines(["---\n".join(f"{one.prompt}{one.text}\n" for one in found)], end="")
+
+
+def fill(
+    run: Run,
+    texts: Annotated[
+        list[str] | None,
+        Argument(metavar="TEXT...", help="Text with <mask> for each word to predict (default: stdin).",
+                 show_default=False),
+    ] = None,
+    top: Annotated[int, Option(help="Candidates per mask.", min=1)] = 5,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Predict masked words with a run of task "masked". Prints PROBABILITY, WORD and TEXT.
+
+    \b
+    transduce fill runs/bert "The capital of France is <mask>."
+    transduce fill runs/bert --top 10 --json < texts.txt
+    """
+    from dataclasses import asdict
+
+    from transduce.data.lines import read_lines
+    from transduce.decoding.mask_filler import Filler
+
+    found = Filler.load(run, device=device).fill(list(read_lines(STDIN)) if texts is None else texts, top=top)
+    if json:
+        print_lines(to_json(asdict(one)) for one in found)
+        return
+    for one in found:
+        for number, gap in enumerate(one.gaps, 1):
+            head = [f"mask {number}:"] if len(one.gaps) > 1 else []
+            print_lines([*head, *(f"{c.probability:6.1%}  {c.token}\t{c.text}" for c in gap)])
+
+
+def classify(
+    run: Run,
+    file: Annotated[
+        Path | None, Argument(metavar="FILE", help="Text, or text<TAB>text (default: stdin).", show_default=False)
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Predict the label of each line with a run of task "classification". Prints LABEL<TAB>PROBABILITY.
+
+    \b
+    transduce classify runs/sst2 reviews.txt > labels.tsv
+    echo "a fine film" | transduce classify runs/sst2 --json
+    """
+    from dataclasses import asdict
+    from itertools import islice
+
+    from transduce.data.lines import read_lines
+    from transduce.decoding.classifier import TextClassifier
+    from transduce.logging import Log
+
+    classifier = TextClassifier.load(run, device=device)
+    lines, n_cut = read_lines(file or STDIN), 0
+    while chunk := list(islice(lines, _CHUNK)):
+        found = classifier.classify([tuple(line.split("\t")) for line in chunk])
+        n_cut += sum(one.full for one in found)
+        print_lines(to_json(asdict(one)) if json else f"{one.label}\t{one.probability:.4f}" for one in found)
+    if n_cut:
+        Log().warn(
+            f"{n_cut:,} texts fill or exceed the {classifier.longest} tokens that the model reads; the rest is cut"
+        )
+
+
+def _streamed(prompt: str, parts: Iterator[str]) -> Iterator[str]:
+    yield prompt
+    yield from parts
+    yield "\n"

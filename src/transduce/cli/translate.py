@@ -1,0 +1,149 @@
+"""`transduce translate` and `transduce score`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from transduce.cli.options import BatchTokens, Beam, Device, Json, LengthPenalty, MaxLength, Run, Seed, TopK, TopP
+from transduce.cli.output import check_output, print_lines, to_json, write_lines
+
+if TYPE_CHECKING:
+    from transduce.cli.use import Search
+    from transduce.decoding.results import Translation
+    from transduce.decoding.translator import Translator
+
+STDIN = Path("-")
+MAX_NOTES = 5
+"""Notes about single lines that are printed before only their number is counted."""
+
+
+def translate(
+    run: Run,
+    files: Annotated[
+        list[Path] | None, Argument(metavar="FILE...", help="Text files (default: stdin).", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", metavar="FILE", help="Write to FILE (default: stdout).", show_default=False),
+    ] = None,
+    beam: Beam = None,
+    nbest: Annotated[int, Option(help="Translations per line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1,
+    scores: Annotated[bool, Option("--scores", help="Print SCORE<TAB>TEXT.")] = False,
+    json: Json = False,
+    max_length: MaxLength = None,
+    length_penalty: LengthPenalty = None,
+    sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False,
+    temperature: Annotated[float, Option(help="Sampling temperature; below 1 is sharper.", min=0.001)] = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 1,
+    batch_tokens: BatchTokens = None,
+    device: Device = "auto",
+) -> None:
+    """Translate text line by line. Empty lines stay empty.
+
+    If an error interrupts --output FILE, the lines so far are kept in FILE.partial.
+
+    \b
+    transduce translate runs/x < in.en > out.de
+    transduce translate runs/x in.en.gz -o out.de --beam 1
+    transduce translate runs/x in.en --nbest 5 --json
+    """
+    from transduce.cli.use import Search
+    from transduce.decoding.sample import Sampling
+    from transduce.decoding.translator import Translator
+    from transduce.errors import SettingsError
+
+    if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise SettingsError("--temperature, --top-k and --top-p are for sampling; add --sample")
+    search = Search(
+        beam=beam,
+        n_best=nbest,
+        max_length=max_length,
+        length_penalty=length_penalty,
+        batch_tokens=batch_tokens,
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p) if sample else None,
+        seed=seed,
+    )
+    check_output(output)
+    style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
+    lines = translate_files(Translator.load(run, device=device), files or [STDIN], search, style)
+    write_lines(output, lines) if output else print_lines(lines)
+
+
+def score(
+    run: Run,
+    src: Annotated[Path, Option(metavar="FILE", help="Source text.", show_default=False)],
+    tgt: Annotated[Path, Option(metavar="FILE", help="Translations, aligned line by line.", show_default=False)],
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Print the log-probability (nats) of each given translation, one per line.
+
+    \b
+    transduce score runs/x --src in.en --tgt in.de
+    transduce score runs/x --src in.en --tgt in.de --json
+    """
+    from transduce.decoding.translator import Translator
+    from transduce.evaluation.evaluate import read_parallel
+
+    sources, targets = read_parallel(src, tgt)
+    found = Translator.load(run, device=device).score(sources, targets)
+    if json:
+        keys = ("log_prob", "n_tokens", "token_log_probs")
+        print_lines(to_json({key: getattr(one, key) for key in keys}) for one in found)
+    else:
+        print_lines(f"{one.log_prob:.4f}" for one in found)
+
+
+def translate_files(translator: Translator, files: Sequence[Path], search: Search, style: str) -> Iterator[str]:
+    """Translate the lines of files (`-`: stdin) and yield lines to print; one by one if stdin is a terminal.
+
+    Notes about translations go to stderr: the first few, and their number at the end. JSON contains them.
+    """
+    from transduce.data.lines import read_lines
+    from transduce.logging import Log
+
+    log = Log()
+    lines = chain.from_iterable(map(read_lines, files))
+    interactive = list(files) == [STDIN] and sys.stdin.isatty()
+    parts: Iterable[Iterable[str]] = ([line] for line in lines) if interactive else [lines]
+    number = n_notes = 0
+    for part in parts:
+        sources, inputs = tee(part)
+        for src, translation in zip(sources, search(translator, inputs), strict=True):
+            number += 1
+            if translation.note and style != "json":
+                lost = bool(src.strip()) and not translation.text  # always reported
+                n_notes += not lost
+                if lost or n_notes <= MAX_NOTES or interactive:
+                    log.warn(f"line {number}: {translation.note}")
+            rows = _rows(style, number, src, translation)
+            if style == "nbest":  # the same number of rows for every line
+                rows += [rows[-1]] * (search.n_best - len(rows))
+            yield from rows
+    if n_notes > MAX_NOTES and not interactive:
+        log.warn(f"{n_notes:,} of {number:,} lines have notes; the first {MAX_NOTES} are shown, --json shows all")
+
+
+def _rows(style: str, number: int, src: str, translation: Translation) -> list[str]:
+    """Format one translation. Line ends inside a text become spaces, so that every row is one line."""
+    from dataclasses import asdict
+
+    if style == "json":
+        candidates = [{k: v for k, v in asdict(one).items() if k != "ids"} for one in translation.candidates]
+        note = {"note": translation.note} if translation.note else {}
+        rows = [to_json({"line": number, "src": src, "text": translation.text, "candidates": candidates, **note})]
+    elif style == "nbest":
+        rows = [f"{number}\t{one.score:.4f}\t{one.text}" for one in translation.candidates]
+    elif style == "scores":
+        rows = [f"{translation.score:.4f}\t{translation.text}"]
+    else:
+        rows = [translation.text]
+    return [row.replace("\r", " ").replace("\n", " ") for row in rows]
