@@ -17,7 +17,7 @@ from transduce.errors import DataError, SettingsError
 
 __all__ = ["FORMATS", "Pair", "corpus_files", "corpus_name", "distinct", "read_lines", "read_pairs"]
 
-_BREAKS = re.compile(r"\s*[\r\n]\s*")
+_SPACES = re.compile(r"\s+")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -189,8 +189,12 @@ def _read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
 
 
 def _one_line(text: str) -> str:
-    """A sentence is one line: line breaks inside it, which JSON and XML allow, become spaces."""
-    return _BREAKS.sub(" ", text.strip("\r\n")) if "\n" in text or "\r" in text else text
+    """Replace line breaks inside a sentence, which JSON and XML allow, and the white space around them by a space."""
+    return _SPACES.sub(_without_breaks, text.strip("\r\n")) if "\n" in text or "\r" in text else text
+
+
+def _without_breaks(spaces: re.Match[str]) -> str:
+    return " " if "\n" in spaces[0] or "\r" in spaces[0] else spaces[0]
 
 
 FORMATS: dict[str, Callable[[Path, str, str], Iterator[Pair]]] = {

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import Corpus, DataSettings, Settings
+from transduce.config import DataSettings, Settings
 from transduce.data.clean import LeakCheck, choose_held_out, clean, comparable, told
-from transduce.data.corpus import Pair, corpus_files, distinct, read_pairs
+from transduce.data.corpus import Pair, distinct
 from transduce.data.lines import bare_suffix
+from transduce.data.sources import Source, Sources, pair_sources
 from transduce.data.store import TokenStore, build_store, fingerprint_of
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, RunFolderError
@@ -36,6 +37,25 @@ Stream = Callable[[], Iterator[Pair]]
 
 
 @dataclass(frozen=True, slots=True)
+class DemoSource:
+    """Pairs of the built-in corpus."""
+
+    name: str
+    n: int
+    seed: int
+    files: tuple[str, ...] = ()
+
+    def read(self) -> Iterator[Pair]:
+        """The first `n` pairs of this split."""
+        for number, pair in enumerate(demo_pairs(self.name, self.n, seed=self.seed), 1):
+            yield Pair(pair.src, pair.tgt, (f"built-in corpus, {self.name}", number))
+
+    def digest(self) -> bytes:
+        """Nothing: the settings say it all."""
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
 class HeldOut:
     """A validation or test set, whole in memory. `files` are the names that reports show."""
 
@@ -50,6 +70,7 @@ class Texts:
 
     train: tuple[Stream, ...]
     files: tuple[str, ...]
+    digests: tuple[bytes, ...]
     n_pairs: int
     valid: HeldOut
     tests: tuple[HeldOut, ...]
@@ -70,38 +91,40 @@ class Prepared:
     judged: list[tuple[str, str]]
 
 
-def read_texts(settings: Settings, log: Log) -> Texts:
+def sources_of(settings: Settings) -> Sources[Pair]:
+    """The sentence pairs that the settings name, in files or of the built-in corpus."""
+    if not settings.data.demo:
+        return pair_sources(settings.data)
+    seed = settings.training.seed
+    train = DemoSource("train", settings.data.demo, seed, ("built-in corpus",))
+    valid, *tests = (DemoSource(split, DEMO_HELD_OUT, seed) for split in ("valid", "test", "held_out_combinations"))
+    return Sources((train,), (valid,), tuple(tests))
+
+
+def read_texts(settings: Settings, log: Log, sources: Sources[Pair] | None = None) -> Texts:
     """Open and count the text that the settings name. Raises `DataError` for whatever is wrong with the files."""
-    data, seed = settings.data, settings.training.seed
-    if data.demo:
-        train = tuple(_demo("train", data.demo, seed))
-        streams: tuple[Stream, ...] = (lambda: iter(train),)
-        valid = HeldOut("valid", _demo("valid", DEMO_HELD_OUT, seed))
-        return Texts(streams, ("built-in corpus",), len(train), valid, test_sets(settings))
-    streams = tuple(_stream(corpus, data) for corpus in data.train)
-    files = tuple(path.name for corpus in data.train for path in corpus_files(corpus))
+    data, sources = settings.data, sources or sources_of(settings)
+    streams = tuple(source.read for source in sources.train)
+    files = tuple(name for source in sources.train for name in source.files)
+    digests = tuple(source.digest() for source in sources.train)
     n_pairs = _count(streams, data, files)
-    tests = test_sets(settings)
-    if data.valid:
-        return Texts(streams, files, n_pairs, _held_out("valid", data.valid, data), tests)
+    tests = test_sets(sources)
+    if sources.valid:
+        return Texts(streams, files, digests, n_pairs, _held_out("valid", sources.valid), tests)
     n = min(HELD_OUT_MOST, max(1, round(n_pairs * HELD_OUT_SHARE)))
     if n_pairs < 2:
         raise DataError(f"{', '.join(files)}: one sentence pair is too little to train on and hold one out")
-    chosen = choose_held_out(clean(chain.from_iterable(s() for s in streams), data)[0], n, seed=seed)
+    chosen = choose_held_out(clean(chain.from_iterable(s() for s in streams), data)[0], n, seed=settings.training.seed)
     log.say(f"no validation text given: {len(chosen):,} of {n_pairs:,} source sentences are held out for it (by seed)")
     valid = HeldOut("valid", _first_of_each(chosen, streams, data), files)
     streams = tuple(_without(stream, chosen) for stream in streams)
-    return Texts(streams, files, _count(streams, data, files), valid, tests)
+    return Texts(streams, files, digests, _count(streams, data, files), valid, tests)
 
 
-def test_sets(settings: Settings) -> tuple[HeldOut, ...]:
-    """The test sets that the settings name, read whole, nothing cleaned away."""
-    data = settings.data
-    if data.demo:
-        seed, splits = settings.training.seed, ("test", "held_out_combinations")
-        return tuple(HeldOut(split, _demo(split, DEMO_HELD_OUT, seed)) for split in splits)
-    names = distinct([_stem(corpus) for corpus in data.test])
-    return tuple(_held_out(name, (corpus,), data) for name, corpus in zip(names, data.test, strict=True))
+def test_sets(sources: Sources[Pair]) -> tuple[HeldOut, ...]:
+    """The test sets, read whole, nothing cleaned away."""
+    names = distinct([_stem(source) for source in sources.tests])
+    return tuple(_held_out(name, (source,)) for name, source in zip(names, sources.tests, strict=True))
 
 
 def lines_of(texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
@@ -140,7 +163,7 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
             [watched(stream) for stream in texts.train],
             tokenizers,
             data,
-            fingerprint=fingerprint(settings, tokenizers),
+            fingerprint=fingerprint(settings, tokenizers, texts.digests),
             progress=lambda n_read: bar.update(n_read / max(1, texts.n_pairs)),
         )
     valid = build_store(tokens / "valid", [texts.valid.pairs], tokenizers, data, name="validation text")
@@ -235,25 +258,15 @@ def forget_prepared(folder: RunFolder) -> None:
     shutil.rmtree(leaving, ignore_errors=True)
 
 
-def fingerprint(settings: Settings, tokenizers: Tokenizers) -> str:
+def fingerprint(settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
     """Of the training text and everything that decides what is stored of it."""
     data = settings.data
     marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
-    return fingerprint_of(() if data.demo else data.train, data, tokenizers, *marks)
+    return fingerprint_of(digests, data, tokenizers, *marks)
 
 
 def _weights(train: TokenStore, data: DataSettings) -> np.ndarray | None:
     return None if data.demo else train.weights([corpus.weight for corpus in data.train])
-
-
-def _demo(split: str, n: int, seed: int) -> list[Pair]:
-    return [
-        Pair(p.src, p.tgt, (f"built-in corpus, {split}", i)) for i, p in enumerate(demo_pairs(split, n, seed=seed), 1)
-    ]
-
-
-def _stream(corpus: Corpus, data: DataSettings) -> Stream:
-    return lambda: read_pairs(corpus, src_lang=data.src_lang, tgt_lang=data.tgt_lang)
 
 
 def _without(stream: Stream, sources: frozenset[str]) -> Stream:
@@ -278,18 +291,18 @@ def _first_of_each(sources: frozenset[str], streams: Sequence[Stream], data: Dat
     return list(found.values())
 
 
-def _held_out(name: str, corpora: Sequence[Corpus], data: DataSettings) -> HeldOut:
-    pairs = [pair for corpus in corpora for pair in _stream(corpus, data)()]
-    files = tuple(path.name for corpus in corpora for path in corpus_files(corpus))
+def _held_out(name: str, sources: Sequence[Source[Pair]]) -> HeldOut:
+    pairs = [pair for source in sources for pair in source.read()]
+    files = tuple(file for source in sources for file in source.files)
     if not pairs:
         raise DataError(f"{', '.join(files)}: there is no text, not one sentence pair")
     return HeldOut(name, pairs, files)
 
 
-def _stem(corpus: Corpus) -> str:
+def _stem(source: Source[Pair]) -> str:
     """`test2016` of test2016.en.gz."""
-    file = corpus_files(corpus)[0]
-    name, suffix = file.name, bare_suffix(file)
+    name = (source.files or (source.name,))[0]
+    suffix = bare_suffix(Path(name))
     return name[: name.lower().rindex(suffix)] if suffix else name
 
 

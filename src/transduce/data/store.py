@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import Corpus, DataSettings
-from transduce.data.arrays import ArrayFile, check_ids, check_offsets, checksum, digest, map_array
+from transduce.config import DataSettings
+from transduce.data.arrays import ArrayFile, check_ids, check_offsets, checksum, map_array
 from transduce.data.clean import Cleaner
-from transduce.data.corpus import Pair, corpus_files
-from transduce.data.lines import bare_suffix
+from transduce.data.corpus import Pair
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import expecting, read_json, write_aside, write_json
 from transduce.text.tokenizer import UNK, Tokenizers
@@ -130,20 +129,19 @@ class TokenStore:
         check_ids(folder / "tgt.npy", self.tgt.ids, n_tgt)
 
 
-def fingerprint_of(corpora: Sequence[Corpus], settings: DataSettings, tokenizers: Tokenizers, *extra: str) -> str:
+def fingerprint_of(digests: Sequence[bytes], settings: DataSettings, tokenizers: Tokenizers, *extra: str) -> str:
     """The fingerprint of the store that these would give: sha256 over the files' content, vocabularies and cleaning.
 
-    Names and places of the files do not count. `extra`: whatever else decides which pairs go in.
+    `digests`: of the sources (`Source.digest`); names and places of the files do not count. `extra`: whatever else
+    decides which pairs go in.
     """
     total = hashlib.sha256(f"transduce token store {FORMAT}\n".encode())
     for key in ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies"):
         total.update(f"{key}={getattr(settings, key)!r}\n".encode())
     for model in (tokenizers.src.model, tokenizers.tgt.model):
         total.update(hashlib.sha256(model).digest())
-    for corpus in corpora:
-        for path in corpus_files(corpus):
-            total.update(f"{bare_suffix(path) if path == corpus.path else 'text'}\n".encode())
-            total.update(digest(path))
+    for digest in digests:
+        total.update(digest)
     for text in extra:
         total.update(hashlib.sha256(text.encode()).digest())
     return total.hexdigest()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transduce.data.arrays import ArrayFile, checksum, digest, map_array
+from transduce.data.arrays import ArrayFile, checksum, map_array
 from transduce.data.text import Piece
 from transduce.errors import DataError, RunFolderError
 from transduce.runs.atomic import expecting, read_json, write_aside, write_json
@@ -108,12 +108,12 @@ def build_text_store(
     return TextStore.open(folder)
 
 
-def fingerprint_of_text(paths: Sequence[Path], tokenizer: Vocabulary, *extra: str) -> str:
-    """sha256 over the files' content and the vocabulary; `extra`: whatever else decides what is stored."""
+def fingerprint_of_text(digests: Sequence[bytes], tokenizer: Vocabulary, *extra: str) -> str:
+    """sha256 over the sources' content and the vocabulary; `extra`: whatever else decides what is stored."""
     total = hashlib.sha256(f"transduce text store {FORMAT}\n".encode())
     total.update(hashlib.sha256(tokenizer.model).digest())
-    for path in paths:
-        total.update(digest(path))
+    for digest in digests:
+        total.update(digest)
     for text in extra:
         total.update(hashlib.sha256(text.encode()).digest())
     return total.hexdigest()

@@ -21,7 +21,7 @@ _ODD: tuple[tuple[str, re.Pattern[str], float, str], ...] = (
         "repair it, for instance with ftfy",
     ),
     ("control characters", re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]"), 0.01, "they are taken out"),
-    ("HTML entities or tags", re.compile(r"&(?:amp|lt|gt|quot|nbsp|#\d+);|</?\w+[^<>]*>"), 0.01, "strip the markup"),
+    ("HTML entities or tags", re.compile(r"&(?:amp|lt|gt|quot|nbsp|#\d+);|</?\w[^<>]*>"), 0.01, "strip the markup"),
     ("line separators inside a line", re.compile("[\x85\u2028\u2029]"), 0.01, "replace them by spaces"),
     ("invisible characters", re.compile("[\u200b\u2060\ufeff\u00ad]"), 0.01, "take them out"),
     ("private-use characters", re.compile("[\ue000-\uf8ff]"), 0.001, "they mean nothing without their font"),

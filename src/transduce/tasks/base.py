@@ -24,13 +24,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from transduce.config import DataSettings, DecodingSettings, EvaluationSettings, ModelSettings, Settings
 from transduce.data.corpus import corpus_files
+from transduce.data.sources import Sources
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.machine import Machine
@@ -96,8 +97,15 @@ class Task(ABC, Generic[TextsT, PreparedT]):
                 raise SettingsError(f"{name} has no effect in task '{self.name}'; leave it out")
 
     @abstractmethod
-    def read(self, settings: Settings, log: Log) -> TextsT:
-        """Open, count and tell the text that the settings name. Raises `DataError` for what is wrong with the files."""
+    def sources(self, settings: Settings) -> Sources[Any]:
+        """The text that the settings name; nothing is opened yet."""
+
+    @abstractmethod
+    def read(self, settings: Settings, log: Log, sources: Sources[Any] | None = None) -> TextsT:
+        """Read the text, by default that of `self.sources(settings)`.
+
+        Raises `DataError` for whatever is wrong with it.
+        """
 
     @abstractmethod
     def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
@@ -124,11 +132,14 @@ class Task(ABC, Generic[TextsT, PreparedT]):
         """
         if not has_read_text(folder.path) or not folder.has_tokenizers:
             return None
-        prepared, data = self.open_prepared(folder), folder.settings.data
+        prepared, settings = self.open_prepared(folder), folder.settings
         with expecting(folder.path / "data.json"):
             then = read_json(folder.path / "data.json").get("fingerprint")
-        files = [path for corpus in data.train for path in corpus_files(corpus)]
-        if all(path.exists() for path in files) and then != self.fingerprint(folder.settings, load_tokenizers(folder)):
+        files = [path for corpus in settings.data.train for path in corpus_files(corpus)]
+        if not all(path.exists() for path in files):
+            return prepared
+        digests = [source.digest() for source in self.sources(settings).train]
+        if then != self.fingerprint(settings, load_tokenizers(folder), digests):
             log.warn("the training text has changed since this run began; the run goes on with the text of then")
         return prepared
 
@@ -137,8 +148,8 @@ class Task(ABC, Generic[TextsT, PreparedT]):
         """What `encode` wrote into the run folder."""
 
     @abstractmethod
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
-        """Of the training text and everything that decides what is stored of it; `encode` writes it into data.json."""
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
+        """Of everything that decides what is stored; `encode` writes it into data.json. `digests`: of the sources."""
 
     @abstractmethod
     def feeder(self, prepared: PreparedT, settings: Settings, device: torch.device) -> Feeder:

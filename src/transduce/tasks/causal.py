@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from transduce.config import ModelSettings, Settings
 from transduce.data.objectives import causal
+from transduce.data.sources import Sources
 from transduce.data.text_store import TextStore
 from transduce.decoding.generator import Generator
 from transduce.errors import SettingsError
@@ -62,9 +64,9 @@ class Causal(PlainTextTask[PreparedText]):
         if batch is not None and batch < context:
             raise SettingsError(f"training.batch_tokens = {batch}: must hold a row of data.context = {context} tokens")
 
-    def read(self, settings: Settings, log: Log) -> PlainTexts:
+    def read(self, settings: Settings, log: Log, sources: Sources[str] | None = None) -> PlainTexts:
         """Documents of plain text."""
-        texts = plain_text.read_plain_texts(settings, log)
+        texts = plain_text.read_plain_texts(settings, log, sources)
         log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
         return texts
 
@@ -78,9 +80,9 @@ class Causal(PlainTextTask[PreparedText]):
         """Both stores."""
         return plain_text.open_prepared_text(folder)
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of files and vocabulary."""
-        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt)
+        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt, digests)
 
     def feeder(self, prepared: PreparedText, settings: Settings, device: torch.device) -> RowFeeder:
         """Rows of the context's length."""

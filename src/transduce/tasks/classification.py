@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import Corpus, ModelSettings, Settings
+from transduce.config import ModelSettings, Settings
 from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.corpus import distinct
 from transduce.data.label_store import LabelStore, build_label_store, count_labels
-from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
+from transduce.data.labelled import Labelled, labels_in, number_of
 from transduce.data.leaks import SeenCheck, watch
+from transduce.data.sources import Sources, labelled_sources
 from transduce.data.stored import read_names
 from transduce.data.text_store import fingerprint_of_text
 from transduce.decoding.classifier import TextClassifier, longest_of
@@ -52,6 +53,7 @@ class LabelledTexts:
     valid: list[Labelled]
     tests: dict[str, list[Labelled]]
     labels: tuple[str, ...]
+    digests: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +90,23 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):
             raise SettingsError(f"data.labels = {list(data.labels)}: at least two, and none twice")
 
-    def read(self, settings: Settings, log: Log) -> LabelledTexts:
+    def sources(self, settings: Settings) -> Sources[Labelled]:
+        """Labelled texts."""
+        return labelled_sources(settings.data)
+
+    def read(self, settings: Settings, log: Log, sources: Sources[Labelled] | None = None) -> LabelledTexts:
         """Read all files; labels are those of the training text, or those that the settings name."""
-        data = settings.data
-        train = list(chain.from_iterable(read_labelled(_path(c)) for c in data.train))
+        data, sources = settings.data, sources or self.sources(settings)
+        train = list(chain.from_iterable(source.read() for source in sources.train))
+        digests = tuple(source.digest() for source in sources.train)
         labels = data.labels or labels_in(train)  # of all of it: the only text with a label may be held out
-        names = distinct([_path(c).name for c in data.test])
-        tests = {name: list(read_labelled(_path(c))) for name, c in zip(names, data.test, strict=True)}
-        if data.valid:
-            valid = list(chain.from_iterable(read_labelled(_path(c)) for c in data.valid))
+        names = distinct([source.name for source in sources.tests])
+        tests = {name: list(source.read()) for name, source in zip(names, sources.tests, strict=True)}
+        if sources.valid:
+            valid = list(chain.from_iterable(source.read() for source in sources.valid))
         else:
             if not _n_held_out(train):
-                files = ", ".join(_path(c).name for c in data.train)
+                files = ", ".join(source.name for source in sources.train)
                 raise DataError(f"{files}: {len(train)} labelled texts are too few to hold some out; give data.valid")
             train, valid = _hold_out(train, settings.training.seed)
             log.say(f"no validation text given: {len(valid):,} texts are held out for it, drawn by seed")
@@ -121,7 +128,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         log.say(
             f"{len(train):,} labelled texts to train on, {len(valid):,} to validate on; labels: {', '.join(labels)}"
         )
-        return LabelledTexts(train, valid, tests, labels)
+        return LabelledTexts(train, valid, tests, labels, digests)
 
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
         """The number of texts decides."""
@@ -147,7 +154,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         tokens.mkdir(exist_ok=True)
         longest, described = longest_of(settings.model, settings.data.max_length), []
         for number, (name, examples) in enumerate(sets.items()):
-            mark = "" if number else self.fingerprint(settings, tokenizers)
+            mark = "" if number else self.fingerprint(settings, tokenizers, texts.digests)
             at = tokens / (name if number < 2 else f"test.{number - 2}")
             store = build_label_store(at, examples, texts.labels, tokenizers.tgt, longest=longest, fingerprint=mark)
             files = sorted({Path(example.place[0]).name for example in examples})
@@ -187,11 +194,11 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             check_lengths(tokens / name / "offsets.npy", store.offsets, longest)
         return PreparedLabels(tokenizers, **stores)
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of files, labels and vocabulary."""
         data = settings.data
         marks = (f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}")
-        return fingerprint_of_text([_path(c) for c in data.train], tokenizers.tgt, *marks)
+        return fingerprint_of_text(digests, tokenizers.tgt, *marks)
 
     def feeder(self, prepared: PreparedLabels, settings: Settings, device: torch.device) -> LabelFeeder:
         """Batches of texts of like length."""
@@ -257,11 +264,6 @@ def _of_kind(settings: Settings) -> Settings:
 def _whole(example: Labelled) -> str:
     """What stands for an example when texts are compared."""
     return " ".join(example.texts)
-
-
-def _path(corpus: Corpus) -> Path:
-    assert corpus.path is not None, "checked before"
-    return corpus.path
 
 
 def _n_held_out(examples: Sequence[Labelled]) -> int:

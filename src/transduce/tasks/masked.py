@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar
@@ -14,6 +14,7 @@ from torch import nn
 from transduce.config import ModelSettings, Settings
 from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.sentence_store import SentenceStore, build_sentence_store
+from transduce.data.sources import Sources
 from transduce.data.stored import read_names
 from transduce.data.text import Piece
 from transduce.decoding.mask_filler import Filler
@@ -86,9 +87,9 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
                 "lower the one or raise the other"
             )
 
-    def read(self, settings: Settings, log: Log) -> PlainTexts:
+    def read(self, settings: Settings, log: Log, sources: Sources[str] | None = None) -> PlainTexts:
         """Documents of plain text."""
-        texts = plain_text.read_plain_texts(settings, log)
+        texts = plain_text.read_plain_texts(settings, log, sources)
         if settings.model.next_sentence:
             for name, stream in {"train": texts.train, "valid": texts.valid, **dict(texts.tests)}.items():
                 _check_documents(name, sum(1 for _ in islice(_documents(stream()), 2)))
@@ -103,7 +104,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         tokens.mkdir(exist_ok=True)
         context = settings.data.context
         assert context is not None, "chosen first"
-        mark = self.fingerprint(settings, tokenizers)
+        mark = self.fingerprint(settings, tokenizers, texts.digests)
         sets = {"train": texts.train, "valid": texts.valid} | dict(texts.tests)
         described, checks = [], texts.checks()
         for number, (name, stream) in enumerate(sets.items()):
@@ -132,9 +133,9 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             check_lengths(tokens / name / "offsets.npy", store.offsets, context - 3)
         return PreparedSentences(tokenizers, **stores)
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of files, vocabulary and context."""
-        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt, f"context: {settings.data.context}")
+        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt, digests, f"context: {settings.data.context}")
 
     def feeder(self, prepared: PreparedSentences, settings: Settings, device: torch.device) -> MaskedFeeder:
         """Rows with gaps."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
-from transduce.config import Corpus, Settings
+from transduce.config import Settings
 from transduce.data.arrays import check_ids
 from transduce.data.corpus import distinct
 from transduce.data.leaks import SeenCheck, watch
+from transduce.data.sources import Source, Sources, line_sources
 from transduce.data.stored import read_names
-from transduce.data.text import Piece, choose_held_out, measure, part_of, read_pieces
+from transduce.data.text import DOCUMENTS, Piece, choose_held_out, measure, part_of
 from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
@@ -42,6 +42,7 @@ class PlainTexts:
     n_valid_bytes: int
     files: tuple[str, ...]
     valid_files: tuple[str, ...]
+    digests: tuple[bytes, ...]
 
     def checks(self) -> list[SeenCheck]:
         """What looks for the lines of the held-out sets in the training text."""
@@ -87,21 +88,22 @@ def check_text(settings: Settings) -> None:
         )
 
 
-def read_plain_texts(settings: Settings, log: Log) -> PlainTexts:
+def read_plain_texts(settings: Settings, log: Log, sources: Sources[str] | None = None) -> PlainTexts:
     """Open and count. Raises `DataError` for whatever is wrong with the files, or where there is too little text."""
-    data = settings.data
-    files, valid_files = (tuple(_path(c).name for c in corpora) for corpora in (data.train, data.valid))
-    everything = _stream(data.train, data.documents)
+    data, sources = settings.data, sources or line_sources(settings.data)
+    files, valid_files = (tuple(n for s in part for n in s.files) for part in (sources.train, sources.valid))
+    digests = tuple(source.digest() for source in sources.train)
+    everything = _stream(sources.train, data.documents)
     size = measure(everything())
     if not size.n_bytes:
         raise DataError(f"{', '.join(files)}: there is no text")
-    tests = _tests(settings)
-    if data.valid:
-        valid = _stream(data.valid, data.documents)
+    tests = _tests(sources.tests, data.documents)
+    if sources.valid:
+        valid = _stream(sources.valid, data.documents)
         n_valid = measure(valid()).n_bytes
         if not n_valid:
             raise DataError(f"{', '.join(valid_files)}: there is no text")
-        return PlainTexts(everything, valid, tests, size.n_bytes, n_valid, files, valid_files)
+        return PlainTexts(everything, valid, tests, size.n_bytes, n_valid, files, valid_files, digests)
     whole = data.documents != "file"
     held = choose_held_out(size, share=HELD_OUT_SHARE, most=HELD_OUT_MOST, seed=settings.training.seed, whole=whole)
     train, valid = (_part(everything, held, held_out=held_out) for held_out in (False, True))
@@ -110,11 +112,15 @@ def read_plain_texts(settings: Settings, log: Log) -> PlainTexts:
         raise DataError(f"{', '.join(files)}: too little text to hold some out to validate on; give --valid-text")
     which = "documents drawn by seed" if whole else "the end of each file"
     log.say(f"no validation text given: {n_valid:,} of {size.n_bytes:,} bytes are held out for it ({which})")
-    return PlainTexts(train, valid, tests, n_train, n_valid, files, files)
+    return PlainTexts(train, valid, tests, n_train, n_valid, files, files, digests)
 
 
 class PlainTextTask(Task[PlainTexts, PreparedT]):
     """What all tasks on running text do alike."""
+
+    def sources(self, settings: Settings) -> Sources[str]:
+        """Lines of plain text."""
+        return line_sources(settings.data)
 
     def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
         """The number of bytes decides."""
@@ -143,7 +149,7 @@ def encode_text(
             tokens / "train",
             watched(texts.train(), checks),
             tokenizer,
-            fingerprint=fingerprint_of_plain(settings, tokenizer),
+            fingerprint=fingerprint_of_plain(settings, tokenizer, texts.digests),
             progress=lambda n_read: bar.update(n_read / texts.n_bytes),
         )
     valid = build_text_store(tokens / "valid", texts.valid(), tokenizer, name="validation text")
@@ -188,34 +194,29 @@ def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
     return {name: TextStore.open(tokens / f"test.{i}") for i, name in enumerate(read_names(tokens / "tests.json"))}
 
 
-def _tests(settings: Settings) -> tuple[tuple[str, Stream], ...]:
-    tests, corpora = [], settings.data.test
-    for name, corpus in zip(distinct([_path(c).name for c in corpora]), corpora, strict=True):
-        stream = _stream((corpus,), settings.data.documents)
+def _tests(sources: Sequence[Source[str]], documents: str) -> tuple[tuple[str, Stream], ...]:
+    tests = []
+    for name, source in zip(distinct([source.name for source in sources]), sources, strict=True):
+        stream = _stream((source,), documents)
         if not measure(stream()).n_bytes:
-            raise DataError(f"{_path(corpus).name}: there is no text")
+            raise DataError(f"{source.name}: there is no text")
         tests.append((name, stream))
     return tuple(tests)
 
 
-def _path(corpus: Corpus) -> Path:
-    assert corpus.path is not None, "checked before"
-    return corpus.path
-
-
-def _stream(corpora: Sequence[Corpus], documents: str) -> Stream:
-    return lambda: chain.from_iterable(read_pieces(_path(corpus), documents) for corpus in corpora)
+def _stream(sources: Sequence[Source[str]], documents: str) -> Stream:
+    return lambda: chain.from_iterable(DOCUMENTS[documents](source.read()) for source in sources)
 
 
 def _part(stream: Stream, held: dict[int, int], *, held_out: bool) -> Stream:
     return lambda: part_of(stream(), held, held_out=held_out)
 
 
-def fingerprint_of_plain(settings: Settings, tokenizer: Vocabulary, *marks: str) -> str:
+def fingerprint_of_plain(settings: Settings, tokenizer: Vocabulary, digests: Sequence[bytes], *marks: str) -> str:
     """Of the training text and everything that decides what is stored of it."""
     data = settings.data
     usual = (f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}")
-    return fingerprint_of_text([_path(corpus) for corpus in data.train], tokenizer, *usual, *marks)
+    return fingerprint_of_text(digests, tokenizer, *usual, *marks)
 
 
 def _described(name: str, files: Sequence[str], store: TextStore) -> dict[str, object]:

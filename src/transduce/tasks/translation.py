@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,8 +13,10 @@ from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings
 from transduce.data import preparation
 from transduce.data.batch import Batch, collate
 from transduce.data.batching import plan
+from transduce.data.corpus import Pair
 from transduce.data.objectives import Example
 from transduce.data.preparation import Prepared, Texts
+from transduce.data.sources import Sources
 from transduce.data.store import TokenStore
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
@@ -69,9 +71,13 @@ class Translation(Task[Texts, Prepared]):
                 "the longer of data.max_length and decoding.max_length and one more"
             )
 
-    def read(self, settings: Settings, log: Log) -> Texts:
+    def sources(self, settings: Settings) -> Sources[Pair]:
         """Sentence pairs."""
-        texts = preparation.read_texts(settings, log)
+        return preparation.sources_of(settings)
+
+    def read(self, settings: Settings, log: Log, sources: Sources[Pair] | None = None) -> Texts:
+        """Sentence pairs."""
+        texts = preparation.read_texts(settings, log, sources)
         log.say(f"{texts.n_pairs:,} sentence pairs to train on, {len(texts.valid.pairs):,} to validate on")
         return texts
 
@@ -95,9 +101,9 @@ class Translation(Task[Texts, Prepared]):
         """Both stores, and what is judged."""
         return preparation.open_prepared(folder)
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers) -> str:
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of files, cleaning and vocabulary."""
-        return preparation.fingerprint(settings, tokenizers)
+        return preparation.fingerprint(settings, tokenizers, digests)
 
     def feeder(self, prepared: Prepared, settings: Settings, device: torch.device) -> PairFeeder:
         """Batches of pairs of like length."""

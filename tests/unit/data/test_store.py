@@ -16,6 +16,7 @@ import pytest
 from transduce.config import Corpus, DataSettings, TokenizerSettings
 from transduce.data import store as store_module
 from transduce.data.corpus import Pair, read_pairs
+from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore, build_store, find_store, fingerprint_of
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import Tokenizers
@@ -132,27 +133,32 @@ def files(folder: Path, name: str = "a") -> Corpus:
     return Corpus(src=folder / f"{name}.en", tgt=folder / f"{name}.de")
 
 
-def test_the_fingerprint_is_of_content_vocabulary_and_cleaning(tmp_path: Path) -> None:
+def fingerprint(corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS) -> str:
+    sources = pair_sources(settings.model_copy(update={"train": tuple(corpora)})).train
+    return fingerprint_of([source.digest() for source in sources], settings, both)
+
+
+def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) -> None:
     corpus = files(tmp_path)
-    base = fingerprint_of([corpus], SETTINGS, TOKENIZERS)
-    assert base == fingerprint_of([corpus], SETTINGS, TOKENIZERS) and len(base) == 64
-    assert fingerprint_of([files(tmp_path, "b")], SETTINGS, TOKENIZERS) == base  # another name, the same text
-    assert fingerprint_of([corpus.model_copy(update={"weight": 2.0})], SETTINGS, TOKENIZERS) == base
+    base = fingerprint([corpus])
+    assert base == fingerprint([corpus]) and len(base) == 64
+    assert fingerprint([files(tmp_path, "b")]) == base  # another name, the same text
+    assert fingerprint([corpus.model_copy(update={"weight": 2.0})]) == base
     assert corpus.src is not None
     others = [
-        fingerprint_of([corpus, corpus], SETTINGS, TOKENIZERS),
-        fingerprint_of([Corpus(src=corpus.tgt, tgt=corpus.src)], SETTINGS, TOKENIZERS),
-        fingerprint_of([corpus], DataSettings(max_length=41), TOKENIZERS),
-        fingerprint_of([corpus], DataSettings(max_length=40, deduplicate=True), TOKENIZERS),
-        fingerprint_of([corpus], SETTINGS, Tokenizers(TOKENIZERS.tgt, TOKENIZERS.src)),
-        fingerprint_of([corpus], SETTINGS, TOKENIZERS, "seed 1"),
+        fingerprint([corpus, corpus]),
+        fingerprint([Corpus(src=corpus.tgt, tgt=corpus.src)]),
+        fingerprint([corpus], DataSettings(max_length=41)),
+        fingerprint([corpus], DataSettings(max_length=40, deduplicate=True)),
+        fingerprint([corpus], both=Tokenizers(TOKENIZERS.tgt, TOKENIZERS.src)),
+        fingerprint_of([source.digest() for source in pair_sources(SETTINGS).train], SETTINGS, TOKENIZERS, "seed 1"),
     ]
     corpus.src.write_text("\n".join([*SRC[:-1], SRC[-1] + "x"]), encoding="utf-8")
-    others.append(fingerprint_of([corpus], SETTINGS, TOKENIZERS))
+    others.append(fingerprint([corpus]))
     assert len({base, *others}) == 8
     corpus.src.unlink()
     with pytest.raises(DataError, match=r"cannot read .*a\.en: No such file or directory"):
-        fingerprint_of([corpus], SETTINGS, TOKENIZERS)
+        fingerprint([corpus])
 
 
 @pytest.mark.parametrize(
