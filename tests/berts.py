@@ -1,4 +1,4 @@
-"""Small random models of transformers' BERT family, and folders of them."""
+"""Small random BERT models of transformers, and their folders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config(seed: int, **options: Any) -> Any:
 
 
 def randomize(model: Any, seed: int) -> Any:
-    """Every weight gets a value that matters."""
+    """Give every weight a random non-zero value."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -47,7 +47,7 @@ def randomize(model: Any, seed: int) -> Any:
 
 
 def make_folder(path: Path, architecture: str, *, seed: int = 0, **options: Any) -> Path:
-    """A folder as transformers writes it, with a WordPiece vocabulary."""
+    """Write a folder as transformers does, with a WordPiece vocabulary."""
     import transformers
 
     model = randomize(getattr(transformers, architecture)(config(seed, **options)), seed)

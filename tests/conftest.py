@@ -1,7 +1,7 @@
-"""Shapes and types of every call into `transduce` are checked while tests run; workers keep off each other's cores.
+"""Check shapes and types of every call into `transduce`; give every xdist worker one thread.
 
-No test uses the network: see `offline/sitecustomize.py`. One that talks to itself (a server on 127.0.0.1, processes
-that train together) is marked `loopback`.
+No test uses the network: see `offline/sitecustomize.py`. Tests with a server on 127.0.0.1, or with several training
+processes, are marked `loopback`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from offline import sitecustomize as network  # before all else: from here on sockets are watched
+from offline import sitecustomize as network  # first: from here on sockets are watched
 
 NETWORK_LOG = Path(tempfile.mkdtemp(prefix="transduce-network-")) / "tried"
 os.environ[network.LOG] = str(NETWORK_LOG)
@@ -21,9 +21,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-import transduce.demo.corpus  # noqa: E402, F401  unchecked: it makes a million small calls, and holds no tensor
+import transduce.demo.corpus  # noqa: E402, F401  unchecked: a million small calls and no tensors
 
-# Before any other import of the package; an int is good where a float is asked for (PEP 484).
+# Before any other import of the package. An int is accepted as a float (PEP 484).
 install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 import pytest  # noqa: E402
@@ -35,7 +35,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Loopback is open for a test that is marked so, its fixtures included, and for the processes that it starts."""
+    """Allow loopback for tests with the mark, their fixtures and the processes that they start."""
     if item.get_closest_marker("loopback") is not None:
         os.environ[network.LOOPBACK] = "1"
     try:
@@ -46,7 +46,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_network() -> Iterator[None]:
-    """A test fails that, or a process of which, tried to use the network, whatever became of it."""
+    """Fail a test that tried to use the network, itself or in a child process, even if it caught the error."""
     yield
     if NETWORK_LOG.exists():
         tried = NETWORK_LOG.read_text(encoding="utf-8")
@@ -56,12 +56,12 @@ def _no_network() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_seed_for_every_test() -> None:
-    """A test that forgets to seed still gives the same numbers whatever ran before it."""
+    """Make a test that forgets to seed independent of the tests before it."""
     torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there is none."""
+    """Skip tests marked `gpu` on a machine without one."""
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")

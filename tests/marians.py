@@ -1,4 +1,4 @@
-"""Small runs of ours, and their folders in Marian's form, made without transformers."""
+"""Small translation runs, and the same in the format of transformers' Marian, written without transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tokenizers(*, joint: bool = True) -> Tokenizers:
 
 
 def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -> Path:
-    """A run folder with random weights that all matter."""
+    """Create a run folder whose weights are all random and non-zero."""
     vocabularies = tokenizers(joint=joint)
     settings = Settings.from_mapping({"name": "toy", "model": {**MODEL, **options}})
     model = build_model(settings.model, n_src=vocabularies.n_src, n_tgt=vocabularies.n_tgt)
@@ -49,7 +49,7 @@ def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -
 
 
 def make_folder(path: Path, run: Path) -> Path:
-    """The run in Marian's form, unchecked: what other tests read."""
+    """Export the run in Marian's format, without the usual comparison."""
     with mock.patch.object(exporting, "_check", return_value=Check("not asked")):
         list(export_run(run, "huggingface", path))
     return path

@@ -1,4 +1,4 @@
-"""What a program needs that translates with an exported folder: onnxruntime, sentencepiece, and nothing of ours."""
+"""Translate with an exported ONNX folder, using onnxruntime and sentencepiece only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sentencepiece
 
 
 def translate(folder: Path, texts: list[str]) -> list[str]:
-    """Greedy search: the likeliest token each time."""
+    """Greedy search."""
     how = json.loads((folder / "transduce.json").read_text())
     paths = [str(folder / how[side]["file"]) for side in ("source", "target")]
     cut, join = (sentencepiece.SentencePieceProcessor(model_file=path) for path in paths)
@@ -40,6 +40,6 @@ def translate(folder: Path, texts: list[str]) -> list[str]:
 
 
 def first_state(how: dict[str, Any], n_rows: int) -> dict[str, np.ndarray]:
-    """What the decoder is given before its first step."""
+    """Decoder inputs before the first step."""
     shapes = how["decoder"]["state"]
     return {name: np.zeros([n_rows if n == "batch" else n for n in axes], np.float32) for name, axes in shapes.items()}

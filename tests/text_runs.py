@@ -1,4 +1,4 @@
-"""Small runs of ours with random weights, of the tasks that go without a translation."""
+"""Small runs with random weights, for every task except translation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def vocabulary(kind: str = "unigram", size: int = 120, **options: Any) -> Tokeni
 
 
 def make_run(path: Path, *, tokenizer: Tokenizer | None = None, seed: int = 1, **options: Any) -> Path:
-    """A run folder with random weights that all matter; `options` of the model, its kind among them."""
+    """Create a run folder whose weights are all random and non-zero; `options` are model settings, with the kind."""
     task = TASKS[options["kind"]]
     exact = task == "causal"
     tokenizer = tokenizer or vocabulary(exact=exact, mask=not exact, size=400 if exact else 120)

@@ -1,4 +1,4 @@
-"""No network while tests run: what would leave this machine is refused, noted, and fails the test that tried it.
+"""Block the network in tests: an attempt to leave this machine is refused, recorded, and fails the test.
 
 `tests/conftest.py` puts this folder into PYTHONPATH, so that every Python process that a test starts imports this
 module by itself (`sitecustomize`), and imports it too. An audit hook sees all sockets of Python code, whoever opened

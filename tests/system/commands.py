@@ -1,4 +1,4 @@
-"""Runs commands in tests, in this process: what they print, and their exit code; and small text to run them on."""
+"""Run commands in this process and capture output and exit code; small text to run them on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left: its exit code, stdout and stderr."""
+    """Exit code, stdout and stderr of a command."""
 
     code: int
     out: str
@@ -35,7 +35,7 @@ class Done:
 
 
 def transduce(*arguments: object) -> Done:
-    """Run a command as the shell would."""
+    """Run a command as from the shell."""
     out, err = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors, write_through=True)
         for errors in ("strict", "backslashreplace")  # as Python's own
