@@ -1,11 +1,12 @@
-"""Progress for people (on stderr, rich where it is a terminal) and metrics for programs (JSON lines).
+"""Progress for people, on stderr: lines, warnings and progress bars (rich on a terminal, plain lines elsewhere).
 
-stdout belongs to what a command is asked for, translations say; nothing here writes to it.
+stdout is reserved for what a command was asked for, such as translations. Metrics for programs: `metrics_log`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,70 +14,145 @@ from contextlib import contextmanager, suppress
 from typing import IO, Protocol, runtime_checkable
 
 SECONDS_BETWEEN_LINES = 10.0
+LONGEST_ERROR = 2000
+"""Characters of an error message; of a longer one, the middle is left out."""
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+_COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the sequences of our own pictures
 
 
 @runtime_checkable
-class Bar(Protocol):
-    """What shows how far a long job is."""
+class Stream(Protocol):
+    """Anything that says whether it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Whether it is one."""
+        ...
+
+
+def escape_controls(text: str, stream: Stream, *, colours: bool = False) -> str:
+    r"""`text` with control characters as \xNN if `stream` is a terminal; files and pipes get it unchanged.
+
+    File names, data and model output may contain anything. Sent to a terminal, escape sequences could retitle the
+    window, overwrite lines or worse. `colours` keeps the background colours of `inspection.terminal`.
+    """
+    if not stream.isatty() or not _CONTROLS.search(text):
+        return text
+    parts = _COLOURS.split(text) if colours else [text]
+    parts[::2] = [_CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def print_error(message: str) -> None:
+    """Print `transduce: error: MESSAGE` to stderr as a single line without control characters."""
+    text = " ".join(message.split())
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # names may contain anything
+    if len(text) > LONGEST_ERROR:
+        text = f"{text[: LONGEST_ERROR // 2]} [...] {text[-LONGEST_ERROR // 2 :]}"
+    print(f"transduce: error: {text}", file=sys.stderr)
+
+
+class Bar:
+    """Shows how far a long job is; made by `Log.progress`."""
+
+    def __init__(self, show: Callable[[float, str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._show = show
+        self._left = TimeLeft(clock)
 
     def update(
         self, fraction: float, *, loss: float | None = None, tokens_per_second: float | None = None, note: str = ""
     ) -> None:
-        """Show that `fraction` (0 to 1) of the job is done; cheap enough to be called after every update."""
-        ...
+        """Show that `fraction` (0 to 1) of the job is done; cheap enough to call after every optimizer update."""
+        left = self._left(fraction)
+        self._show(fraction, format_progress(loss=loss, tokens_per_second=tokens_per_second, left=left, note=note))
 
 
 class Log:
     """Lines and progress bars for people, on stderr.
 
-    `quiet` leaves warnings only. On a terminal the bars are rich's; elsewhere (a file, a pipe) they are a plain line
-    every ten seconds or so.
+    `quiet` shows warnings only. On a terminal, bars are drawn by rich; in a file or a pipe, progress is a plain line
+    about every ten seconds.
     """
 
     def __init__(self, *, quiet: bool = False, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
         self._quiet = quiet
-        self._open: _RichBar | None = None
+        self._print_above_bar: Callable[[str], None] | None = None
 
     @property
     def is_terminal(self) -> bool:
-        """Whether bars and colours make sense here."""
+        """Whether the stream can show bars and colours."""
         return self._stream.isatty() and os.environ.get("TERM") != "dumb" and "NO_COLOR" not in os.environ
 
     def say(self, text: str = "") -> None:
-        """One line for people."""
+        """Print a line unless the log is quiet."""
         if not self._quiet:
             self._write(text)
 
     def warn(self, text: str) -> None:
-        """A line that even a quiet run shows."""
+        """Print a warning, even if the log is quiet."""
         self._write(f"warning: {text}")
 
     @contextmanager
     def progress(self, label: str) -> Iterator[Bar]:
-        """A bar from 0 to 1 with loss, tokens/s and the time left; lines said meanwhile stand above it."""
+        """A bar from 0 to 1 with loss, tokens per second and time left; other lines appear above it."""
         if self._quiet:
-            yield _NoBar()
+            yield Bar(lambda fraction, text: None)
         elif not self.is_terminal:
-            yield _PlainBar(label, self._write)
+            yield Bar(plain_lines(label, self._write))
         else:
-            with _RichBar(label, self._stream) as bar:
-                self._open = bar
-                try:
-                    yield bar
-                finally:
-                    self._open = None
+            with self._rich_bar(escape_controls(label, self._stream)) as bar:
+                yield bar
+
+    @contextmanager
+    def _rich_bar(self, label: str) -> Iterator[Bar]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        console = Console(file=self._stream, highlight=False)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+        )
+        progress = Progress(*columns, console=console, refresh_per_second=4, redirect_stdout=False)
+        task = progress.add_task(label, total=1.0, text="")
+        progress.start()
+        self._print_above_bar = lambda text: console.print(text, markup=False, soft_wrap=True)
+        try:
+            yield Bar(lambda fraction, text: progress.update(task, completed=min(fraction, 1.0), text=text))
+        finally:
+            self._print_above_bar = None
+            with suppress(OSError):
+                progress.stop()
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # a terminal that was closed, a pipe that nobody reads: no reason to stop the work
-            if self._open is not None:
-                self._open.print(text)
+        text = escape_controls(text, self._stream)
+        with suppress(OSError):  # a closed terminal or a pipe without a reader is no reason to stop the work
+            if self._print_above_bar is not None:
+                self._print_above_bar(text)
             else:
                 print(text, file=self._stream, flush=True)
 
 
+def plain_lines(
+    label: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[float, str], None]:
+    """What a `Bar` shows outside a terminal: a line about every ten seconds, the first after two."""
+    due = clock() + SECONDS_BETWEEN_LINES / 5
+
+    def show(fraction: float, text: str) -> None:
+        nonlocal due
+        if clock() >= due:
+            due = clock() + SECONDS_BETWEEN_LINES
+            write(f"{label} {fraction:4.0%}  {text}")
+
+    return show
+
+
 class TimeLeft:
-    """Seconds left, from the pace since the first call: a resumed job does not begin at 0.
+    """Estimates the seconds left from the pace since the first call: a resumed job does not start at 0.
 
     >>> clock = iter([0.0, 10.0]).__next__
     >>> left = TimeLeft(clock)
@@ -89,7 +165,7 @@ class TimeLeft:
         self._first: tuple[float, float] | None = None
 
     def __call__(self, fraction: float) -> float | None:
-        """Seconds until 1 is reached, or None while nothing is known."""
+        """Seconds until the fraction reaches 1; None before there is a pace."""
         now = self._clock()
         if self._first is None:
             self._first = now, fraction
@@ -98,7 +174,7 @@ class TimeLeft:
 
 
 def duration(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are any.
+    """Format seconds as minutes and seconds, with hours if there are any.
 
     >>> duration(75), duration(4000)
     ('1:15', '1:06:40')
@@ -108,12 +184,12 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def describe(
+def format_progress(
     *, loss: float | None = None, tokens_per_second: float | None = None, left: float | None = None, note: str = ""
 ) -> str:
-    """What stands beside a bar.
+    """The text next to a bar; `left` is in seconds.
 
-    >>> describe(loss=2.5, tokens_per_second=12345.6, left=75)
+    >>> format_progress(loss=2.5, tokens_per_second=12345.6, left=75)
     'loss 2.500  12,346 tokens/s  1:15 left'
     """
     parts = [
@@ -123,65 +199,3 @@ def describe(
         "" if left is None else f"{duration(left)} left",
     ]
     return "  ".join(filter(None, parts))
-
-
-class _NoBar:
-    def update(
-        self, fraction: float, *, loss: float | None = None, tokens_per_second: float | None = None, note: str = ""
-    ) -> None:
-        """Say nothing."""
-
-
-class _PlainBar:
-    """A line every few seconds, for logs."""
-
-    def __init__(self, label: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._label, self._write, self._clock = label, write, clock
-        self._left = TimeLeft(clock)
-        self._next = clock() + SECONDS_BETWEEN_LINES / 5  # a first sign of life comes early
-
-    def update(
-        self, fraction: float, *, loss: float | None = None, tokens_per_second: float | None = None, note: str = ""
-    ) -> None:
-        left = self._left(fraction)
-        if self._clock() >= self._next:
-            self._next = self._clock() + SECONDS_BETWEEN_LINES
-            what = describe(loss=loss, tokens_per_second=tokens_per_second, left=left, note=note)
-            self._write(f"{self._label} {fraction:4.0%}  {what}")
-
-
-class _RichBar:
-    """rich's progress bar."""
-
-    def __init__(self, label: str, stream: IO[str]) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-        self._console = Console(file=stream, highlight=False)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[what]}"),
-        )
-        self._progress = Progress(*columns, console=self._console, refresh_per_second=4, redirect_stdout=False)
-        self._task = self._progress.add_task(label, total=1.0, what="")
-        self._left = TimeLeft()
-
-    def __enter__(self) -> _RichBar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._progress.stop()
-
-    def print(self, text: str) -> None:
-        """A line above the bar, just as it is."""
-        self._console.print(text, markup=False, soft_wrap=True)
-
-    def update(
-        self, fraction: float, *, loss: float | None = None, tokens_per_second: float | None = None, note: str = ""
-    ) -> None:
-        what = describe(loss=loss, tokens_per_second=tokens_per_second, left=self._left(fraction), note=note)
-        self._progress.update(self._task, completed=min(fraction, 1.0), what=what)

@@ -1,4 +1,4 @@
-"""Metrics for programs: `metrics.jsonl`, one JSON object a line."""
+"""Metrics for programs: `metrics.jsonl`, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import write_text
 
-HISTORY = ("restart", "rollback")  # events that tell of a run's way, not of where it is
+HISTORY = ("restart", "rollback")  # events that happened whatever the run does later; they are never removed
+_LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times as much memory
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, each flushed as it is written.
+    """`metrics.jsonl`: one JSON object per line, each flushed when it is written.
 
-    Numbers that are not finite become null, so that every line is JSON for any reader.
+    Numbers that are not finite become null, so that any JSON reader can read every line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,26 +37,25 @@ class MetricsFile:
             raise RunFolderError(f"cannot write {self.path}: {error.strerror or error}") from None
 
     def mark(self) -> dict[str, Any]:
-        """Put what is written on the disk; size and sha256 of it, to tell later whether lines were lost or changed."""
+        """Sync the file to the disk; its size and sha256, for `begins_with`."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
 
     def begins_with(self, mark: Mapping[str, Any]) -> bool:
-        """Whether the file still begins with what it was at `mark`."""
+        """Whether the file still begins with its content at `mark`: no line was lost or changed since then."""
         with suppress(OSError), self.path.open("rb") as file:
             return hashlib.sha256(file.read(mark["size"])).hexdigest() == mark["sha256"]
         return False
 
     def read(self) -> list[dict[str, Any]]:
-        """All events, without damaged lines and a last one that a killed run left unfinished. No file: none."""
+        """All events, without damaged lines and a last one that a kill cut short; none if there is no file."""
         return self._read()[0]
 
     def truncate_after(self, update: int) -> list[str]:
-        """Forget what was written after `update`, so that a resumed run repeats no line; and lines that are damaged.
+        """Remove events after `update`, so that a resumed run repeats no line, and damaged lines.
 
-        Restarts and rollbacks stay, whatever their update: they have happened. What comes back tells which lines were
-        damaged.
+        Restarts and rollbacks are kept, whatever their update. Returns a note for each damaged line.
         """
         events, damaged = self._read()
         kept = [event for event in events if event.get("update", 0) <= update or event["event"] in HISTORY]
@@ -63,48 +63,57 @@ class MetricsFile:
         return [f"{self.path}, line {number}: damaged, left out" for number in damaged]
 
     def _read(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """The events, and the numbers of the lines that hold none."""
-        try:
-            lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last line end was cut short
-        except FileNotFoundError:
-            return [], []
-        except OSError as error:
-            raise RunFolderError(f"cannot read {self.path}: {error.strerror or error}") from None
+        """The events, and the numbers of damaged lines."""
         events: list[dict[str, Any]] = []
         damaged = []
-        for number, line in enumerate(lines, 1):
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):  # not UTF-8, or not JSON
-                event = None
-            if isinstance(event, dict) and isinstance(event.get("event"), str) and type(event.get("update", 0)) is int:
-                events.append(event)
-            else:
-                damaged.append(number)
+        try:
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n"):
+                        break  # a kill cut it short
+                    if (event := _parse(line)) is None:
+                        damaged.append(number)
+                    else:
+                        events.append(event)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise RunFolderError(f"cannot read {self.path}: {error.strerror or error}") from None
         return events, damaged
 
 
 class NoMetrics(MetricsFile):
-    """For a process whose numbers another one writes down."""
+    """Writes and reads nothing: for worker ranks, whose metrics the main process writes."""
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Do nothing."""
 
     def mark(self) -> dict[str, Any]:
-        """Nothing."""
+        """An empty mark."""
         return {}
 
     def begins_with(self, mark: Mapping[str, Any]) -> bool:
-        """It is for the other one to see."""
+        """True: the main process checks."""
         return True
 
-    def append(self, event: Mapping[str, Any]) -> None:
-        """Nothing."""
-
     def read(self) -> list[dict[str, Any]]:
-        """Nothing."""
+        """No events."""
         return []
 
     def truncate_after(self, update: int) -> list[str]:
-        """Nothing."""
+        """Do nothing."""
         return []
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The event in a line; None if it is damaged."""
+    try:
+        event = json.loads(line) if len(line) <= _LONGEST_LINE else None
+    except (ValueError, RecursionError):  # not UTF-8, or not JSON
+        return None
+    if isinstance(event, dict) and isinstance(event.get("event"), str) and type(event.get("update", 0)) is int:
+        return event
+    return None
 
 
 def _finite(value: Any) -> Any:

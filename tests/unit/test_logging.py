@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
 import select
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from transduce.logging import Log, TimeLeft, _PlainBar, duration
+from transduce.logging import Bar, Log, TimeLeft, duration, escape_controls, plain_lines, print_error
 from transduce.metrics_log import MetricsFile
 
 
-def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
+def test_metrics_are_one_json_object_per_line(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append({"event": "start", "update": 0})
     file.append({"event": "update", "update": 1, "loss": math.nan, "words": ["ß", "\n", "\ud800"]})
@@ -34,12 +36,12 @@ def test_a_resumed_run_repeats_no_line(tmp_path: Path) -> None:
     assert [event["update"] for event in file.read()] == [0, 1, 2, 3]
 
 
-def test_no_file_has_no_events(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
     assert MetricsFile(tmp_path / "metrics.jsonl").read() == []
 
 
 @pytest.mark.parametrize("damaged", [b"nonsense", b"\xff\xfe", b"3", b"[]", b"{}", b"", b'{"event": "upd'])
-def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, damaged: bytes) -> None:
+def test_a_damaged_line_is_reported_and_left_out(tmp_path: Path, damaged: bytes) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     good = b'{"event": "update", "update": 1}\n'
     file.path.write_bytes(good + damaged + b"\n" + good)
@@ -49,7 +51,7 @@ def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, damaged: bytes) ->
     assert file.truncate_after(1) == []
 
 
-def test_time_left_counts_from_where_a_resumed_job_began() -> None:
+def test_time_left_counts_from_the_start_of_a_resumed_job() -> None:
     clock = iter([100.0, 110.0, 120.0]).__next__
     left = TimeLeft(clock)
     assert left(0.5) is None
@@ -64,7 +66,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_plain_lines_come_every_ten_seconds_with_loss_speed_and_time_left() -> None:
     now, lines = [0.0], []
-    bar = _PlainBar("training", lines.append, clock=lambda: now[0])
+    bar = Bar(plain_lines("training", lines.append, clock=lambda: now[0]), clock=lambda: now[0])
     for second in range(31):
         now[0] = float(second)
         bar.update(second / 60, loss=2.0, tokens_per_second=1234.0)
@@ -72,7 +74,7 @@ def test_plain_lines_come_every_ten_seconds_with_loss_speed_and_time_left() -> N
     assert lines[-1] == "training  37%  loss 2.000  1,234 tokens/s  0:38 left"
 
 
-def test_quiet_keeps_warnings_only(tmp_path: Path) -> None:
+def test_a_quiet_log_shows_only_warnings(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as stream:
         log = Log(quiet=True, stream=stream)
         log.say("hidden")
@@ -82,19 +84,19 @@ def test_quiet_keeps_warnings_only(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "warning: shown\n"
 
 
-def test_a_stream_that_nobody_reads_stops_nothing() -> None:
-    """A terminal that was closed: the training goes on, and saves."""
+def test_a_closed_stream_does_not_stop_the_work() -> None:
+    """A closed terminal: training continues, and saves."""
     ours, theirs = os.pipe()
     os.close(ours)
     with os.fdopen(theirs, "w") as stream:
-        Log(stream=stream).say("to nobody")
-        Log(stream=stream).warn("to nobody")
-        with contextlib.suppress(OSError):  # what the stream itself still holds
+        Log(stream=stream).say("unread")
+        Log(stream=stream).warn("unread")
+        with contextlib.suppress(OSError):  # the stream's own buffer
             stream.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
-def test_a_terminal_gets_a_bar_and_the_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_bar_with_lines_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -107,7 +109,67 @@ def test_a_terminal_gets_a_bar_and_the_lines_above_it(monkeypatch: pytest.Monkey
             log.say("a [line] with brackets")
             bar.update(0.5, loss=1.25, tokens_per_second=1000.0)
         shown = ""
-        while select.select([ours], [], [], 1.0)[0]:  # a terminal hands its text over in parts
+        while select.select([ours], [], [], 1.0)[0]:  # a terminal returns its text in parts
             shown += os.read(ours, 65536).decode("utf-8", errors="replace")
     os.close(ours)
     assert "a [line] with brackets" in shown and "loss 1.250" in shown and "1,000 tokens/s" in shown and "50%" in shown
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2Jname\x9b31m\rover\b\x7f"
+ESCAPED = r"\x1b]0;owned\x07\x1b[2Jname\x9b31m\x0dover\x08\x7f"
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_control_characters_are_escaped_on_terminals_only() -> None:
+    assert escape_controls(HOSTILE, Terminal()) == ESCAPED
+    assert escape_controls(HOSTILE, io.StringIO()) == HOSTILE
+    kept = "tabs\tand lines\n, Grüße, 猫, \u202bالعربية\u202c"
+    assert escape_controls(kept, Terminal()) == kept
+
+
+def test_only_the_colours_of_our_own_pictures_pass_and_only_if_allowed() -> None:
+    picture = "\x1b[48;5;17m  \x1b[0m"
+    assert escape_controls(f"{picture}{HOSTILE}", Terminal(), colours=True) == f"{picture}{ESCAPED}"
+    assert "\x1b" not in escape_controls(picture, Terminal())
+
+
+def test_log_lines_warnings_and_bars_are_escaped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    log = Log()
+    log.say(HOSTILE)
+    log.warn(HOSTILE)
+    assert stream.getvalue() == f"{ESCAPED}\nwarning: {ESCAPED}\n"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with Log().progress(f"reading [red]{HOSTILE}") as bar:
+        bar.update(0.5)
+    assert "\x1b]0;" not in stream.getvalue() and "[red]" in stream.getvalue()
+
+
+def test_errors_are_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(f"{HOSTILE}: cannot\nbe read")
+    err = capsys.readouterr().err
+    assert err.startswith("transduce: error: ") and err.endswith("cannot be read\n") and err.count("\n") == 1
+    assert all(character.isprintable() for character in err.rstrip("\n"))
+    print_error("x" * 5000)
+    assert len(capsys.readouterr().err) < 2100
+
+
+def test_a_huge_line_of_metrics_is_damaged_and_never_parsed(tmp_path: Path) -> None:
+    """Nested lists take 20 times their length in memory."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.path.write_bytes(b'{"event": "x", "y": [' + b"[]," * 2_000_000 + b"[]]}\n" + b'{"event": "end"}\n')
+    tracemalloc.start()
+    assert file.read() == [{"event": "end"}]
+    assert tracemalloc.get_traced_memory()[1] < 3 * file.path.stat().st_size
+    tracemalloc.stop()

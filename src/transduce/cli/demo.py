@@ -47,7 +47,7 @@ def demo(
     """
     from transduce.logging import Log
 
-    print_lines(run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet)))
+    print_lines(run_demo(run, minutes=minutes, overrides=overrides or (), log=Log(quiet=quiet)), colours=True)
 
 
 def run_demo(run: Path, *, minutes: float, overrides: Sequence[str] = (), log: Log) -> Iterator[str]:

@@ -44,4 +44,4 @@ def inspect(
     if svg is not None:
         save_picture(svg, seen.maps[0])
     files = [f"written: {path}" for path in (html, svg) if path is not None]
-    print_lines([f"{seen.src}\n{seen.tgt}\n", show_attention(seen.maps[0]), *files])
+    print_lines([f"{seen.src}\n{seen.tgt}\n", show_attention(seen.maps[0]), *files], colours=True)

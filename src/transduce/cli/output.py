@@ -12,18 +12,21 @@ from typing import Any
 
 import typer
 
+from transduce.logging import escape_controls
 
-def print_lines(lines: Iterable[str], end: str = "\n") -> None:
-    """Print to stdout, at once where `end` is empty; a reader (head, less) that has seen enough ends it, quietly.
 
-    Lines that are made on the way are then made no more.
+def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False) -> None:
+    """Print to stdout, flushing each part if `end` is empty; on a terminal, control characters are escaped.
+
+    When the reader (head, less) closes the pipe, the command ends quietly and `lines` is closed. `colours` allows the
+    background colours of attention pictures.
     """
     try:
         for line in lines:
-            print(line, end=end, flush=not end)
+            print(escape_controls(line, sys.stdout, colours=colours), end=end, flush=not end)
         sys.stdout.flush()
     except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # or Python would try to flush once more, and complain
+        with contextlib.suppress(OSError, ValueError):  # otherwise Python flushes once more at exit, and complains
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
     finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from transduce.distributed.environment import LOST, this_place
 from transduce.distributed.group import FollowedFolder, joined
 from transduce.errors import Interrupted, RankExited, TooLong, TrainingError, TransduceError
+from transduce.logging import print_error
 from transduce.runs.folder import RunFolder
 from transduce.training.ranks import ALONE, Link
 from transduce.training.step import hold_few_kernels
@@ -38,5 +38,5 @@ def follow(learn: Learn) -> int:
         if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
             return error.exit_code
         place = this_place()
-        print(f"transduce: error: process {place.rank + 1} of {place.size}: {error}", file=sys.stderr)
+        print_error(f"process {place.rank + 1} of {place.size}: {error}")
         return error.exit_code
