@@ -30,10 +30,10 @@ def work(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from transduce.config import ModelSettings, TrainingSettings
+    from transduce.config import TrainingSettings, model_settings, resolve_preset
     from transduce.data.store import TokenStore
     from transduce.distributed.group import joined
-    from transduce.models.build import build_model, resolve_preset
+    from transduce.models.registry import build_model
     from transduce.training.feed import PairFeeder, Position
     from transduce.training.step import Updater, keep_freed_memory
 
@@ -43,7 +43,7 @@ def work(args: argparse.Namespace) -> None:
     src, tgt = ([draw.integers(4, VOCAB, size=n).tolist() for n in side] for side in lengths.T)
     settings = TrainingSettings(optimizer="adam", lr=1e-3, batch_tokens=args.batch_tokens)
     torch.manual_seed(1)
-    model = build_model(resolve_preset(ModelSettings(preset=args.size)), n_src=VOCAB, n_tgt=VOCAB)
+    model = build_model(resolve_preset(model_settings(preset=args.size)), n_src=VOCAB, n_tgt=VOCAB)
     with joined() as link:
         link.use(cpu)
         feeder = PairFeeder(TokenStore.from_lists(src, tgt), settings, device=cpu)

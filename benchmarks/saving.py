@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transduce.config import Settings
+from transduce.config import Settings, resolve_preset
 from transduce.data.store import TokenStore
 from transduce.logging import Log
-from transduce.models.build import build_model, resolve_preset
+from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import PairFeeder, Position
 from transduce.training.loop import Trainer

@@ -40,7 +40,7 @@ def ours(shape: str) -> Callable[[], object]:
     from transduce.config import ModelSettings, TrainingSettings
     from transduce.data.batch import RowBatch
     from transduce.data.encoder_batch import MaskedBatch
-    from transduce.models.build import build_model
+    from transduce.models.registry import build_model
     from transduce.training.criteria import tell_masked, tell_tokens
     from transduce.training.step import Updater, choose_precision, keep_freed_memory
 

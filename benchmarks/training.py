@@ -52,15 +52,15 @@ def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, obje
     import torch
     from common import EOS, V, batches, load  # type: ignore[import-not-found]
 
-    from transduce.config import ModelSettings, TrainingSettings
+    from transduce.config import TrainingSettings, model_settings, resolve_preset
     from transduce.data.batch import collate
     from transduce.data.objectives import Example
-    from transduce.models.build import build_model, resolve_preset
+    from transduce.models.registry import build_model
     from transduce.training.step import Updater, keep_freed_memory
 
     keep_freed_memory()
-    model_settings = resolve_preset(ModelSettings(preset=size, **SIZES[size]))
-    model = build_model(model_settings, n_src=V + 4, n_tgt=V + 4)
+    sizes = resolve_preset(model_settings(preset=size, **SIZES[size]))
+    model = build_model(sizes, n_src=V + 4, n_tgt=V + 4)
     settings = TrainingSettings(optimizer="adam", lr=1e-3)
     updater = Updater(model, settings, device=torch.device("cpu"), precision=precision)
     pairs = load("train")
@@ -78,7 +78,7 @@ def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, obje
     seen = seen[WARM:]
     tgt, src, seconds = (sum(column) for column in zip(*seen, strict=True))
     peak = peak_flops(precision)
-    used = training_flops(src, tgt, model_settings, V + 4) / seconds
+    used = training_flops(src, tgt, sizes, V + 4) / seconds
     return {
         "tgt_tokens_s": round(tgt / seconds),
         "gflops": round(used / 1e9),

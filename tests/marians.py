@@ -14,7 +14,7 @@ from transduce.config import Settings, TokenizerSettings
 from transduce.convert import exporting
 from transduce.convert.check import Check
 from transduce.convert.exchange import export_run
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizer

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from marians import LINES
-from oracle.adapter import randomize
+from oracle.adapter import fitting, randomize
 from transduce.config import Settings, TokenizerSettings
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizer, Tokenizers
 from transduce.text.training import train_tokenizer
@@ -17,7 +17,7 @@ from transduce.text.training import train_tokenizer
 SIZES: dict[str, Any] = {
     "d_model": 16, "d_ff": 24, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "max_positions": 48,
 }  # fmt: skip
-GPT: dict[str, Any] = {"kind": "gpt", "n_encoder_layers": 0, "residual": "pre"}
+GPT: dict[str, Any] = {"kind": "gpt", "residual": "pre"}
 BERT: dict[str, Any] = {
     "kind": "bert", "embedding_norm": True, "scale_embeddings": False, "positions": "learned", "n_segments": 2,
     "output_bias": True, "activation": "gelu",
@@ -39,7 +39,12 @@ def make_run(path: Path, *, tokenizer: Tokenizer | None = None, seed: int = 1, *
     labels = {"labels": LABELS} if task == "classification" else {}
     if labels:
         options |= {"n_labels": len(LABELS)}
-    values = {"name": "toy", "task": task, "data": {"context": 40, **labels}, "model": {**SIZES, **options}}
+    values = {
+        "name": "toy",
+        "task": task,
+        "data": {"context": 40, **labels},
+        "model": fitting(**{**SIZES, **options}).model_dump(exclude_unset=True),
+    }
     settings = Settings.from_mapping(values)
     model = build_model(settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size)
     randomize(model, seed=seed)

@@ -22,7 +22,7 @@ from transduce.distributed.group import FollowedFolder, joined
 from transduce.errors import Interrupted, RankExited
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Feed, PairFeeder, Position
 from transduce.training.loop import train

@@ -21,7 +21,7 @@ from transduce.evaluation.finalize import renew
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
-from transduce.models.build import build_model, count_parameters
+from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.finetune import Start, begin, keep, learn_more

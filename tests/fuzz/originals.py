@@ -113,10 +113,10 @@ def marian_pickled(folder: Path) -> None:
 
 
 def bert(folder: Path) -> None:
-    from transduce.config import ModelSettings
+    from transduce.config import model_settings
     from transduce.convert import bert
     from transduce.convert.vocabulary import Rows
-    from transduce.models.build import build_model
+    from transduce.models.registry import build_model
 
     words = [
         "[PAD]",
@@ -140,7 +140,7 @@ def bert(folder: Path) -> None:
         "capital",
         "of",
     ]
-    settings = ModelSettings(
+    settings = model_settings(
         kind="bert", d_model=16, d_ff=16, n_heads=2, n_encoder_layers=1, n_segments=2, positions="learned", max_positions=20,
         embedding_norm=True, scale_embeddings=False, output_bias=True, activation="gelu", norm_eps=1e-12,
     )  # fmt: skip
@@ -164,15 +164,15 @@ def bert(folder: Path) -> None:
 def gpt2(folder: Path) -> None:
     from tokenizers import pre_tokenizers
 
-    from transduce.config import ModelSettings
+    from transduce.config import model_settings
     from transduce.convert import gpt2
     from transduce.convert.vocabulary import Rows
-    from transduce.models.build import build_model
+    from transduce.models.registry import build_model
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = {piece: i for i, piece in enumerate([*letters, "Ġt", "he", "Ġthe", "<|endoftext|>"])}
-    settings = ModelSettings(
-        kind="gpt", d_model=16, d_ff=32, n_heads=2, n_encoder_layers=0, n_decoder_layers=1, residual="pre", positions="learned",
+    settings = model_settings(
+        kind="gpt", d_model=16, d_ff=32, n_heads=2, n_decoder_layers=1, residual="pre", positions="learned",
         max_positions=24, scale_embeddings=False, activation="gelu_tanh",
     )  # fmt: skip
     rows = Rows(torch.tensor([-1, -1, len(ids) - 1, len(ids) - 1, *range(len(ids) - 1)]), len(ids))

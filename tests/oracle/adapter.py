@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from oracle.numpy_transformer import Array, Options
-from transduce.config import ModelSettings
+from transduce.config import ModelSettings, OutputSettings
+from transduce.config.model import MODEL_SETTINGS
 
 # The embeddings of each side, and the stacks, of every kind of model.
 SHAPES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
@@ -19,13 +21,19 @@ SHAPES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
 EPSILON = {"layer": 1e-5, "rms": 1e-6}
 
 
+def fitting(*, kind: str = "transformer", **values: Any) -> Any:
+    """Settings of an architecture from the values that it has a field for."""
+    section = MODEL_SETTINGS[kind]
+    return section(**{key: value for key, value in values.items() if key in section.model_fields})
+
+
 def options_of(s: ModelSettings) -> Options:
     """What the oracle must know of the settings."""
     return Options(
         n_heads=s.n_heads,
         n_kv_heads=s.n_kv_heads or s.n_heads,
-        n_encoder_layers=s.n_encoder_layers,
-        n_decoder_layers=s.n_decoder_layers,
+        n_encoder_layers=s.depth[0],
+        n_decoder_layers=s.depth[-1],
         residual=s.residual,
         norm=s.norm,
         norm_epsilon=s.norm_eps or EPSILON[s.norm],
@@ -53,14 +61,14 @@ def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Ar
     known = {name.replace(".blocks.", "."): tensor.detach().double().numpy() for name, tensor in state.items()}
     sides, stacks = SHAPES[s.kind]
     weights = {"output": known["output_embedding.weight"]}
-    if s.output_bias:
+    if isinstance(s, OutputSettings) and s.output_bias:
         weights["output_bias"] = known["output_bias"]
     for side, name in sides.items():
         weights[f"{side}_embedding"] = known[f"{name}.table.weight"]
         if s.positions == "learned":
             weights[f"{side}_positions"] = known[f"{name}.positions.embedding.weight"]
         _copy(known, f"{name}.norm", weights, f"{side}_norm")
-    for stack, n_layers in ((stack, getattr(s, f"n_{stack}_layers")) for stack in stacks):
+    for stack, n_layers in zip(stacks, s.depth, strict=True):
         _copy(known, f"{stack}.norm", weights, f"{stack}.norm")
         for n in range(n_layers):
             _block(known, f"{stack}.{n}", weights, s)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oracle.adapter import randomize
+from oracle.adapter import fitting, randomize
 from transduce.config import ModelSettings
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 
 VOCAB = 13
 SMALL: dict[str, Any] = {
@@ -97,7 +97,7 @@ MIXED = {f"mix {seed}": combination(seed) for seed in range(24)}
 
 def settings(**options: Any) -> ModelSettings:
     """Small settings with some options changed."""
-    return ModelSettings(**{**SMALL, **options})
+    return fitting(**{**SMALL, **options})
 
 
 def make(*, dtype: torch.dtype = torch.float32, seed: int = 0, **options: Any) -> tuple[nn.Module, ModelSettings]:

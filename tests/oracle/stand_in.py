@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.config import Settings
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 

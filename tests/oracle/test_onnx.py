@@ -177,7 +177,7 @@ def test_text_goes_on_without_us(tmp_path: Path) -> None:
 
 
 def test_every_option_has_nodes_or_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transduce.models.build import _TABLES
+    from transduce.models.registry import _TABLES
 
     tables = {"positions", "norm", "activation", "feed_forward", "projection", "residual", "pooling"}
     assert tables == _TABLES.keys() - {"kind"} <= CHOICES.keys() | {"pooling"}

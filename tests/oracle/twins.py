@@ -23,7 +23,7 @@ from transduce.convert import bert, gpt2, marian
 from transduce.convert.exchange import IMPORTERS
 from transduce.convert.vocabulary import Rows
 from transduce.convert.weight_map import Line, write
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, PAD, UNK
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swish", "silu")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from transduce.config import MOST_BATCH, MOST_BEAM, MOST_PENALTY, MOST_SEED, MOST_TOKENS
+from transduce.config import MAX_BATCH, MAX_BEAM, MAX_PENALTY, MAX_SEED, MAX_TOKENS
 from transduce.decoding.generator import Generator
 from transduce.decoding.results import Generation
 from transduce.decoding.sample import Sampling
@@ -33,12 +33,12 @@ class Search:
         if self.sampling is not None and (self.beam, self.length_penalty) != (None, None):
             raise SettingsError("samples are drawn, not searched: --beam and --length-penalty do not go with --sample")
         for name, value, most in (
-            ("--beam", self.beam, MOST_BEAM),
-            ("--nbest", self.n_best, MOST_BEAM),
-            ("--max-length", self.max_length, MOST_TOKENS),
-            ("--length-penalty", self.length_penalty, MOST_PENALTY),
-            ("--batch-tokens", self.batch_tokens, MOST_BATCH),
-            ("--seed", self.seed, MOST_SEED),
+            ("--beam", self.beam, MAX_BEAM),
+            ("--nbest", self.n_best, MAX_BEAM),
+            ("--max-length", self.max_length, MAX_TOKENS),
+            ("--length-penalty", self.length_penalty, MAX_PENALTY),
+            ("--batch-tokens", self.batch_tokens, MAX_BATCH),
+            ("--seed", self.seed, MAX_SEED),
         ):
             if value is not None and not 0 <= value <= most:
                 raise SettingsError(f"{name} {value}: must be a number, at most {most:,}")

@@ -1,4 +1,4 @@
-"""Recipes: TOML in, `--set` overrides, and settings as TOML again."""
+"""Recipes: read TOML, apply `--set` overrides, write settings as TOML."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from pydantic import BaseModel
 
 from transduce.errors import SettingsError
 
-MOST_RECIPE = 1 << 20
-"""Bytes of the longest recipe: 1 MiB."""
+MAX_RECIPE = 1 << 20
+"""Size limit of a recipe in bytes: 1 MiB."""
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The nested values of a TOML file, unchecked; one that cannot be read is a `SettingsError`."""
+    """The nested values of a TOML file, not validated; a `SettingsError` if it cannot be read."""
     try:
-        if path.is_file() and path.stat().st_size > MOST_RECIPE:
-            raise SettingsError(f"recipe {path} has {path.stat().st_size:,} bytes: no recipe is that long")
+        if path.is_file() and path.stat().st_size > MAX_RECIPE:
+            raise SettingsError(f"recipe {path} has {path.stat().st_size:,} bytes; the limit is {MAX_RECIPE:,}")
         if path.exists() and not path.is_file():
-            raise SettingsError(f"cannot read recipe {path}: it is no file")
+            raise SettingsError(f"cannot read recipe {path}: not a file")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read recipe {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested without end, a date that is none
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, nested too deeply, an impossible date
         raise SettingsError(f"recipe {path} is not valid TOML: {error}") from None
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
-    """Write `a.b=value` into nested `values`; the value is read as TOML, or as a plain word where that fails."""
+    """Write `a.b=value` into nested `values`; the value is TOML, or else a plain word."""
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
         raise SettingsError(f"--set {override}: expected key=value, as in --set training.lr=0.001")
@@ -48,7 +48,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def to_toml(settings: BaseModel) -> str:
-    """What was given of the settings, as a recipe that asks for the same again."""
+    """The settings that were given, as a recipe."""
     lines: list[str] = []
     values = settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     top = {key: value for key, value in values.items() if not isinstance(value, dict)}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, Settings
 from transduce.convert.limits import no_sizes
 from transduce.convert.requirements import ONE_HEAD_COUNT, Needed
 from transduce.convert.vocabulary import Rows
@@ -67,7 +67,7 @@ def has_pooler(names: Collection[str]) -> bool:
     return any(".pooler." in f".{name}" for name in names)
 
 
-def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin: Path) -> ModelSettings:
+def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin: Path) -> EncoderSettings:
     """Our settings of a model with this config.json and these tensors; a `UserError` lists all that cannot be."""
     config = {**_DEFAULTS, **config}
     told = no_sizes(config, _SIZES)
@@ -81,7 +81,6 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
     if told:
         raise UserError(f"{origin / 'config.json'}: {'; '.join(told)}")
     values: dict[str, Any] = dict(
-        kind="bert-classifier" if labels_head(names) else "bert" if _HEAD in names else "bert-encoder",
         d_model=config["hidden_size"],
         d_ff=config["intermediate_size"],
         n_heads=config["num_attention_heads"],
@@ -95,12 +94,17 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
         n_segments=config["type_vocab_size"],
         embedding_norm=True,
         scale_embeddings=False,
-        next_sentence=_HEAD in names and _NEXT in names,
-        output_bias=_HEAD in names,
-        tie="three_way" if config["tie_word_embeddings"] else "none",
-        n_labels=len(labels_of(config, names=names)) if labels_head(names) else None,
     )
-    return Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
+    if labels_head(names):
+        values |= {"kind": "bert-classifier", "n_labels": len(labels_of(config, names=names))}
+    elif _HEAD in names:
+        tie = "three_way" if config["tie_word_embeddings"] else "none"
+        values |= {"kind": "bert", "next_sentence": _NEXT in names, "output_bias": True, "tie": tie}
+    else:
+        values["kind"] = "bert-encoder"
+    found = Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
+    assert isinstance(found, EncoderSettings)
+    return found
 
 
 def labels_of(config: Mapping[str, Any], *, names: Collection[str]) -> tuple[str, ...]:
@@ -114,12 +118,15 @@ def labels_of(config: Mapping[str, Any], *, names: Collection[str]) -> tuple[str
     return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(n))
 
 
-def lines(s: ModelSettings, *, rows: Rows, prefix: str, labels: str = "classifier", pooler: bool = True) -> list[Line]:
+def lines(
+    s: EncoderSettings, *, rows: Rows, prefix: str, labels: str = "classifier", pooler: bool = True
+) -> list[Line]:
     """The table of a model with these settings. `labels`: `labels_head`; `pooler` false: a trunk that has none."""
     d = s.d_model
     at = f"{prefix}embeddings"
     table, positions = f"{at}.word_embeddings.weight", f"{at}.position_embeddings.weight"
-    tied = s.kind == "bert" and s.tie != "none"
+    masked = s if isinstance(s, BertSettings) else None
+    tied, next_sentence = bool(masked and masked.tie != "none"), bool(masked and masked.next_sentence)
     decoder = "cls.predictions.decoder"
     found = [
         Line(
@@ -135,9 +142,9 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str, labels: str = "classifie
     ]
     for layer in range(s.n_encoder_layers):
         found += _block(f"encoder.blocks.{layer}", f"{prefix}encoder.layer.{layer}", s)
-    if s.kind == "bert-classifier" or s.next_sentence or (s.kind == "bert-encoder" and pooler):
+    if next_sentence or (pooler and not masked) or isinstance(s, BertClassifierSettings):
         found += _linear("pooler.dense", (f"{prefix}pooler.dense",), (d, d))
-    if s.kind == "bert":
+    if masked:
         head = "cls.predictions.transform"
         found += _linear("head.dense", (f"{head}.dense",), (d, d)) + _norm("head.norm", f"{head}.LayerNorm", d)
         biases = ("cls.predictions.bias",), (f"{decoder}.bias",)
@@ -146,20 +153,21 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str, labels: str = "classifie
         found.append(bias)
         if not tied:
             found.append(Line("output_embedding.weight", (f"{decoder}.weight",), (rows.n_theirs, d), rows=rows.index))
-    if s.next_sentence:
+    if next_sentence:
         found += _linear("next_sentence", ("cls.seq_relationship",), (2, d))
-    if s.kind == "bert-classifier":
+    if isinstance(s, BertClassifierSettings):
         found += _linear("labels", (labels,), (s.n_labels or 0, d))
     return found
 
 
-def architecture_of(s: ModelSettings) -> str:
+def architecture_of(s: EncoderSettings) -> str:
     """The name of the model that has the heads of ours."""
-    masked = "BertForPreTraining" if s.next_sentence else "BertForMaskedLM"
-    return {"bert": masked, "bert-classifier": "BertForSequenceClassification", "bert-encoder": "BertModel"}[s.kind]
+    if isinstance(s, BertSettings):
+        return "BertForPreTraining" if s.next_sentence else "BertForMaskedLM"
+    return "BertForSequenceClassification" if isinstance(s, BertClassifierSettings) else "BertModel"
 
 
-def config_of(s: ModelSettings, *, n: int, pad: int, labels: Sequence[str] | None) -> dict[str, Any]:
+def config_of(s: EncoderSettings, *, n: int, pad: int, labels: Sequence[str] | None) -> dict[str, Any]:
     """The config.json of a model of ours that BERT's architecture can express; n: rows of its embedding."""
     named = {} if labels is None else {
         "id2label": {str(i): label for i, label in enumerate(labels)},
@@ -180,17 +188,15 @@ def config_of(s: ModelSettings, *, n: int, pad: int, labels: Sequence[str] | Non
         "type_vocab_size": s.n_segments,
         "layer_norm_eps": norm_eps(s.norm, s.norm_eps),
         "pad_token_id": pad,
-        "tie_word_embeddings": s.tie != "none",
+        "tie_word_embeddings": not isinstance(s, BertSettings) or s.tie != "none",
         "dtype": "float32",
         **named,
     }
 
 
 NEEDED: Needed = {
-    "kind": ("bert", "bert-encoder", "bert-classifier"),
     "residual": ("post",),
     "norm": ("layer",),
-    "one_end": (False,),
     "embedding_norm": (True,),
     "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can be a table of vectors
     "feed_forward": ("plain",),
@@ -202,15 +208,15 @@ NEEDED: Needed = {
 """What its architecture can express of our settings, some by way of `plain_form`."""
 
 
-def tied_names(s: ModelSettings) -> dict[str, str]:
+def tied_names(s: EncoderSettings) -> dict[str, str]:
     """Names under which our model holds a tensor of the table once more, and that tensor."""
-    tied = s.kind == "bert" and s.tie != "none"
+    tied = isinstance(s, BertSettings) and s.tie != "none"
     return {"output_embedding.weight": "embedding.table.weight"} if tied else {}
 
 
-def unused(s: ModelSettings, *, prefix: str) -> tuple[str, ...]:
+def unused(s: EncoderSettings, *, prefix: str) -> tuple[str, ...]:
     """Tensors that a file may hold and that do nothing in a model with these settings."""
-    if s.kind != "bert":
+    if not isinstance(s, BertSettings):
         return ()
     pooler = () if s.next_sentence else (f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias")
     return pooler if s.tie != "none" else (*pooler, "cls.predictions.bias")
@@ -221,7 +227,7 @@ def buffers(prefix: str) -> tuple[str, ...]:
     return f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"
 
 
-def _block(ours: str, theirs: str, s: ModelSettings) -> list[Line]:
+def _block(ours: str, theirs: str, s: EncoderSettings) -> list[Line]:
     own = f"{theirs}.attention"
     square = (s.d_model, s.d_model)
     return [

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import ModelSettings
+from transduce.config import EncoderSettings
 from transduce.convert.vocabulary import NEVER
 from transduce.data.batch import Batch, collate
 from transduce.data.encoder_batch import pad_rows
@@ -74,7 +74,7 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
         return model.logits(model(batch.src, batch.tgt_in)).float()
 
 
-def text_examples(s: ModelSettings, n_ids: int, *, n: int = 12, seed: int = 1) -> tuple[Tensor, Tensor]:
+def text_examples(s: EncoderSettings, n_ids: int, *, n: int = 12, seed: int = 1) -> tuple[Tensor, Tensor]:
     """Random texts and pairs of texts in their frame, ids and segments [B, S], padded: the shortest and the longest
     among them that are tried.
     """

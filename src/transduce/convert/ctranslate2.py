@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import ModelSettings
+from transduce.config import TransformerSettings
 from transduce.convert.check import LONGEST, compare_all, examples, logits_of, settle
 from transduce.convert.exporting import Outgoing
 from transduce.convert.normalize import position_table
@@ -28,12 +28,10 @@ QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 NEEDED: Needed = {
-    "kind": ("transformer",),
     "positions": ("sinusoidal", "sinusoidal_halves", "learned", "none"),
     "feed_forward": ("plain", "gated"),
     "activation": tuple(_ACTIVATIONS),
     "projection": ("full",),
-    "one_end": (False,),
     "n_kv_heads": ONE_HEAD_COUNT,
 }
 
@@ -44,6 +42,7 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     What is quantized is checked before that, in float32; how far quantization moves it is told, too.
     """
     s, tokenizers, tensors, quantization = run.settings.model, run.tokenizers, run.tensors, run.quantization
+    assert isinstance(s, TransformerSettings)
     if lacking := inexpressible(s, NEEDED):
         raise UserError(f"CTranslate2 cannot express {', '.join(lacking)}")
     try:
@@ -74,7 +73,7 @@ def _save(spec: Any, out: Path, quantization: str | None) -> None:
     spec.save(str(out))
 
 
-def _spec(s: ModelSettings, tokenizers: Tokenizers, tensors: Mapping[str, Tensor]) -> Any:
+def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, Tensor]) -> Any:
     """CTranslate2's description of the model, with the weights."""
     from ctranslate2.specs import common_spec, transformer_spec
 
@@ -111,7 +110,7 @@ def _spec(s: ModelSettings, tokenizers: Tokenizers, tensors: Mapping[str, Tensor
     return spec
 
 
-def _vocabularies(spec: Any, tokenizers: Tokenizers, s: ModelSettings) -> None:
+def _vocabularies(spec: Any, tokenizers: Tokenizers, s: TransformerSettings) -> None:
     pieces = [side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt)]
     if any(len(set(side)) < len(side) for side in pieces):
         raise UserError("the vocabulary holds a piece twice, which CTranslate2 cannot have")
@@ -123,7 +122,7 @@ def _vocabularies(spec: Any, tokenizers: Tokenizers, s: ModelSettings) -> None:
     spec.config.layer_norm_epsilon = norm_eps(s.norm, s.norm_eps)
 
 
-def _positions(s: ModelSettings, tensors: Mapping[str, Tensor], name: str) -> Any:
+def _positions(s: TransformerSettings, tensors: Mapping[str, Tensor], name: str) -> Any:
     if s.positions == "learned":
         return tensors[f"{name}.positions.embedding.weight"].detach().cpu().float().numpy()
     return position_table(s).numpy()
@@ -161,7 +160,7 @@ def _norm(spec: Any, arrays: Mapping[str, Any], name: str) -> None:
         spec.beta = arrays.get(f"{name}.bias", 0 * spec.gamma)
 
 
-def _log_probs(out: Path, model: Any, tokenizers: Tokenizers, s: ModelSettings) -> list[tuple[Tensor, Tensor]]:
+def _log_probs(out: Path, model: Any, tokenizers: Tokenizers, s: TransformerSettings) -> list[tuple[Tensor, Tensor]]:
     """The log-probability of each token, given random sources and targets: theirs and ours, a sentence each."""
     import ctranslate2
 

@@ -22,7 +22,7 @@ from transduce.decoding.loading import model_in
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.logging import Log
-from transduce.models.build import build_model, count_parameters
+from transduce.models.registry import ARCHITECTURES, build_model, count_parameters
 from transduce.runs.atomic import expecting, write_aside, write_text
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
@@ -142,7 +142,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         raise SettingsError(f"--quantization {quantization or repr('')}: allowed are {', '.join(target.quantizations)}")
     outgoing = open_outgoing(run, quantization=quantization)
     task = outgoing.settings.task
-    if task not in target.exporters:
+    if to not in ARCHITECTURES[outgoing.settings.model.kind].exports:
         raise SettingsError(f"{run} is of task '{task}'; --to {to} takes: {', '.join(target.exporters)}")
     with _made(out.parent), write_aside(out) as aside:
         told = target.exporters[task](aside, outgoing)

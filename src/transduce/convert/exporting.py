@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import Settings
+from transduce.config import Settings, TransformerSettings
 from transduce.convert import marian
 from transduce.convert.check import LONGEST, TEXTS, Check, compare, examples, logits_of, settle
 from transduce.convert.importing import OWN
@@ -43,6 +43,7 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     """
     settings, tokenizers, tensors = run.settings, run.tokenizers, run.tensors
     s = settings.model
+    assert isinstance(s, TransformerSettings)
     if lacking := inexpressible(s, marian.NEEDED):
         raise UserError(
             f"transformers' Marian cannot express {', '.join(lacking)}; --to onnx takes it, --to ctranslate2 most such "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.config import BertSettings, EncoderSettings, GPTSettings
 from transduce.convert import bert, gpt2
 from transduce.convert.check import LONGEST, TEXTS, Check, compare_all, examples, outputs_of, settle, text_examples
 from transduce.convert.exporting import Outgoing
@@ -33,14 +34,15 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
 
     Raises `UserError` where the architecture lacks one of the settings, `TransduceError` where the check fails.
     """
-    s, tensors = run.settings.model, dict(run.tensors)
-    if lacking := inexpressible(s, gpt2.NEEDED):
+    model, tensors = run.settings.model, dict(run.tensors)
+    assert isinstance(model, GPTSettings)
+    if lacking := inexpressible(model, gpt2.NEEDED):
         raise UserError(f"transformers' GPT-2 cannot express {', '.join(lacking)}; --to onnx takes it")
     rows, vocabulary = _rows(run.tokenizers.tgt), run.tokenizers.tgt
     _check_bias(tensors, rows)
     tensors.pop("output_bias", None)
-    _join_twins(tensors, rows, one_end=s.one_end)
-    s, tensors = plain_form(s, tensors)
+    _join_twins(tensors, rows, one_end=model.one_end)
+    s, tensors = plain_form(model, tensors)
     lines = gpt2.lines(s, rows=rows, prefix="transformer.")
     out.mkdir()
     begin, end = int(rows.index[BOS]), int(rows.index[EOS])
@@ -57,17 +59,18 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
 
 def export_bert(out: Path, run: Outgoing) -> list[str]:
     """Write a folder for transformers' BERT with the heads that the run has, and check and tell in the same way."""
-    s, tensors = run.settings.model, dict(run.tensors)
-    if lacking := inexpressible(s, bert.NEEDED):
+    model, tensors = run.settings.model, dict(run.tensors)
+    assert isinstance(model, EncoderSettings)
+    if lacking := inexpressible(model, bert.NEEDED):
         raise UserError(f"transformers' BERT cannot express {', '.join(lacking)}; --to onnx takes it")
     rows, vocabulary = _rows(run.tokenizers.tgt), run.tokenizers.tgt
-    s, tensors = plain_form(s, tensors)
+    s, tensors = plain_form(model, tensors)
     lines = bert.lines(s, rows=rows, prefix="" if s.kind == "bert-encoder" else "bert.")
     out.mkdir()
     labels, pad = run.settings.data.labels, int(rows.index[PAD])
     write_json(out / "config.json", bert.config_of(s, n=rows.n_theirs, pad=pad, labels=labels))
     theirs = write(for_table(tensors, lines), lines)
-    if s.kind == "bert" and s.tie == "none":  # of two biases that it keeps then only one counts
+    if isinstance(s, BertSettings) and s.tie == "none":  # of two biases that it keeps then only one counts
         theirs["cls.predictions.bias"] = theirs["cls.predictions.decoder.bias"].clone()
     write_tensors(out / "model.safetensors", theirs)
     names = _BERT_NAMES | ({"mask_token": MASK} if run.settings.task == "masked" else {})
@@ -170,6 +173,7 @@ def _check_gpt2(out: Path, run: Outgoing, rows: Rows) -> Check:
 def _check_bert(out: Path, run: Outgoing, rows: Rows) -> Check:
     """What the heads give, and token ids, of transformers beside ours."""
     s = run.settings.model
+    assert isinstance(s, EncoderSettings)
     if (theirs := _open(out, bert.architecture_of(s), run, rows)) is None:
         return _UNCHECKED
     ids, segments = text_examples(s, run.tokenizers.n_tgt)
@@ -178,7 +182,7 @@ def _check_bert(out: Path, run: Outgoing, rows: Rows) -> Check:
         found = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)
     names = {
         "bert": {
-            "logits": "prediction_logits" if s.next_sentence else "logits",
+            "logits": "prediction_logits" if isinstance(s, BertSettings) and s.next_sentence else "logits",
             "next_sentence": "seq_relationship_logits",
         },
         "bert-encoder": {"hidden": "last_hidden_state", "pooled": "pooler_output"},

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import GPTSettings, Settings
 from transduce.convert.limits import no_sizes
 from transduce.convert.requirements import ONE_HEAD_COUNT, Needed
 from transduce.convert.vocabulary import NEVER, Rows
@@ -39,7 +39,7 @@ def prefix_of(names: Collection[str]) -> str:
     return "transformer." if any(name.startswith("transformer.") for name in names) else ""
 
 
-def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
+def model_settings(config: Mapping[str, Any], *, origin: Path) -> GPTSettings:
     """Our settings of a model with this config.json; a `UserError` lists all that cannot be."""
     config = {**_DEFAULTS, **config}
     told = no_sizes(config, (*_SIZES, "n_inner") if config.get("n_inner") is not None else _SIZES)
@@ -57,7 +57,6 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
         d_model=config["n_embd"],
         d_ff=config.get("n_inner") or 4 * config["n_embd"],
         n_heads=config["n_head"],
-        n_encoder_layers=0,
         n_decoder_layers=config["n_layer"],
         dropout=config["resid_pdrop"],
         attention_dropout=config["attn_pdrop"],
@@ -70,10 +69,12 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
         tie="three_way" if config["tie_word_embeddings"] else "none",
         output_bias=True,
     )
-    return Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
+    found = Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
+    assert isinstance(found, GPTSettings)
+    return found
 
 
-def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
+def lines(s: GPTSettings, *, rows: Rows, prefix: str) -> list[Line]:
     """The table of a model with these settings, but for the bias on the logits, which theirs has not."""
     d, ff, size, head = s.d_model, s.d_ff, (rows.n_theirs, s.d_model), ("lm_head.weight",)
     tied = s.tie != "none"
@@ -99,12 +100,12 @@ def lines(s: ModelSettings, *, rows: Rows, prefix: str) -> list[Line]:
     return found + _norm("decoder.norm", f"{prefix}ln_f", d)
 
 
-def tied_names(s: ModelSettings) -> dict[str, str]:
+def tied_names(s: GPTSettings) -> dict[str, str]:
     """Names under which our model holds a tensor of the table once more, and that tensor."""
     return {"output_embedding.weight": "embedding.table.weight"} if s.tie != "none" else {}
 
 
-def config_of(s: ModelSettings, *, n: int, begin: int, end: int) -> dict[str, Any]:
+def config_of(s: GPTSettings, *, n: int, begin: int, end: int) -> dict[str, Any]:
     """The config.json of a model of ours that GPT-2's architecture can express; n: rows of its embedding."""
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -128,7 +129,6 @@ def config_of(s: ModelSettings, *, n: int, begin: int, end: int) -> dict[str, An
 
 
 NEEDED: Needed = {
-    "kind": ("gpt",),
     "residual": ("pre",),
     "norm": ("layer",),
     "embedding_norm": (False,),
@@ -149,7 +149,7 @@ def never(rows: Rows) -> list[float]:
     )
 
 
-def buffers(s: ModelSettings, *, prefix: str) -> tuple[str, ...]:
+def buffers(s: GPTSettings, *, prefix: str) -> tuple[str, ...]:
     """Tensors of old files that are no weights: causal masks."""
     names = ("attn.bias", "attn.masked_bias")
     return tuple(f"{prefix}h.{layer}.{name}" for layer in range(s.n_decoder_layers) for name in names)

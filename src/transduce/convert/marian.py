@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import Settings, TransformerSettings
 from transduce.convert.limits import MOST_LAYERS, no_sizes
 from transduce.convert.requirements import ONE_HEAD_COUNT, Needed
 from transduce.convert.vocabulary import NEVER, Rows
@@ -49,7 +49,7 @@ _DEFAULTS: dict[str, Any] = {  # of MarianConfig, for what a file may leave out
 _TIES = {(True, True): "three_way", (False, True): "two_way", (False, False): "none"}
 
 
-def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
+def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
     """Our settings of a model with this config.json; a `UserError` lists all that cannot be."""
     config = {**_DEFAULTS, **config}
     pad, start = config.get("pad_token_id"), config.get("decoder_start_token_id")
@@ -86,10 +86,12 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> ModelSettings:
         output_bias=True,
         max_positions=config["max_position_embeddings"],
     )
-    return Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
+    found = Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
+    assert isinstance(found, TransformerSettings)
+    return found
 
 
-def config_of(s: ModelSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str, Any]:
+def config_of(s: TransformerSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str, Any]:
     """The config.json of a model of ours that Marian's architecture can express."""
     share, tie = next(key for key, ours in _TIES.items() if ours == s.tie)
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == s.activation)
@@ -124,12 +126,10 @@ def config_of(s: ModelSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str
 
 
 NEEDED: Needed = {
-    "kind": ("transformer",),
     "residual": ("post",),
     "norm": ("layer",),
     "norm_eps": (None, norm_eps("layer")),
     "embedding_norm": (False,),
-    "one_end": (False,),
     "positions": ("sinusoidal", "sinusoidal_halves"),
     "feed_forward": ("plain",),
     "activation": tuple(ACTIVATIONS.values()),
@@ -141,7 +141,7 @@ NEEDED: Needed = {
 """What its architecture can express of our settings."""
 
 
-def lines(s: ModelSettings, *, src: Rows, tgt: Rows, output_bias: bool = True) -> list[Line]:
+def lines(s: TransformerSettings, *, src: Rows, tgt: Rows, output_bias: bool = True) -> list[Line]:
     """The table of a model with these settings. `output_bias` false: theirs is all zeros, and ours has none."""
     found = _embeddings(s, src, tgt)
     bias = Line("output_bias", ("final_logits_bias",), (1, tgt.n_theirs), rows=tgt.index, filler=NEVER, flat=True)
@@ -157,7 +157,7 @@ def column_order(d_model: int) -> Tensor:
     return halves(d_model)
 
 
-def check_positions(tensors: Mapping[str, Tensor], s: ModelSettings, *, origin: Path) -> None:
+def check_positions(tensors: Mapping[str, Tensor], s: TransformerSettings, *, origin: Path) -> None:
     """Old files hold the sinusoids; a `UserError` where they are not what we compute."""
     shape = (s.max_positions, s.d_model)
     for table, name in ((tensors[name], name) for name in POSITION_TABLES if name in tensors):
@@ -165,7 +165,7 @@ def check_positions(tensors: Mapping[str, Tensor], s: ModelSettings, *, origin: 
             raise UserError(f"{origin}: {name} {list(table.shape)} does not hold sinusoids {list(shape)}")
 
 
-def _embeddings(s: ModelSettings, src: Rows, tgt: Rows) -> list[Line]:
+def _embeddings(s: TransformerSettings, src: Rows, tgt: Rows) -> list[Line]:
     encoder, decoder = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
     head = "lm_head.weight"
     shape = (tgt.n_theirs, s.d_model)
@@ -188,7 +188,7 @@ def _embeddings(s: ModelSettings, src: Rows, tgt: Rows) -> list[Line]:
     return found
 
 
-def tied_names(s: ModelSettings) -> dict[str, str]:
+def tied_names(s: TransformerSettings) -> dict[str, str]:
     """Names under which our model holds a tensor of the table once more, and that tensor."""
     table = "tgt_embedding.table.weight"
     return {
@@ -198,7 +198,7 @@ def tied_names(s: ModelSettings) -> dict[str, str]:
     }[s.tie]
 
 
-def _block(ours: str, theirs: str, s: ModelSettings, *, decoder: bool) -> list[Line]:
+def _block(ours: str, theirs: str, s: TransformerSettings, *, decoder: bool) -> list[Line]:
     """One block; (ours, theirs, shape of one weight, the weight's axis on the residual stream)."""
     square, wide, tall = (s.d_model, s.d_model), (s.d_ff, s.d_model), (s.d_model, s.d_ff)
     parts: list[tuple[str, Sequence[str], tuple[int, ...], int]] = [

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import EncoderSettings, ModelSettings, Settings
 from transduce.convert.check import (
     LONGEST,
     Difference,
@@ -25,6 +25,7 @@ from transduce.convert.exporting import Outgoing
 from transduce.convert.requirements import inexpressible
 from transduce.data.batch import Batch
 from transduce.errors import UserError
+from transduce.models.registry import ARCHITECTURES
 from transduce.runs.atomic import write_json
 from transduce.text.hub import HubTokenizer
 from transduce.text.pieces import PieceTokenizer
@@ -47,17 +48,17 @@ def export_onnx(out: Path, run: Outgoing) -> list[str]:
     from transduce.convert.onnx_layers import NEEDED
 
     s = run.settings.model
-    if lacking := inexpressible(s, {"kind": CHECKS, **NEEDED}):
+    if lacking := inexpressible(s, NEEDED):
         raise UserError(f"the ONNX export cannot express {', '.join(lacking)}")
     out.mkdir()
     how = _describe(run.settings) | _write_graphs(out, s, run) | _write_vocabularies(out, run)
     write_json(out / HOW, how)
     what = f"outputs of onnxruntime {onnxruntime.__version__}"
-    told = [settle(f"{what}, float32", CHECKS[s.kind](out, how, run)).line()]
+    told = [settle(f"{what}, float32", CHECKS[ARCHITECTURES[s.kind].shape](out, how, run)).line()]
     if run.quantization is not None:
         for graph in _graphs(how):
             _quantize(out / graph["file"])
-        moved, _ = CHECKS[s.kind](out, how, run)
+        moved, _ = CHECKS[ARCHITECTURES[s.kind].shape](out, how, run)
         told.append(f"{run.quantization} moves outputs by {moved:.2f} at most")
     return told
 
@@ -71,7 +72,7 @@ def _write_graphs(out: Path, s: ModelSettings, run: Outgoing) -> dict[str, Any]:
     from transduce.convert import onnx_models
 
     told: dict[str, dict[str, Any]] = {}
-    for name, make in onnx_models.GRAPHS[s.kind].items():
+    for name, make in onnx_models.GRAPHS[ARCHITECTURES[s.kind].shape].items():
         drawn = make(s, run.tensors)
         inputs, outputs = drawn.graph.save(out / f"{name}.onnx")
         told[name] = {"file": f"{name}.onnx", "inputs": inputs, "outputs": outputs}
@@ -223,6 +224,7 @@ def _stepped(
 def _encoder_difference(out: Path, how: dict[str, Any], run: Outgoing) -> Difference:
     """Texts of many lengths with their padding."""
     session, s = _session(out / how["encoder"]["file"]), run.settings.model
+    assert isinstance(s, EncoderSettings)
     ids, segments = text_examples(s, run.tokenizers.n_tgt)
     inputs = {"ids": ids.numpy(), "mask": (ids != PAD).numpy(), "segments": segments.numpy()}
     names = how["encoder"]["outputs"]
@@ -234,9 +236,9 @@ def _encoder_difference(out: Path, how: dict[str, Any], run: Outgoing) -> Differ
 
 
 CHECKS: dict[str, Callable[[Path, dict[str, Any], Outgoing], Difference]] = {
-    "transformer": _translator_difference,
-    "gpt": _language_model_difference,
-    **dict.fromkeys(("bert", "bert-encoder", "bert-classifier"), _encoder_difference),
+    "encoder-decoder": _translator_difference,
+    "decoder": _language_model_difference,
+    "encoder": _encoder_difference,
 }
 
 

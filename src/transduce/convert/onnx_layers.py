@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from transduce.config import ModelSettings
+from transduce.config import GPTSettings, ModelSettings
 from transduce.convert.onnx_graph import Graph
 from transduce.convert.requirements import Needed
 from transduce.nn.block import norm_eps
@@ -84,7 +84,7 @@ class Layers:
 
     def embed(self, ids: str, at: str, places: str, *, more: str | None = None) -> str:
         """E[ids] * scale + more + positions, and a norm where there is one."""
-        if self.s.one_end:
+        if isinstance(self.s, GPTSettings) and self.s.one_end:
             begin = self.graph.op("Equal", ids, self.graph.constant(BOS))
             ids = self.graph.op("Where", begin, self.graph.constant(EOS), ids)
         x = self.graph.op("Gather", self.graph.weight(f"{at}.table.weight"), ids)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from transduce.config import ModelSettings
+from transduce.config import BertSettings, EncoderSettings, ModelSettings, OutputSettings, PoolingSettings
 from transduce.convert.onnx_graph import Axes, Graph
 from transduce.convert.onnx_layers import POOLINGS, Layers
 
@@ -29,7 +29,7 @@ def source_encoder(s: ModelSettings, tensors: Mapping[str, Tensor]) -> Drawn:
     layers = Layers(graph, s)
     ids, mask = _text(graph, "source")
     memory = _encoder(layers, ids, mask, layers.embed(ids, "src_embedding", layers.places(ids)))
-    for number in range(s.n_decoder_layers):
+    for number in range(s.depth[-1]):
         at = f"decoder.blocks.{number}.cross_attention.key_value"
         key, value = layers.heads(memory, at, layers.n_kv_heads, layers.n_kv_heads)
         for name, values in (("keys", key), ("values", value)):
@@ -50,9 +50,10 @@ def decoder(s: ModelSettings, tensors: Mapping[str, Tensor]) -> Drawn:
     steps = _Steps(layers, ids)
     table = "tgt_embedding" if cross else "embedding"
     x = layers.embed(ids, table, steps.places)
-    for number in range(s.n_decoder_layers):
+    for number in range(s.depth[-1]):
         x = _decoder_block(layers, x, number, steps, memory)
     hidden = layers.last_norm(x, "decoder")
+    assert isinstance(s, OutputSettings)
     output = "output_embedding.weight" if s.tie == "none" else f"{table}.table.weight"
     graph.output("logits", layers.logits(hidden, output), ("batch", "new", "vocabulary"))
     for name in steps.first:
@@ -66,6 +67,7 @@ def text_encoder(s: ModelSettings, tensors: Mapping[str, Tensor]) -> Drawn:
     layers = Layers(graph, s)
     ids, mask = _text(graph, "length")
     more = None
+    assert isinstance(s, EncoderSettings)
     if s.n_segments:
         segments = graph.input("segments", "int64", ("batch", "length"))
         more = graph.op("Gather", graph.weight("segment_embedding.weight"), segments)
@@ -75,15 +77,16 @@ def text_encoder(s: ModelSettings, tensors: Mapping[str, Tensor]) -> Drawn:
 
 
 GRAPHS: dict[str, dict[str, Callable[[ModelSettings, Mapping[str, Tensor]], Drawn]]] = {
-    "transformer": {"encoder": source_encoder, "decoder": decoder},
-    "gpt": {"decoder": decoder},
-    **{kind: {"encoder": text_encoder} for kind in ("bert", "bert-encoder", "bert-classifier")},
+    "encoder-decoder": {"encoder": source_encoder, "decoder": decoder},
+    "decoder": {"decoder": decoder},
+    "encoder": {"encoder": text_encoder},
 }
-"""The graphs of each kind of model, by what they are called."""
+"""The graphs of each shape of model, by name."""
 
 
 def _masked_head(layers: Layers, x: str, mask: str) -> None:
     s, graph = layers.s, layers.graph
+    assert isinstance(s, BertSettings)
     asked = layers.norm(layers.activate(layers.linear(x, "head.dense")), "head.norm")
     output = "output_embedding.weight" if s.tie == "none" else "embedding.table.weight"
     graph.output("logits", layers.logits(asked, output), ("batch", "length", "vocabulary"))
@@ -94,10 +97,12 @@ def _masked_head(layers: Layers, x: str, mask: str) -> None:
 
 def _no_head(layers: Layers, x: str, mask: str) -> None:
     layers.graph.output("hidden", x, ("batch", "length", layers.s.d_model))
+    assert isinstance(layers.s, PoolingSettings)
     layers.graph.output("pooled", _pooled(layers, x, mask, layers.s.pooling), ("batch", "vector"))
 
 
 def _labels_head(layers: Layers, x: str, mask: str) -> None:
+    assert isinstance(layers.s, PoolingSettings)
     told = layers.linear(_pooled(layers, x, mask, layers.s.pooling), "labels")
     layers.graph.output("logits", told, ("batch", "vector"))
 
@@ -124,8 +129,8 @@ class _Steps:
         self.first: dict[str, Axes] = {}
         self.next: dict[str, tuple[str, Axes]] = {}
         graph = layers.graph
-        self._past = [self._input("keys", n) for n in range(layers.s.n_decoder_layers)]
-        self._values = [self._input("values", n) for n in range(layers.s.n_decoder_layers)]
+        self._past = [self._input("keys", n) for n in range(layers.s.depth[-1])]
+        self._values = [self._input("values", n) for n in range(layers.s.depth[-1])]
         past = layers.size(self._past[0], 2)
         self.places = layers.places(ids, past)
         self.turn = layers.turn(self.places)
@@ -178,14 +183,14 @@ def _encoder(layers: Layers, ids: str, mask: str, x: str) -> str:
     """The embedded text after all blocks."""
     s, graph = layers.s, layers.graph
     bias = layers.unsqueeze(layers.hidden(mask), 1, 2)  # [B, 1, 1, S]
-    turn = layers.turn(layers.places(ids)) if s.n_encoder_layers else None
+    turn = layers.turn(layers.places(ids)) if s.depth[0] else None
 
     def around(y: str, place: int) -> str:
         reach = s.kernel_size - 1
         kept = graph.op("Mul", y, graph.op("Cast", layers.unsqueeze(mask, 2), to=1))
         return graph.op("Pad", kept, graph.constant([0, reach // 2, 0, 0, reach - reach // 2, 0]))
 
-    for number in range(s.n_encoder_layers):
+    for number in range(s.depth[0]):
         at = f"encoder.blocks.{number}"
 
         def attend(y: str, at: str = at) -> str:

@@ -18,6 +18,8 @@ def inexpressible(s: ModelSettings, needed: Needed) -> list[str]:
     """The settings that a program cannot express, each with what it would have to be."""
     told = []
     for key, allowed in needed.items():
+        if key not in type(s).model_fields:
+            continue
         value = getattr(s, key)
         value = None if key == "n_kv_heads" and value == s.n_heads else value
         if value not in allowed:

@@ -10,7 +10,7 @@ from torch import nn
 
 from transduce.config.purposes import PURPOSES
 from transduce.errors import RunFolderError, SettingsError
-from transduce.models.build import build_from
+from transduce.models.registry import build_from
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import Settings
+from transduce.config import BertSettings, Settings
 from transduce.data.batch import TrainingBatch
 from transduce.data.encoder_batch import MaskedBatch
 from transduce.data.masking import word_starts
@@ -20,6 +20,11 @@ from transduce.text.special import Vocabulary
 from transduce.training.criteria import tell_masked
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.validate import Judge, Validator
+
+
+def judges_pairs(settings: Settings) -> bool:
+    """Whether the model predicts next sentences."""
+    return isinstance(settings.model, BertSettings) and settings.model.next_sentence
 
 
 def gap_feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device) -> MaskedFeeder:
@@ -38,7 +43,7 @@ def gap_feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings,
         context=data.context,
         vocab_size=vocabulary.vocab_size,
         share=data.masked,
-        pairs=settings.model.next_sentence,
+        pairs=judges_pairs(settings),
         starts=starts,
     )
 

@@ -21,7 +21,7 @@ from transduce.config import Settings
 from transduce.doctor.measuring import tokens_at_once
 from transduce.logging import Log
 from transduce.machine import this_machine
-from transduce.models.build import build_model, count_parameters
+from transduce.models.registry import build_model, count_parameters
 from transduce.process import exit_with_parent
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task

@@ -20,15 +20,15 @@ class Wording:
     limits: Callable[[Record], tuple[str, ...]]
 
 
-def _shape(record: Record, layers: str) -> str:
+def _shape(record: Record) -> str:
     m = record.settings.model
-    size = f"{layers} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
+    size = f"{'+'.join(map(str, m.depth))} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
     return f"{m.kind}, {size}, {m.residual}-norm, {m.positions} positions"
 
 
 def _translator(record: Record) -> str:
-    m, (src, tgt) = record.settings.model, record.languages
-    return f"{src} to {tgt} · {_shape(record, f'{m.n_encoder_layers}+{m.n_decoder_layers}')}"
+    src, tgt = record.languages
+    return f"{src} to {tgt} · {_shape(record)}"
 
 
 def _translator_limits(record: Record) -> tuple[str, ...]:
@@ -41,9 +41,7 @@ def _translator_limits(record: Record) -> tuple[str, ...]:
 
 def _generator(record: Record) -> str:
     settings = record.settings
-    return f"text goes on, by {settings.tokenizer.kind} · {_shape(record, str(settings.model.n_decoder_layers))}, " + (
-        f"context {settings.data.context}"
-    )
+    return f"text goes on, by {settings.tokenizer.kind} · {_shape(record)}, " + (f"context {settings.data.context}")
 
 
 def _generator_limits(record: Record) -> tuple[str, ...]:
@@ -75,7 +73,7 @@ WORDINGS: dict[str, Wording] = {
         limits=_generator_limits,
     ),
     "masked": Wording(
-        shape=lambda record: f"gaps are filled · {_shape(record, str(record.settings.model.n_encoder_layers))}",
+        shape=lambda record: f"gaps are filled · {_shape(record)}",
         samples="Gaps",
         command=PURPOSES["masked"].command,
         python=(
@@ -85,7 +83,7 @@ WORDINGS: dict[str, Wording] = {
         limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
     ),
     "classification": Wording(
-        shape=lambda record: f"texts get labels · {_shape(record, str(record.settings.model.n_encoder_layers))}",
+        shape=lambda record: f"texts get labels · {_shape(record)}",
         samples="Texts",
         command=PURPOSES["classification"].command,
         python=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.config import ModelSettings
+from transduce.config import GPTSettings
 from transduce.models.parts import Parts
 from transduce.nn.cache import DecoderState
 from transduce.nn.init import initialize
@@ -21,7 +21,7 @@ class CausalLM(nn.Module):
     the sampling of translation run it too; what is the source there is here the beginning of the text.
     """
 
-    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+    def __init__(self, settings: GPTSettings, *, n_src: int, n_tgt: int) -> None:
         """There is one vocabulary, `n_tgt`. `settings.tie`: "none" for an output matrix of its own."""
         super().__init__()
         parts = Parts(settings)

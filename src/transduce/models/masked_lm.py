@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transduce.config import ModelSettings
+from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
 from transduce.models.parts import Parts
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
@@ -21,7 +21,7 @@ from transduce.nn.pooling import POOLINGS
 class TextEncoder(nn.Module):
     """What all kinds share: embeddings of tokens, positions and segments, and the stack. Id 0 is padding."""
 
-    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+    def __init__(self, settings: EncoderSettings, *, n_src: int, n_tgt: int) -> None:
         """There is one vocabulary, `n_tgt`."""
         super().__init__()
         parts = Parts(settings)
@@ -53,7 +53,7 @@ class Pooler(nn.Module):
 class PooledEncoder(TextEncoder):
     """No head: vectors of tokens, and of the whole."""
 
-    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+    def __init__(self, settings: PoolingSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
         self.pooler = Pooler(settings.d_model, bias=settings.bias, pooling=settings.pooling)
         initialize(self)
@@ -69,7 +69,7 @@ class PooledEncoder(TextEncoder):
 class MaskedHead(nn.Module):
     """Before the output matrix: dense, activation, norm (BERT's "transform")."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: BertSettings) -> None:
         super().__init__()
         self.dense = Linear(settings.d_model, settings.d_model, bias=settings.bias)
         self.activate = ACTIVATIONS[settings.activation]
@@ -83,7 +83,7 @@ class MaskedHead(nn.Module):
 class MaskedLM(TextEncoder):
     """Tells the tokens behind masks and, where `next_sentence` is set, whether segment B followed A."""
 
-    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+    def __init__(self, settings: BertSettings, *, n_src: int, n_tgt: int) -> None:
         """`settings.tie`: "none" for an output matrix of its own."""
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
         self.head = MaskedHead(settings)
@@ -120,7 +120,7 @@ class MaskedLM(TextEncoder):
 class Classifier(TextEncoder):
     """One of `n_labels` labels for a text or a pair of texts (Devlin et al. 2019, 4.1): pooler, dropout, linear."""
 
-    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+    def __init__(self, settings: BertClassifierSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
         assert settings.n_labels is not None, "choose the labels first"
         self.pooler = Pooler(settings.d_model, bias=settings.bias, pooling=settings.pooling)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings
+from transduce.config import GPTSettings, ModelSettings, OutputSettings
 from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
 from transduce.nn.embedding import TokenEmbedding
@@ -34,17 +34,16 @@ class Parts:
     def embedding(self, vocab_size: int) -> TokenEmbedding:
         """Token embeddings with their positions."""
         s = self.settings
-        positions = POSITIONS[s.positions](
-            d_model=s.d_model, d_head=s.d_model // s.n_heads, max_positions=s.max_positions
-        )
+        positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
-        alias = (BOS, EOS) if s.one_end else None
+        alias = (BOS, EOS) if isinstance(s, GPTSettings) and s.one_end else None
         return TokenEmbedding(
             vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm, alias=alias
         )
 
     def output_bias(self, vocab_size: int) -> nn.Parameter | None:
         """What is added to the logits, if anything."""
+        assert isinstance(self.settings, OutputSettings)
         told = self.settings.output_bias
         return nn.Parameter(torch.zeros(vocab_size), requires_grad=told != "fixed") if told else None
 
@@ -56,7 +55,7 @@ class Parts:
                 feed_forward=self._feed_forward(causal=False),
                 residual=self._residual,
             )
-            for _ in range(self.settings.n_encoder_layers)
+            for _ in range(self.settings.depth[0])
         ]
         return Encoder(blocks, norm=self._final_norm())
 
@@ -69,7 +68,7 @@ class Parts:
                 feed_forward=self._feed_forward(causal=True),
                 residual=self._residual,
             )
-            for _ in range(self.settings.n_decoder_layers)
+            for _ in range(self.settings.depth[-1])
         ]
         return Decoder(blocks, norm=self._final_norm())
 

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.config import ModelSettings
+from transduce.config import TransformerSettings
 from transduce.models.parts import Parts
 from transduce.nn.cache import DecoderState
 from transduce.nn.init import initialize
@@ -22,7 +22,7 @@ class Transformer(nn.Module):
     Id 0 is padding, on the source only on the right or the left, on the target on the right.
     """
 
-    def __init__(self, settings: ModelSettings, *, n_src: int, n_tgt: int) -> None:
+    def __init__(self, settings: TransformerSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
         parts = Parts(settings)
         self.src_embedding = parts.embedding(n_src)

@@ -1,9 +1,9 @@
-"""Formats of a run folder: what earlier ones looked like, and how their settings are read today.
+"""Versions of the run folder's format, and upgrades of the settings in older folders.
 
-`FORMAT` is written into every manifest. It rises when an earlier version of transduce could not read what a later one
-writes, or would read it wrongly; and with it `UPGRADES` gets a line: how settings of the format before become those of
-the next. A setting that is new and has a default needs neither; one that is renamed or gone needs both, and the folder
-of the version before comes into tests/kept, where it stays and must go on loading.
+Every manifest contains `FORMAT`. Raise it when an earlier version of transduce could not read, or would misread, what
+this one writes, and add a function to `UPGRADES` that turns settings of the previous format into those of the new one.
+A new setting with a default needs neither; a renamed or removed one needs both. Add a folder of the previous version to
+tests/kept, where it must keep loading.
 """
 
 from __future__ import annotations
@@ -13,33 +13,50 @@ from pathlib import Path
 from typing import Any
 
 import transduce
+from transduce.config.model import MODEL_SETTINGS, kinds_for
 from transduce.errors import RunFolderError
 
-FORMAT = 1
+
+def _one_section_per_architecture(values: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had all settings of all architectures in one section, and "transformer" where no kind was asked for."""
+    model = values.get("model")
+    if not isinstance(model, dict):
+        return values
+    kinds = kinds_for(str(values.get("task")))
+    kind = str(model.get("kind", "transformer"))
+    if kinds and kind not in kinds:
+        kind = kinds[0]
+    known = {key for section in MODEL_SETTINGS.values() for key in section.model_fields}
+    here = MODEL_SETTINGS[kind].model_fields.keys() if kind in MODEL_SETTINGS else known
+    kept = {key: value for key, value in model.items() if key in here or key not in known}
+    return {**values, "model": {**kept, "kind": kind}}
+
+
+FORMAT = 2
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-UPGRADES: dict[int, Upgrade] = {}
-"""By the format that they start from: nested settings to those of the next format."""
+UPGRADES: dict[int, Upgrade] = {1: _one_section_per_architecture}
+"""By the format that each starts from: nested settings to those of the next format."""
 
 
 def check_format(found: Any, path: Path) -> int:
-    """The format of a manifest at `path`, if this version can read it; a `RunFolderError` says what to do otherwise."""
+    """The format in the manifest at `path`, if this version can read it; otherwise a `RunFolderError`."""
     oldest = min(UPGRADES, default=FORMAT)
     if isinstance(found, bool) or not isinstance(found, int) or found < oldest:
         raise RunFolderError(
-            f"{path} is of format {found!r}, and this is transduce {transduce.__version__}, which reads {oldest} to "
-            f"{FORMAT}; the version that made it reads it"
+            f"{path} has format {found!r}, and transduce {transduce.__version__} reads formats {oldest} to {FORMAT}; "
+            "use the version that made it"
         )
     if found > FORMAT:
         raise RunFolderError(
-            f"{path} was made by a newer version of transduce: it is of format {found}, and this one, "
-            f"{transduce.__version__}, reads up to {FORMAT}; install a newer transduce to use it"
+            f"{path} was made by a newer version of transduce: it has format {found}, and this version, "
+            f"{transduce.__version__}, reads formats up to {FORMAT}; install a newer transduce to use it"
         )
     return found
 
 
 def upgraded(values: Mapping[str, Any], found: int) -> Mapping[str, Any]:
-    """Nested settings of format `found` as they are called today."""
-    result = values  # of any form: whoever reads the settings says what is wrong
+    """Nested settings of format `found`, upgraded to the current format."""
+    result = values  # may be malformed: reading the settings reports what is wrong
     for number in range(found, FORMAT):
         result = UPGRADES[number](dict(result))
     return result

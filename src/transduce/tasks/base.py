@@ -30,13 +30,12 @@ import torch
 from torch import nn
 
 from transduce.config import DataSettings, DecodingSettings, EvaluationSettings, ModelSettings, Settings
+from transduce.config.model import kinds_for
 from transduce.data.corpus import corpus_files
 from transduce.data.sources import Sources
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.models.kinds import KINDS
-from transduce.models.presets import presets_of
 from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.defaults import Chooser, Facts
@@ -67,8 +66,6 @@ class Task(ABC, Generic[TextsT, PreparedT]):
     """What is trained for. `TextsT`: what it reads; `PreparedT`: what training eats."""
 
     name: ClassVar[str]
-    kinds: ClassVar[tuple[str, ...]]
-    """Names in MODELS that do this task; the first where none is asked for."""
     before_text: ClassVar[Sequence[Chooser]]
     before_training: ClassVar[Sequence[Chooser]]
     uses: ClassVar[frozenset[str]]
@@ -81,14 +78,9 @@ class Task(ABC, Generic[TextsT, PreparedT]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse what cannot work for this task, before any work is done; `model` has the preset's sizes."""
-        preset, fitting = settings.model.preset, presets_of(KINDS[self.kinds[0]].family)
-        if preset is not None and preset not in fitting:
+        if model.kind not in (kinds := kinds_for(self.name)):
             raise SettingsError(
-                f"model.preset = '{preset}' is another kind of model; task '{self.name}' takes {', '.join(fitting)}"
-            )
-        if "kind" in model.model_fields_set and model.kind not in self.kinds:
-            raise SettingsError(
-                f"model.kind = '{model.kind}' does not do task '{self.name}', which takes {' or '.join(self.kinds)}"
+                f"model.kind = '{model.kind}' does not fit task '{self.name}'; use {' or '.join(kinds)}"
             )
         for name in sorted(SOME - self.uses):
             section, key = name.split(".")

@@ -20,7 +20,7 @@ from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
 from transduce.tasks.defaults import Chooser
-from transduce.tasks.defaults_text import BEFORE_TRAINING_ON_TEXT, before_text
+from transduce.tasks.defaults_text import BEFORE_TEXT, BEFORE_TRAINING_ON_TEXT
 from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedText
 from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.training.rows import RowFeeder
@@ -33,9 +33,8 @@ class Causal(PlainTextTask[PreparedText]):
     """Plain text to a model that goes on with text, judged by how well it tells held-out text."""
 
     name = "causal"
-    kinds = ("gpt",)
     reads = "text"
-    before_text: ClassVar[tuple[Chooser, ...]] = before_text("gpt")
+    before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_ON_TEXT
     uses = frozenset(
         {

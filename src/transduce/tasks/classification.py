@@ -69,7 +69,6 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     """Labelled texts to a classifier, judged by accuracy."""
 
     name = "classification"
-    kinds = ("bert-classifier",)
     reads = "labelled"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_LABELLED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_LABELLED
@@ -78,7 +77,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, and labels that are one."""
-        super().check(settings, _of_kind(settings).model)
+        super().check(settings, model)
         data = settings.data
         if data.demo:
             raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
@@ -133,7 +132,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
         """The number of texts decides."""
         known = asked.with_values("data", labels=list(texts.labels))
-        known = _of_kind(known).with_values("model", n_labels=len(texts.labels))
+        known = known.with_values("model", n_labels=len(texts.labels))
         return Facts(known, known, machine, len(texts.train))
 
     def lines(self, texts: LabelledTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
@@ -253,12 +252,6 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         ]
         save_continuations(folder, "valid", shown, update=update)
         conclude(folder, log)
-
-
-def _of_kind(settings: Settings) -> Settings:
-    """A preset's kind is that of a masked model: the same sizes make a classifier."""
-    given = "kind" in settings.model.model_fields_set
-    return settings if given else settings.with_values("model", kind=ClassificationTask.kinds[0])
 
 
 def _whole(example: Labelled) -> str:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transduce.config import ModelSettings, Settings
+from transduce.config.model import preset_values
 from transduce.machine import Machine
-from transduce.models.kinds import KINDS
-from transduce.models.presets import PRESETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +131,13 @@ def table(choices: Sequence[Choice]) -> list[str]:
 
 def parameters_used(model: ModelSettings, vocab_size: int) -> int:
     """Weights that a target token passes through, roughly: the blocks' and the output's."""
-    d, encoder, decoder = model.d_model, model.n_encoder_layers, model.n_decoder_layers
-    in_encoder, in_decoder = KINDS[model.kind].attention
-    encoder, decoder = encoder * (in_encoder > 0), decoder * (in_decoder > 0)
-    products = in_encoder * encoder + in_decoder * decoder
-    return products * d * d + 2 * (encoder + decoder) * d * model.d_ff + vocab_size * d
+    d, n_blocks = model.d_model, sum(model.depth)
+    return 4 * model.n_attentions * d * d + 2 * n_blocks * d * model.d_ff + vocab_size * d
 
 
 def bytes_a_token(model: ModelSettings, vocab_size: int) -> int:
     """Memory of a training step for one padded token on either side, roughly: activations kept for the gradient."""
-    in_encoder, in_decoder = KINDS[model.kind].attention
-    blocks = (in_encoder * model.n_encoder_layers + in_decoder * model.n_decoder_layers) // 4
-    return 4 * (blocks * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
+    return 4 * (model.n_attentions * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
 
 
 def _is_open(facts: Facts, section: str, key: str) -> bool:
@@ -151,7 +145,7 @@ def _is_open(facts: Facts, section: str, key: str) -> bool:
     part = getattr(facts.asked, section)
     given = part.model_fields_set
     if section == "model":
-        own = PRESETS.get(facts.settings.model.preset or "", {})
+        own = preset_values(facts.settings.model)
         return not (given & SIZE_KEYS) if key == "preset" else key not in given and key not in own
     return key not in given or getattr(part, key) in (None, "auto")
 

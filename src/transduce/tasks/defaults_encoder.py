@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transduce.models.presets import resolve_preset
+from transduce.config import resolve_preset
 from transduce.tasks.defaults import BEFORE_TRAINING, Answer, Chooser, Facts, Size, laid_over, length_is_given
 
 LABELLED_SIZES = (  # by texts
@@ -37,14 +37,6 @@ def _mask(facts: Facts) -> Answer:
 def _preset(facts: Facts) -> Answer:
     where = "on a GPU" if facts.on_gpu else "without a GPU"
     return _size(facts).preset[facts.on_gpu], f"the size that {_what(facts)} can fill in reasonable time {where}"
-
-
-def _masked_kind(facts: Facts) -> Answer:
-    return "bert", "the kind of model that this task takes"
-
-
-def _classifier_kind(facts: Facts) -> Answer:
-    return "bert-classifier", "the kind of model that this task takes"
 
 
 def _dropout(facts: Facts) -> Answer:
@@ -89,14 +81,12 @@ def _by_loss(facts: Facts) -> Answer:
 BEFORE_LABELLED: tuple[Chooser, ...] = (
     ("tokenizer", "vocab_size", _vocab_size),
     ("model", "preset", _preset),
-    ("model", "kind", _classifier_kind),
     ("model", "dropout", _dropout),
 )
 BEFORE_MASKED: tuple[Chooser, ...] = (
     ("tokenizer", "vocab_size", _vocab_size),
     ("tokenizer", "mask", _mask),
     ("model", "preset", _preset),
-    ("model", "kind", _masked_kind),
     ("model", "dropout", _dropout),
     ("data", "context", _context),
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from transduce.models.presets import resolve_preset
+from transduce.config import resolve_preset
 from transduce.tasks.defaults import BEFORE_TRAINING, Answer, Chooser, Facts, laid_over, length_is_given
 
 
@@ -65,10 +64,6 @@ def _vocab_size(facts: Facts) -> Answer:
     return max(1_000, size), f"suits {_text(facts)}: pieces must be seen often enough to be learned"
 
 
-def _model_kind(kind: str) -> Callable[[Facts], Answer]:
-    return lambda facts: (kind, "the kind of model that this task takes")
-
-
 def _preset(facts: Facts) -> Answer:
     where = "on a GPU" if facts.on_gpu else "without a GPU"
     return _size(facts).preset[facts.on_gpu], f"the size that {_text(facts)} can fill in reasonable time {where}"
@@ -85,7 +80,7 @@ def _residual(facts: Facts) -> Answer:
 
 def _positions(facts: Facts) -> Answer:
     model = resolve_preset(facts.settings.model)
-    if model.d_model // model.n_heads % 2:
+    if model.d_head % 2:
         return None
     return "rotary", "distances, not places: learns faster than the others"
 
@@ -138,21 +133,18 @@ def _max_minutes(facts: Facts) -> Answer:
     ], "your patience, at a guess; the schedule ends with the nearer of the limits"
 
 
-def before_text(kind: str) -> tuple[Chooser, ...]:
-    """What is chosen before the vocabulary is learned, for a model of this kind."""
-    return (
-        ("tokenizer", "exact", _exact),
-        ("tokenizer", "normalization", _normalization),
-        ("tokenizer", "kind", _kind),
-        ("tokenizer", "vocab_size", _vocab_size),
-        ("model", "preset", _preset),
-        ("model", "kind", _model_kind(kind)),
-        ("model", "dropout", _dropout),
-        ("model", "residual", _residual),
-        ("model", "positions", _positions),
-        ("model", "activation", _activation),
-        ("data", "context", _context),
-    )
+BEFORE_TEXT: tuple[Chooser, ...] = (
+    ("tokenizer", "exact", _exact),
+    ("tokenizer", "normalization", _normalization),
+    ("tokenizer", "kind", _kind),
+    ("tokenizer", "vocab_size", _vocab_size),
+    ("model", "preset", _preset),
+    ("model", "dropout", _dropout),
+    ("model", "residual", _residual),
+    ("model", "positions", _positions),
+    ("model", "activation", _activation),
+    ("data", "context", _context),
+)
 
 
 BEFORE_TRAINING_ON_TEXT = laid_over(

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import DecodingSettings, Section, Settings
+from transduce.config import DecodingSettings, ModelSettings, Section, Settings, resolve_preset
+from transduce.config.model import preset_values
 from transduce.errors import SettingsError
 from transduce.logging import Log
-from transduce.models.kinds import KINDS, kinds_of, n_blocks
-from transduce.models.presets import PRESETS, resolve_preset
+from transduce.models.registry import ARCHITECTURES
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors, save_tensors
 from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces, of_characters
@@ -81,11 +81,12 @@ def find_start(asked: Settings, *, kind: str) -> Start | None:
     resolve_preset(asked.model)  # refuses one that there is not
     run = RunFolder.open(asked.training.start)
     other = run.settings
-    family = KINDS[kind].family
-    if KINDS[other.model.kind].family != family:
+    family = ARCHITECTURES[kind].family
+    if ARCHITECTURES[other.model.kind].family != family:
+        fitting = [name for name, architecture in ARCHITECTURES.items() if architecture.family == family]
         raise SettingsError(
-            f"training.start = '{run.path}': its model is of kind '{other.model.kind}'; task '{asked.task}' begins "
-            f"with {' or '.join(kinds_of(family))}"
+            f"training.start = '{run.path}': its model is of kind '{other.model.kind}'; task '{asked.task}' needs "
+            f"{' or '.join(fitting)}"
         )
     if asked.tokenizer.extend and other.tokenizer.kind == HubTokenizer.kind:
         raise SettingsError(
@@ -93,18 +94,13 @@ def find_start(asked: Settings, *, kind: str) -> Start | None:
             "library, which stays as it came; leave --extend-vocabulary out"
         )
     values = asked.model_dump(exclude_unset=True)
-    model = values["model"] = _agreed("model", asked, other)
-    given = asked.model.model_fields_set
-    model["kind"] = asked.model.kind if "kind" in given else kind
-    if other.model.kind != kind:
-        model |= {key: getattr(asked.model, key) for key in ("next_sentence", "n_labels")}
-    del model["preset"]
+    values["model"] = _agreed("model", asked, other)
     values["tokenizer"] = _agreed("tokenizer", asked, other) | {"extend": asked.tokenizer.extend}
     taken = _also_taken(asked, other)
     for (section, key), value in taken.items():
         values.setdefault(section, {})[key] = value
     m = other.model
-    size = f"d_model {m.d_model}, {n_blocks(m.kind, encoder=m.n_encoder_layers, decoder=m.n_decoder_layers)} layers"
+    size = f"d_model {m.d_model}, {' + '.join(map(str, m.depth))} layers"
     more = ", ".join(f"{section}.{key} = {value}" for (section, key), value in taken.items())
     took = (
         f"begins with {run.path}: its vocabulary ({load_tokenizers(run).n_tgt:,} pieces, {other.tokenizer.kind}), its "
@@ -178,11 +174,13 @@ def _agreed(section: str, asked: Settings, other: Settings) -> dict[str, Any]:
     """The values of a section: the other's, and what the new run may have of its own. Refuses what contradicts."""
     ours: Section = getattr(asked, section)
     theirs: Section = getattr(other, section)
-    found = theirs.model_dump()
+    found = {
+        key: value for key, value in theirs.model_dump(exclude={"preset"}).items() if key in type(ours).model_fields
+    }
     given = {key: getattr(ours, key) for key in ours.model_fields_set}
     preset = given.pop("preset", None)
-    for key, value in PRESETS.get(preset, {}).items() if preset else ():
-        if key not in (*given, *_OWN["model"]) and found[key] != value:
+    for key, value in preset_values(ours).items() if isinstance(ours, ModelSettings) else ():
+        if key not in (*given, *_OWN["model"]) and found.get(key, value) != value:
             raise SettingsError(
                 f"model.preset = '{preset}' has {key} = {value!r}: the run to begin with has {found[key]!r}; "
                 "leave it out"
@@ -190,7 +188,7 @@ def _agreed(section: str, asked: Settings, other: Settings) -> dict[str, Any]:
     for key, value in given.items():
         if key in _OWN[section]:
             found[key] = value
-        elif value is not None and value != found[key]:
+        elif value is not None and value != found.setdefault(key, value):
             hint = "; --extend-vocabulary adds pieces" if key == "vocab_size" else ""
             raise SettingsError(
                 f"{section}.{key} = {value!r}: the run to begin with has {found[key]!r}; leave it out{hint}"

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import BertSettings, ModelSettings, Settings
 from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.sentence_store import SentenceStore, build_sentence_store
 from transduce.data.sources import Sources
 from transduce.data.stored import read_names
 from transduce.data.text import Piece
 from transduce.decoding.mask_filler import Filler
-from transduce.decoding.masked_scoring import gap_feeder, judge_gaps
+from transduce.decoding.masked_scoring import gap_feeder, judge_gaps, judges_pairs
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_masked_scores
@@ -52,7 +52,6 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     """Plain text to a model that fills gaps; lines are sentences."""
 
     name = "masked"
-    kinds = ("bert",)
     reads = "text"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_MASKED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_MASKED
@@ -67,6 +66,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, vocabularies without <mask>, and pairs that cannot be."""
         super().check(settings, model)
+        assert isinstance(model, BertSettings)
         plain_text.check_files(settings)
         context = settings.data.context
         own = settings.tokenizer
@@ -90,7 +90,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     def read(self, settings: Settings, log: Log, sources: Sources[str] | None = None) -> PlainTexts:
         """Documents of plain text."""
         texts = plain_text.read_plain_texts(settings, log, sources)
-        if settings.model.next_sentence:
+        if judges_pairs(settings):
             for name, stream in {"train": texts.train, "valid": texts.valid, **dict(texts.tests)}.items():
                 _check_documents(name, sum(1 for _ in islice(_documents(stream()), 2)))
         log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
@@ -213,7 +213,7 @@ def _documents(pieces: Iterable[Piece]) -> Iterator[bool]:
 
 def _check_rows(store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings) -> None:
     """Refuse a set that gives nothing to tell, before training comes to it."""
-    if settings.model.next_sentence:
+    if judges_pairs(settings):
         _check_documents(name, store.n_documents)
     if not gap_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
         raise DataError(f"{name} text: there is nothing to tell in it")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from transduce.config import Settings
+from transduce.config import Settings, resolve_preset
+from transduce.config.model import kinds_for
 from transduce.errors import SettingsError, nearest
 from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.models.build import check_model, resolve_preset
+from transduce.models.registry import check_model
 from transduce.tasks.base import Task
 from transduce.tasks.defaults import choose, laid_over, table
 from transduce.tasks.defaults_finetune import BEFORE_FINE_TUNING
@@ -25,7 +26,7 @@ AnyTask = Task[Any, Any]
 
 def start_of(settings: Settings) -> Start | None:
     """The run that a training with these settings begins with, if any. Raises `UserError` as `find_start`."""
-    return find_start(settings, kind=find_task(settings.task).kinds[0])
+    return find_start(settings, kind=kinds_for(find_task(settings.task).name)[0])
 
 
 def check(settings: Settings) -> AnyTask:

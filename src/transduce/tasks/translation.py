@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, Settings
+from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, Settings, TransformerSettings
 from transduce.data import preparation
 from transduce.data.batch import Batch, collate
 from transduce.data.batching import plan
@@ -37,7 +37,6 @@ class Translation(Task[Texts, Prepared]):
     """Sentence pairs to a translator, judged by BLEU and chrF."""
 
     name = "translation"
-    kinds = ("transformer",)
     reads = "pairs"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING
@@ -57,6 +56,7 @@ class Translation(Task[Texts, Prepared]):
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse tokenizers, metrics and lengths that do not fit."""
         super().check(settings, model)
+        assert isinstance(model, TransformerSettings)
         if not settings.tokenizer.joint and model.tie == "three_way" and "tie" in settings.model.model_fields_set:
             raise SettingsError(
                 "model.tie = 'three_way' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"

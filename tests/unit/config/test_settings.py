@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from transduce.config import Settings, apply_override, to_toml
+from transduce.config import Settings, apply_override, resolve_preset, to_toml
 from transduce.errors import SettingsError
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
@@ -72,7 +72,7 @@ def test_settings_are_frozen_and_round_trip_through_json() -> None:
 def test_with_values_checks_and_keeps_what_was_not_given_open() -> None:
     settings = Settings.from_mapping({"model": {"preset": "base", "dropout": 0.2}})
     changed = settings.with_values("model", d_ff=100)
-    assert changed.model.model_fields_set == {"preset", "dropout", "d_ff"}
+    assert changed.model.model_fields_set == {"preset", "kind", "dropout", "d_ff"}
     with pytest.raises(SettingsError, match=r"model\.d_ff"):
         settings.with_values("model", d_ff=0)
 
@@ -140,7 +140,7 @@ def test_settings_become_a_recipe_that_asks_for_the_same(name: str, folder: str,
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_loads_and_tells_what_to_expect(recipe: Path) -> None:
-    from transduce.models.build import check_model, resolve_preset
+    from transduce.models.registry import check_model
 
     settings = Settings.from_toml(recipe)
     check_model(resolve_preset(settings.model))
@@ -149,3 +149,28 @@ def test_every_recipe_loads_and_tells_what_to_expect(recipe: Path) -> None:
     header = recipe.read_text(encoding="utf-8").split("\n\n")[0]
     for word in ("Score:", "Time:", "Machine:", "Data:"):
         assert f"# {word}" in header
+
+
+@pytest.mark.parametrize(
+    ("model", "facts"),
+    [
+        ({"kind": "gpt", "n_encoder_layers": 1}, ("model.n_encoder_layers", "model.kind = 'gpt'", "transformer")),
+        ({"kind": "bert", "poling": "mean"}, ("model.poling", "known")),
+        ({"pooling": "mean"}, ("model.pooling", "'transformer'", "bert-classifier")),
+        ({"kind": "bert-classifier", "poling": "mean"}, ("model.poling", "did you mean 'pooling'")),
+        ({"kind": "gtp"}, ("model.kind = 'gtp'", "did you mean 'gpt'", "bert-encoder")),
+        ({"kind": 3}, ("model.kind = 3", "transformer")),
+    ],
+)
+def test_each_architecture_has_its_own_settings(model: dict[str, Any], facts: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_mapping({"model": model})
+    assert all(fact in str(caught.value) for fact in facts), caught.value
+
+
+def test_the_task_decides_the_architecture_unless_one_is_given() -> None:
+    kinds = {task: Settings.from_mapping({"task": task}).model.kind for task in ("causal", "masked", "classification")}
+    assert kinds == {"causal": "gpt", "masked": "bert", "classification": "bert-classifier"}
+    assert Settings().model.kind == "transformer"
+    given = Settings.from_mapping({"task": "causal", "model": {"preset": "gpt2"}}).with_values("model", dropout=0.2)
+    assert (given.model.kind, given.model.preset, given.model.dropout) == ("gpt", "gpt2", 0.2)

@@ -21,7 +21,7 @@ from transduce.convert.importing_hub import import_bert  # noqa: E402
 from transduce.convert.vocabulary import Rows  # noqa: E402
 from transduce.convert.weight_map import read  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
-from transduce.models.build import build_model  # noqa: E402
+from transduce.models.registry import build_model  # noqa: E402
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK  # noqa: E402
 from transduce.text.tokenizer import Tokenizers  # noqa: E402
 

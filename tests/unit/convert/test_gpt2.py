@@ -22,7 +22,7 @@ from transduce.data.text import Piece  # noqa: E402
 from transduce.data.text_store import TextStore  # noqa: E402
 from transduce.decoding.generator import Generator  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
-from transduce.models.build import build_model  # noqa: E402
+from transduce.models.registry import build_model  # noqa: E402
 from transduce.text.special import BOS, EOS, PAD, UNK  # noqa: E402
 
 BOUND = 2e-5

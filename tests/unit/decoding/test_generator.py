@@ -19,7 +19,7 @@ from transduce.data.text import DOCUMENTS
 from transduce.data.text_store import TextStore
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, SettingsError
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.text.training import train_tokenizer

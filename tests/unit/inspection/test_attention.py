@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.config import ModelSettings
+from transduce.config import model_settings
 from transduce.errors import UserError
 from transduce.inspection.attention import attention_maps, recorded
 from transduce.inspection.pages import attention_page, attention_png, attention_svg, save_picture
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 
 SRC = torch.tensor([[5, 9, 11, 7, 3]])
 TGT_IN = torch.tensor([[2, 8, 6, 10]])
@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 def a_model(**options: Any) -> torch.nn.Module:
     sizes = {"d_model": 16, "d_ff": 32, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2}
-    return build_model(ModelSettings(**(sizes | options)), n_src=20, n_tgt=20)
+    return build_model(model_settings(**(sizes | options)), n_src=20, n_tgt=20)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

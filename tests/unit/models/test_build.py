@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from oracle.cases import CHOICES, SINGLE, settings
-from transduce.config import ModelSettings
+from transduce.config import TransformerSettings, model_settings, resolve_preset
 from transduce.errors import SettingsError
-from transduce.models.build import PRESETS, build_model, check_model, count_parameters, resolve_preset
+from transduce.models.registry import build_model, check_model, count_parameters
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
@@ -47,8 +47,8 @@ def test_parameter_counts_of_the_paper(preset: str, exact: int, papers: float) -
     So the count is exact by the formula, and within 3 % of what the paper printed.
     """
     with torch.device("meta"):
-        model = build_model(ModelSettings(preset=preset), n_src=PAPERS_VOCABULARY, n_tgt=PAPERS_VOCABULARY)
-    sizes = {key: PRESETS[preset][key] for key in ("d_model", "d_ff")}
+        model = build_model(model_settings(preset=preset), n_src=PAPERS_VOCABULARY, n_tgt=PAPERS_VOCABULARY)
+    sizes = {key: TransformerSettings.presets[preset][key] for key in ("d_model", "d_ff")}
     assert count_parameters(model) == exact == paper_count(vocab_size=PAPERS_VOCABULARY, n_layers=6, **sizes)
     assert exact == pytest.approx(papers, rel=0.03)
 
@@ -58,7 +58,7 @@ def test_parameter_counts_of_the_paper(preset: str, exact: int, papers: float) -
     [("tiny", (4, 4, 128, 256, 4)), ("base", (6, 6, 512, 2048, 8)), ("big", (6, 6, 1024, 4096, 16))],
 )
 def test_presets_have_the_published_sizes(preset: str, sizes: tuple[int, ...]) -> None:
-    s = resolve_preset(ModelSettings(preset=preset))
+    s = resolve_preset(model_settings(preset=preset))
     assert (s.n_encoder_layers, s.n_decoder_layers, s.d_model, s.d_ff, s.n_heads) == sizes
     assert s.preset is None
 
@@ -66,13 +66,13 @@ def test_presets_have_the_published_sizes(preset: str, sizes: tuple[int, ...]) -
 def test_the_published_tiny_is_small_enough() -> None:
     """Multi30k's Transformer-Tiny, with a joint vocabulary of 10k pieces, stays under 2.7M parameters."""
     with torch.device("meta"):
-        assert count_parameters(build_model(ModelSettings(preset="tiny"), n_src=10_000, n_tgt=10_000)) <= 2_700_000
+        assert count_parameters(build_model(model_settings(preset="tiny"), n_src=10_000, n_tgt=10_000)) <= 2_700_000
 
 
 def test_a_size_given_beside_the_preset_wins() -> None:
-    s = resolve_preset(ModelSettings(preset="base", d_ff=1024, dropout=0.3))
+    s = resolve_preset(model_settings(preset="base", d_ff=1024, dropout=0.3))
     assert (s.d_model, s.d_ff, s.dropout) == (512, 1024, 0.3)
-    assert resolve_preset(ModelSettings(preset="base", d_ff=256)).d_ff == 256  # though it is the default
+    assert resolve_preset(model_settings(preset="base", d_ff=256)).d_ff == 256  # though it is the default
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
-from transduce.config import ModelSettings
+from transduce.config import model_settings
 from transduce.decoding.sample import Sampling, sample
-from transduce.models.build import build_model, count_parameters
+from transduce.models.registry import build_model, count_parameters
 from transduce.nn.cache import DecoderState
 
 EVERY = {name: {**options, "kind": "gpt"} for name, options in (SINGLE | MIXED).items() if "encoder" not in name}
@@ -165,7 +165,7 @@ def test_every_document_is_read_as_if_alone(options: dict[str, Any]) -> None:
 def test_sizes_of_the_presets() -> None:
     """GPT-2 small has 124,439,808 weights with its 50,257 tokens and 1,024 positions."""
     with torch.device("meta"):
-        model = build_model(ModelSettings(preset="gpt2"), n_src=50_257, n_tgt=50_257)
+        model = build_model(model_settings(preset="gpt2"), n_src=50_257, n_tgt=50_257)
     assert count_parameters(model) == 124_439_808
-    tiny = build_model(ModelSettings(preset="gpt-tiny", tie="none"), n_src=70, n_tgt=70)
+    tiny = build_model(model_settings(preset="gpt-tiny", tie="none"), n_src=70, n_tgt=70)
     assert tiny.output_weight is not tiny.embedding.table.weight

@@ -14,7 +14,7 @@ from oracle.cases import SINGLE, VOCAB, make, pad, sentences, settings
 from transduce.config import TrainingSettings
 from transduce.data.batch import collate
 from transduce.data.objectives import Example
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.training.loss import label_smoothed_loss
 from transduce.training.step import Updater
 

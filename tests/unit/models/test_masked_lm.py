@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oracle.adapter import options_of, randomize
+from oracle.adapter import fitting, options_of, randomize
 from oracle.cases import pad, sentences
 from oracle.encoder import encoder_weights
 from oracle.numpy_transformer import ACTIVATIONS, Array, encode, linear, normalise
-from transduce.config import ModelSettings
-from transduce.models.build import PRESETS, build_model, count_parameters, resolve_preset
+from transduce.config import BertSettings, ModelSettings, model_settings, resolve_preset
+from transduce.models.registry import build_model, count_parameters
 
 VOCAB = 13
-SMALL: dict[str, Any] = {**PRESETS["bert-tiny"], "d_model": 16, "d_ff": 24, "n_heads": 4, "dropout": 0.0,
+SMALL: dict[str, Any] = {**BertSettings.presets["bert-tiny"], "d_model": 16, "d_ff": 24, "n_heads": 4, "dropout": 0.0,
                          "attention_dropout": 0.0, "max_positions": 16}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "bert": {},
@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def make(kind: str = "bert", *, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[nn.Module, ModelSettings]:
-    s = ModelSettings(**{**SMALL, "kind": kind, **options})
+    s = fitting(**{**SMALL, "kind": kind, **options})
     model = build_model(s, n_src=VOCAB, n_tgt=VOCAB).eval()
     randomize(model)
     return model.to(dtype), s
@@ -161,7 +161,7 @@ def test_a_classifier_begins_with_a_masked_models_weights() -> None:
 def test_presets_have_the_published_sizes(preset: str, millions: float) -> None:
     """Turc et al. 2019, table 1: 4.4, 11.3, 29.1 and 110.1 million, with BERT's vocabulary."""
     with torch.device("meta"):
-        s = resolve_preset(ModelSettings(preset=f"bert-{preset}", next_sentence=True))
+        s = resolve_preset(model_settings(preset=f"bert-{preset}", next_sentence=True))
         own = count_parameters(build_model(s, n_src=30_522, n_tgt=30_522))
         head = build_model(s, n_src=30_522, n_tgt=30_522).head
     assert s.n_heads * 64 == s.d_model and s.d_ff == 4 * s.d_model

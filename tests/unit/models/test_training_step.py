@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.cases import MIXED, SINGLE, VOCAB, pad, sentences, settings
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.training.loss import label_smoothed_loss
 
 EVERY = SINGLE | MIXED

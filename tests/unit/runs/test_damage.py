@@ -143,11 +143,11 @@ def test_a_manifest_names_files_of_its_folder_only(run: Path, outside: Path, nam
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("n_decoder_layers", 200, "is not of this model"),
-        ("d_model", 65536, "is not of this model"),
+        ("n_decoder_layers", 200, "does not fit the settings"),
+        ("d_model", 65536, "does not fit the settings"),
         ("max_positions", 5000, None),  # sinusoids are computed, not kept
         ("max_positions", 1 << 24, "less than or equal to 1000000"),
-        ("d_ff", 1 << 20, "is not of this model"),
+        ("d_ff", 1 << 20, "does not fit the settings"),
         ("n_decoder_layers", 1 << 30, "less than or equal to 1024"),
         ("residual", "/pre", "config.json is of no model: model.residual"),
     ],

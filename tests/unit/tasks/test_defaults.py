@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.config import Settings
+from transduce.config import Settings, resolve_preset
 from transduce.errors import SettingsError
 from transduce.machine import Machine, this_machine
-from transduce.models.build import check_model, resolve_preset
+from transduce.models.registry import check_model
 from transduce.tasks.defaults import (
     BEFORE_TEXT,
     BEFORE_TRAINING,
@@ -22,7 +22,8 @@ from transduce.tasks.defaults import (
     table,
 )
 from transduce.tasks.defaults_finetune import BEFORE_FINE_TUNING
-from transduce.tasks.defaults_text import BEFORE_TRAINING_ON_TEXT, before_text
+from transduce.tasks.defaults_text import BEFORE_TEXT as BEFORE_RUNNING_TEXT
+from transduce.tasks.defaults_text import BEFORE_TRAINING_ON_TEXT
 from transduce.tasks.registry import TASKS
 
 LAPTOP = Machine("cpu", "laptop", 2, 8 * 2**30, precision="float32")
@@ -134,7 +135,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: Machine) -> None:
     asked = Settings(task="causal")
     facts = Facts(asked, asked, machine, 0, n_bytes=n_bytes)
-    settings, choices = choose(facts, before_text("gpt"))
+    settings, choices = choose(facts, BEFORE_RUNNING_TEXT)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     facts = replace(facts, settings=settings, tokens=max(1, n_bytes // 3))
     settings, more = choose(facts, BEFORE_TRAINING_ON_TEXT)
@@ -181,7 +182,7 @@ def test_what_begins_with_another_run_changes_it_but_little(task: str) -> None:
 
 def test_what_a_preset_says_is_not_chosen() -> None:
     asked = Settings.from_mapping({"task": "causal", "model": {"preset": "gpt2", "activation": "relu"}})
-    settings, choices = choose(Facts(asked, asked, LAPTOP, 0, n_bytes=10**6), before_text("gpt"))
+    settings, choices = choose(Facts(asked, asked, LAPTOP, 0, n_bytes=10**6), BEFORE_RUNNING_TEXT)
     chosen_keys = {choice.key for choice in choices if choice.section == "model"}
     assert chosen_keys == {"dropout"}
     model = resolve_preset(settings.model)

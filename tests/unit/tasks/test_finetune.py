@@ -10,12 +10,12 @@ import torch
 
 import text_runs
 from marians import LINES, make_run
-from transduce.config import ModelSettings, Settings
+from oracle.adapter import fitting
+from transduce.config import Settings
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.logging import Log
-from transduce.models.build import MODELS, build_model
-from transduce.models.kinds import KINDS
+from transduce.models.registry import ARCHITECTURES, build_model
 from transduce.runs.folder import RunFolder
 from transduce.tasks.finetune import _ROWS, begin, find_start, keep, learn_more, with_rows
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
@@ -29,15 +29,11 @@ def asked(run: Path, **sections: Any) -> Settings:
     return Settings.from_mapping({"training": training, **sections})
 
 
-def test_every_kind_has_its_facts() -> None:
-    assert KINDS.keys() == MODELS.keys()
-
-
 @pytest.mark.parametrize("tie", ["three_way", "two_way", "none"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_all_weights_that_grow_with_the_vocabulary_are_known(kind: str, tie: str) -> None:
     options: dict[str, Any] = {"d_model": 8, "d_ff": 12, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1}
-    settings = ModelSettings(kind=kind, tie=tie, n_labels=3, next_sentence=True, output_bias=True, **options)  # type: ignore[arg-type]
+    settings = fitting(kind=kind, tie=tie, n_labels=3, next_sentence=True, output_bias=True, **options)  # type: ignore[arg-type]
     small, large = (build_model(settings, n_src=n, n_tgt=n).state_dict() for n in (50, 60))
     growing = {name for name in small if small[name].shape != large[name].shape}
     assert growing and growing <= _ROWS.keys()
@@ -72,7 +68,7 @@ def test_what_contradicts_is_refused(tmp_path: Path, sections: dict[str, Any], s
 
 
 def test_another_family_and_nothing_to_extend_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="of kind 'transformer'; task 'causal' begins with gpt"):
+    with pytest.raises(SettingsError, match="of kind 'transformer'; task 'causal' needs gpt"):
         find_start(asked(make_run(tmp_path / "run"), task="causal"), kind="gpt")
     with pytest.raises(SettingsError, match="no vocabulary to extend"):
         find_start(Settings.from_mapping({"tokenizer": {"extend": 5}}), kind="transformer")

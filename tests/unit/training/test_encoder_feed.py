@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from toys import CPU, settings
-from transduce.config import ModelSettings
+from transduce.config import BertSettings, model_settings
 from transduce.data.batch import TrainingBatch
 from transduce.data.encoder_batch import LabelBatch, MaskedBatch
 from transduce.data.label_store import LabelStore
 from transduce.data.sentence_store import SentenceStore
 from transduce.errors import DataError
-from transduce.models.build import build_model
-from transduce.models.presets import PRESETS
+from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
 from transduce.training.criteria import tell_labels, tell_masked
 from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder, RowsOfLength
@@ -25,7 +24,14 @@ from transduce.training.feed import Feed, Position
 from transduce.training.step import Updater
 
 VOCAB, CONTEXT = 40, 16
-MODEL = {**PRESETS["bert-tiny"], "d_model": 16, "d_ff": 24, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+MODEL = {
+    **BertSettings.presets["bert-tiny"],
+    "d_model": 16,
+    "d_ff": 24,
+    "n_heads": 2,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 
 
 def sentences(n: int = 60, *, longest: int = 9) -> SentenceStore:
@@ -167,7 +173,7 @@ def test_the_update_does_not_depend_on_the_cut(make: Any, criterion: Any, option
     found = []
     for micro in (32, 128):
         torch.manual_seed(0)
-        model = build_model(ModelSettings(**{**MODEL, **options}), n_src=VOCAB, n_tgt=VOCAB)
+        model = build_model(model_settings(**{**MODEL, **options}), n_src=VOCAB, n_tgt=VOCAB)
         asked = settings(optimizer="adamw", lr=0.01).training
         updater = Updater(model, asked, device=CPU, precision="float32", criterion=criterion)
         feed = max(islice(make(micro_batch_tokens=micro).feeds(Position()), 6), key=lambda feed: len(feed.indices))
@@ -180,7 +186,7 @@ def test_the_update_does_not_depend_on_the_cut(make: Any, criterion: Any, option
 
 def test_the_losses_are_their_definitions() -> None:
     torch.manual_seed(0)
-    model = build_model(ModelSettings(**{**MODEL, "next_sentence": True}), n_src=VOCAB, n_tgt=VOCAB).eval()
+    model = build_model(model_settings(**{**MODEL, "next_sentence": True}), n_src=VOCAB, n_tgt=VOCAB).eval()
     feed = next(masked(True, micro_batch_tokens=128).feeds(Position()))
     (batch,) = feed.batches
     with torch.no_grad():

@@ -14,7 +14,7 @@ from torch import nn
 
 import toys
 from transduce.errors import Interrupted, RunFolderError, TrainingError
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.training import loop
 from transduce.training import ranks as link

@@ -22,7 +22,7 @@ from transduce.data.batch import Batch, RowBatch, TrainingBatch, collate
 from transduce.data.encoder_batch import LabelBatch, MaskedBatch
 from transduce.data.objectives import Example
 from transduce.errors import is_out_of_memory
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.training.criteria import tell_tokens
 from transduce.training.step import DoesNotFit, Updater, slots_of
 
@@ -170,10 +170,10 @@ def test_what_memory_errors_look_like() -> None:
 BOUNDED = """
     import resource, sys
     import numpy as np, torch
-    from transduce.config import ModelSettings, TrainingSettings
+    from transduce.config import TrainingSettings, model_settings
     from transduce.data.batch import collate
     from transduce.data.objectives import Example
-    from transduce.models.build import build_model
+    from transduce.models.registry import build_model
     from transduce.training.step import Updater
 
     torch.set_num_threads(1)
@@ -183,7 +183,7 @@ BOUNDED = """
     updaters = []
     for _ in range(2):
         torch.manual_seed(1)
-        model = build_model(ModelSettings(d_model=64, d_ff=256, n_heads=4, dropout=0.0), n_src=100, n_tgt=100)
+        model = build_model(model_settings(d_model=64, d_ff=256, n_heads=4, dropout=0.0), n_src=100, n_tgt=100)
         chosen = TrainingSettings(optimizer="adam", lr=1e-3)
         updaters.append(Updater(model, chosen, device=torch.device("cpu"), precision="float32"))
     bounded, free = updaters

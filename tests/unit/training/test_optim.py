@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from oracle.cases import SINGLE, make
-from transduce.config import ModelSettings, TrainingSettings
-from transduce.models.build import build_model
+from transduce.config import TrainingSettings, model_settings
+from transduce.models.registry import build_model
 from transduce.tasks.defaults import PEAK_LR
 from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
@@ -246,7 +246,7 @@ def test_choose_has_a_peak_for_every_optimizer() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_held_stays_and_goes_round(name: str) -> None:
     """A bias that came with an import is no part of training, and a state without it is whole."""
-    options = ModelSettings(
+    options = model_settings(
         kind="gpt", d_model=8, d_ff=8, n_heads=2, n_encoder_layers=0, n_decoder_layers=1, output_bias="fixed",
         dropout=0, one_end=True,
     )  # fmt: skip

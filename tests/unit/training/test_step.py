@@ -12,7 +12,7 @@ from oracle.cases import VOCAB, settings
 from transduce.config import TrainingSettings
 from transduce.data.batch import Batch, collate
 from transduce.data.objectives import Example
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.step import Updater
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from toys import CPU, pairs, settings
-from transduce.models.build import build_model
+from transduce.models.registry import build_model
 from transduce.training.feed import PairFeeder
 from transduce.training.validate import Validator, judging
 

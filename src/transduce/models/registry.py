@@ -1,0 +1,143 @@
+"""The architectures, and the way from settings to a model: ARCHITECTURES, `build_model`.
+
+To add an architecture: settings in `transduce.config.model`, a module in this package, and an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from transduce.config import ModelSettings, TransformerSettings, resolve_preset
+from transduce.config.model import MODEL_SETTINGS
+from transduce.errors import RunFolderError, SettingsError, nearest
+from transduce.models.causal_lm import CausalLM
+from transduce.models.masked_lm import Classifier, MaskedLM, PooledEncoder
+from transduce.models.transformer import Transformer
+from transduce.nn.attention import PROJECTIONS
+from transduce.nn.block import NORMS, RESIDUALS
+from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
+from transduce.nn.pooling import POOLINGS
+from transduce.nn.positions import POSITIONS
+
+Attentions = Mapping[Literal["encoder", "decoder", "cross"], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """An architecture. Its settings class, with its presets and its task, is `MODEL_SETTINGS[name]`.
+
+    build: makes the model, from settings and the two vocabulary sizes.
+    shape: its stacks.
+    family: models of one family name shared weights alike, so that one can be fine-tuned from another.
+    exports: the formats of `transduce export` that have such a model.
+    attention: the pattern of the attention modules' names, for each kind of attention that can be inspected.
+    """
+
+    build: Callable[..., nn.Module]
+    shape: Literal["encoder-decoder", "decoder", "encoder"]
+    family: str
+    exports: tuple[str, ...]
+    attention: Attentions
+
+
+_DECODER: Attentions = {"decoder": "decoder.blocks.*.self_attention"}
+_ENCODER: Attentions = {"encoder": "encoder.blocks.*.self_attention"}
+_CROSS: Attentions = {"cross": "decoder.blocks.*.cross_attention"}
+_BERT: dict[str, Any] = dict(shape="encoder", family="BERT", exports=("huggingface", "onnx"), attention=_ENCODER)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "transformer": Architecture(
+        Transformer,
+        shape="encoder-decoder",
+        family="Transformer",
+        exports=("huggingface", "ctranslate2", "onnx"),
+        attention={**_ENCODER, **_DECODER, **_CROSS},
+    ),
+    "gpt": Architecture(CausalLM, shape="decoder", family="GPT", exports=("huggingface", "onnx"), attention=_DECODER),
+    "bert": Architecture(MaskedLM, **_BERT),
+    "bert-encoder": Architecture(PooledEncoder, **_BERT),
+    "bert-classifier": Architecture(Classifier, **_BERT),
+}
+"""By `model.kind`."""
+assert ARCHITECTURES.keys() == MODEL_SETTINGS.keys()
+
+_TABLES: dict[str, Mapping[str, Any]] = {
+    "residual": RESIDUALS,
+    "norm": NORMS,
+    "positions": POSITIONS,
+    "feed_forward": FEED_FORWARDS,
+    "activation": ACTIVATIONS,
+    "projection": PROJECTIONS,
+    "pooling": POOLINGS,
+}
+
+
+def architecture_of(model: nn.Module) -> Architecture:
+    """The entry of a model's class."""
+    return next(entry for entry in ARCHITECTURES.values() if entry.build is type(model))
+
+
+def check_model(settings: ModelSettings) -> None:
+    """Refuse names that no table has and sizes that contradict each other; each problem is one line."""
+    for field in _TABLES.keys() & type(settings).model_fields.keys():
+        name, table = getattr(settings, field), _TABLES[field]
+        if name not in table:
+            raise SettingsError(f"model.{field} = {name!r}{nearest(name, table)}; allowed: {', '.join(table)}")
+    s = settings
+    kv = s.n_kv_heads or s.n_heads
+    problems = {
+        f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}": s.d_model % s.n_heads,
+        f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}": s.n_heads % kv,
+        f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}": s.projection == "shared"
+        and kv != s.n_heads,
+        f"rotary positions need an even head width, not {s.d_head}": s.positions == "rotary" and s.d_head % 2,
+        f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'": s.kernel_size > 1
+        and s.feed_forward != "conv",
+    }
+    for problem, found in problems.items():
+        if found:
+            raise SettingsError(f"{problem}; choose other sizes")
+
+
+def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module:
+    """A model with fresh weights, from torch's default generator, for vocabularies of n_src and n_tgt tokens."""
+    settings = resolve_preset(settings)
+    check_model(settings)
+    if isinstance(settings, TransformerSettings) and settings.tie == "three_way" and n_src != n_tgt:
+        raise SettingsError(
+            "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
+        )
+    return ARCHITECTURES[settings.kind].build(settings, n_src=n_src, n_tgt=n_tgt)
+
+
+def build_from(
+    settings: ModelSettings, tensors: Mapping[str, Tensor], *, n_src: int, n_tgt: int, origin: object
+) -> nn.Module:
+    """A model with the given weights; a `RunFolderError` if their names or shapes differ from the model's.
+
+    Names and shapes are compared before memory is allocated for the sizes in the settings.
+    """
+    with torch.device("meta"):
+        expected = {
+            name: tuple(t.shape) for name, t in build_model(settings, n_src=n_src, n_tgt=n_tgt).state_dict().items()
+        }
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            there, here = (str(list(s[name])) if name in s else "missing" for s in (found, expected))
+            raise RunFolderError(f"{origin} does not fit the settings: {name} is {there}, expected {here}")
+        if not tensors[name].is_floating_point():
+            raise RunFolderError(f"{origin} does not fit the settings: {name} is of type {tensors[name].dtype}")
+    model = build_model(settings, n_src=n_src, n_tgt=n_tgt)
+    model.load_state_dict(tensors)
+    return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trainable parameters; a shared one counts once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

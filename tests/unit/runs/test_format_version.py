@@ -1,0 +1,40 @@
+"""Settings of older run folders are upgraded to the current format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.config import Settings
+from transduce.runs.format_version import upgraded
+
+OLD: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "kept" / "0.1.0-letters" / "config.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "asked", "kind"),
+    [
+        ("translation", "transformer", "transformer"),
+        ("causal", "transformer", "gpt"),
+        ("masked", "transformer", "bert"),
+        ("classification", "bert", "bert-classifier"),
+        ("encoding", "bert-encoder", "bert-encoder"),
+        ("causal", "gpt", "gpt"),
+    ],
+)
+def test_format_1_had_the_settings_of_every_architecture(task: str, asked: str, kind: str) -> None:
+    old = {**OLD, "task": task, "model": {**OLD["model"], "kind": asked, "d_model": 20, "n_labels": 3}}
+    model = Settings.from_mapping(upgraded(old, 1)).model
+    assert (model.kind, model.d_model) == (kind, 20)
+    assert ("n_labels" in model.model_dump()) == (kind == "bert-classifier")
+
+
+def test_a_damaged_model_section_is_reported_by_the_settings() -> None:
+    for broken in ({"model": "x"}, {"model": {"kind": "gpt", "unknown": 1}}):
+        with pytest.raises(Exception, match="model"):
+            Settings.from_mapping(upgraded({"task": "causal", **broken}, 1))
