@@ -21,6 +21,7 @@ from transduce.decoding.translator import Translator
 from transduce.logging import Log
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
+from transduce.runs.format_version import upgraded
 from transduce.runs.verify import verify_files
 
 KEPT = Path(__file__).parents[1] / "kept"
@@ -46,7 +47,7 @@ def test_an_early_folder_translates_as_it_did(early: Path) -> None:
 
 def test_an_early_folder_trains_on_to_its_end(early: Path) -> None:
     asked = json.loads((early / "manifest.json").read_text())["asked"]
-    train(Settings.from_mapping(asked), early, log=Log(quiet=True))
+    train(Settings.from_mapping(upgraded(asked, 1)), early, log=Log(quiet=True))
     told = {event["update"]: event for event in events(early) if event["event"] == "update"}
     assert sorted(told) == list(range(10, 410, 10))
     # what 0.1.0 itself came to, uninterrupted; on another machine up to rounding
