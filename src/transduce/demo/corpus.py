@@ -1,13 +1,12 @@
-"""The built-in corpus: English and German sentence pairs without end, from a synchronous grammar.
+"""The built-in corpus: endless English and German sentence pairs from a synchronous grammar.
 
-It needs no file and no network, and it is hard in the ways in which translation is: verb-final clauses, verb-second
-order after a fronted adjunct, verbal brackets, agreement, gender, case, adjective endings, separable verbs, compounds,
-numbers, dates and clock times in words, negation, questions, relative clauses, pronouns with the gender of their noun.
+It needs no file and no network, and covers what makes translation hard: verb-final and verb-second clauses, split
+verbs, agreement, gender, case, adjective endings, compounds, numbers, dates, negation, questions, relative clauses, and
+pronouns with the gender of their noun.
 
-Every English sentence of the grammar has exactly one derivation, hence one German sentence: exact match is a fair
-score. Where real German would allow more than one, a convention decides: "you" is du, the simple past is the preterite,
-the present perfect is the perfect, time stands before nominal objects and place behind them, subordinate clauses begin
-with their subject, and articles are contracted where they can be (im, zum).
+Every English sentence has exactly one German translation, so exact match is a fair score. Where German allows several,
+a convention decides: "you" is du, the simple past is the preterite, the present perfect the perfect, time comes before
+objects and place after them, subordinate clauses begin with their subject, and articles contract (im, zum).
 """
 
 from __future__ import annotations
@@ -20,20 +19,21 @@ from itertools import islice
 from random import Random
 from zlib import crc32
 
-from transduce.demo.complex import start
-from transduce.demo.lexicon import lexicon
-from transduce.demo.rules import Combination, derive
+from transduce.demo.grammar import Combination, Symbol, derive
+from transduce.demo.lexicon import grammar, rows
 
 SPLITS = ("train", "valid", "test", "held_out_combinations")
-# One in so many combinations of a kind is never in train, valid or test.
+# One in so many combinations of a kind never occurs in train, valid or test.
 _RESERVED = {"adjective": 16, "object": 16, "compound": 12, "number": 12, "separable": 8}
 _WORDS = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPair:
-    """A sentence pair. `alignment`: places in `words(src)` and `words(tgt)` that belong together; `structure`: the kind
-    of sentence."""
+    """A sentence pair.
+
+    `alignment`: aligned positions in `words(src)` and `words(tgt)`. `structure`: the kind of sentence, as "passive".
+    """
 
     src: str
     tgt: str
@@ -42,7 +42,7 @@ class DemoPair:
 
 
 def words(text: str) -> list[str]:
-    """The words that alignments count: split at spaces, punctuation apart.
+    """Split a sentence into the words that alignments count, with punctuation as separate words.
 
     >>> words("At seven o'clock, Anna's twenty-one guests came.")
     ['At', 'seven', "o'clock", ',', "Anna's", 'twenty-one', 'guests', 'came', '.']
@@ -52,20 +52,21 @@ def words(text: str) -> list[str]:
 
 @cache
 def is_reserved(combination: Combination) -> bool:
-    """Whether a combination of two lexemes is kept out of train, valid and test."""
+    """Whether a combination of two words is kept out of train, valid and test."""
     kind, first, second = combination
-    if (kind == "separable" and "+" not in first) or (kind == "number" and len(first) > 2):
-        return (
-            False  # only separable verbs have forms to hold out; large numbers are too rare to be sure of in training
-        )
+    if kind == "separable" and "+" not in first:
+        return False
+    if kind == "number" and (not first.isdigit() or len(first) > 2):
+        return False  # numbers over 99 are too rare to be sure that training contains all their parts
     return bool(first and second) and crc32("\t".join(combination).encode()) % _RESERVED[kind] == 0
 
 
 def demo_pairs(split: str, n: int, *, seed: int) -> Iterator[DemoPair]:
-    """`n` pairs of a split, one by one; the same for the same arguments, and a longer draw begins with the shorter.
+    """Generate `n` pairs of a split: train, valid, test or held_out_combinations.
 
-    No pair of train, valid and test is ever in another of them: a hash of the source decides. Their sentences hold no
-    reserved combination of lexemes, those of held_out_combinations at least one. No pair comes twice, but in train.
+    The same arguments give the same pairs, and a longer draw begins with the shorter one. No pair is in two splits.
+    Train, valid and test contain no reserved combination of words; every pair of held_out_combinations contains at
+    least one. Only train may contain a pair twice.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r}: must be one of {', '.join(SPLITS)}")
@@ -82,46 +83,28 @@ def _distinct(pairs: Iterator[DemoPair]) -> Iterator[DemoPair]:
 
 
 def _stream(seed: str) -> Iterator[tuple[DemoPair, str, list[Combination]]]:
-    """Pairs with the split that each belongs to and the combinations that it holds."""
-    random, first = Random(seed), start()
+    """Pairs with the split that each belongs to and its combinations of words."""
+    random, start = Random(seed), grammar().symbol("sentence")
+    contractions = {f"{preposition} {article}": both for preposition, article, both in rows("contraction")}
     while True:
-        pair = derive(first, random)
+        rule = start.choose(random)
+        structure = rule.call[0] if isinstance(rule, Symbol) else "sentence"
+        pair = derive(rule, random, contractions)
         src, tgt = _text(_with_an(pair.src)), _text(pair.tgt)
         if any(map(is_reserved, pair.met)):
             where = "held_out_combinations"
         else:
             where = ("valid", "test", *["train"] * 14)[crc32(src.encode()) >> 28]
-        yield DemoPair(src, tgt, pair.links, pair.head), where, pair.met
+        yield DemoPair(src, tgt, pair.links, structure), where, pair.met
 
 
 def _with_an(tokens: list[str]) -> list[str]:
-    """The English article by the sound that follows."""
-    if "a" in tokens:
-        for i, token in enumerate(tokens):
-            if token == "a" and tokens[i + 1][0] in "aeiou":
-                tokens[i] = "an"
-    return tokens
+    """Replace "a" by "an" before a vowel."""
+    following = [*tokens[1:], "."]
+    return ["an" if one == "a" and after[0] in "aeiou" else one for one, after in zip(tokens, following, strict=True)]
 
 
 def _text(tokens: list[str]) -> str:
-    """Words as a line of text: a capital first (also after a question), no space before punctuation."""
-    text = " ".join(tokens).replace(" .", ".").replace(" ,", ",").replace(" ?", "?")
-    first, mark, second = text.partition("? ")
-    if mark:
-        second = second[0].upper() + second[1:]
-    return first[0].upper() + first[1:] + mark + second
-
-
-def count_pairs() -> int:
-    """How many different pairs the grammar can write, exactly: no two derivations share an English sentence."""
-    return start().count
-
-
-def lexeme_counts() -> tuple[int, int]:
-    """Different lexemes of the open classes, English and German: no inflected forms, compounds or number words."""
-    words = lexicon()
-    english = {("noun", n.en) for n in words.nouns} | {("adjective", a.en) for a in words.adjectives}
-    german = {("noun", n.de) for n in words.nouns} | {("adjective", a.de) for a in words.adjectives}
-    english |= {("verb", f"{v.en} {v.particle} {v.preposition[0] if v.preposition else ''}") for v in words.verbs}
-    german |= {("verb", v.lexeme) for v in words.verbs}
-    return len(english), len(german)
+    """Join words: a capital at the start of each sentence, no space before punctuation."""
+    text = re.sub(r" ([.,?])", r"\1", " ".join(tokens))
+    return re.sub(r"(^|\? )(\w)", lambda m: m[1] + m[2].upper(), text)
