@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 
 install: $(READY)    ## the virtual environment .venv, with pinned versions
 
-demo: $(READY)       ## train on the built-in corpus for two and a half minutes, translate, show
+demo: $(READY)       ## train on the built-in corpus (a few minutes), translate, show
 	$(BIN)/transduce demo
 
 test: $(READY)       ## the whole test suite

@@ -239,12 +239,12 @@ def test_separate_vocabularies_and_subword_sampling(texts: Path, tmp_path: Path)
 def test_the_demonstration_shows_what_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.data.preparation.DEMO_HELD_OUT", 20)
     options = small("data.demo=300", "training.valid_updates=2", "decoding.beam=1")
-    done = transduce("demo", "--run", tmp_path / "demo", "--minutes", "5", *options)
+    done = transduce("demo", "--run", tmp_path / "demo", "--updates", "4", *options)
     assert done.code == 0, done.err
     for text in ("Held-out sentences", "Combinations never seen", "exact", "BLEU", "nrefs:1|", "</s>"):
         assert text in done.out
     assert str(tmp_path / "demo" / "report.html") in done.out
-    again = transduce("demo", "--run", tmp_path / "demo", "--minutes", "5", *options)
+    again = transduce("demo", "--run", tmp_path / "demo", "--updates", "4", *options)
     assert (again.code, again.out) == (0, done.out)
 
 
