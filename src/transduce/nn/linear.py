@@ -19,6 +19,17 @@ def _onednn_product() -> torch._ops.OpOverload | None:
 _ONEDNN = _onednn_product()
 
 
+def _has_changing_shapes(x: Tensor) -> bool:
+    """Whether this is a bfloat16 product of training or validation on a CPU: nearly every batch has another shape."""
+    return (
+        x.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and x.numel() > 0
+        and not torch.compiler.is_compiling()
+    )
+
+
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor | None = None) -> Float[Tensor, "*B O"]:
     """x W^T + b.
 
@@ -36,11 +47,55 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
         or torch.is_autocast_enabled("cpu")
         or not x.numel()
     ):
+        if _has_changing_shapes(x):
+            return _RoundedLinear.apply(x, weight, bias)
         return F.linear(x, weight, bias)
     if x.numel() == x.shape[-1]:
         rows = x.reshape(1, -1).expand(2, -1).contiguous()
         return _ONEDNN(rows, weight, bias, "none", [], "")[:1].view(*x.shape[:-1], -1)
     return _ONEDNN(x, weight, bias, "none", [], "")
+
+
+_ROWS_PER_OCTAVE = 16
+
+
+def rounded_rows(n: int) -> int:
+    """`n` rounded up to one of 16 counts per power of two, at least to a multiple of 16: at most 6 % more above 256."""
+    step = max(16, 1 << max(0, (n - 1).bit_length() - 5))
+    return -(-n // step) * step
+
+
+def _pad_rows(x: Float[Tensor, "N I"]) -> Float[Tensor, "M I"]:
+    extra = rounded_rows(len(x)) - len(x)
+    return F.pad(x, (0, 0, 0, extra)) if extra else x
+
+
+class _RoundedLinear(torch.autograd.Function):
+    """x W^T + b in bfloat16 on a CPU, with the number of rows rounded up by rows of zeros.
+
+    oneDNN compiles a kernel for every shape of a product: one to seven milliseconds each, more than a small model's
+    products take, and in training nearly every batch has a shape of its own. Rounded row counts recur.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):  # type: ignore[no-untyped-def]
+        rows = x.flatten(0, -2)
+        n, dtype = len(rows), torch.get_autocast_dtype("cpu")
+        padded, w = _pad_rows(rows.to(dtype)), weight.to(dtype)
+        ctx.save_for_backward(padded, w)
+        ctx.shape, ctx.dtypes, ctx.has_bias = x.shape, (x.dtype, weight.dtype), bias is not None
+        y = F.linear(padded, w, None if bias is None else bias.to(dtype))
+        return y[:n].view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        padded, w = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        grads = _pad_rows(rows)
+        grad_x = (grads @ w)[: len(rows)].view(ctx.shape).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+        grad_w = (grads.t() @ padded).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
+        grad_b = grads.sum(0, dtype=torch.float32).to(ctx.dtypes[1]) if ctx.has_bias else None
+        return grad_x, grad_w, grad_b
 
 
 class Linear(nn.Linear):
