@@ -182,7 +182,7 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
     assert warning in done.err
     report = json.loads((texts.parent / "run" / "data.json").read_text())
     assert [leak["leaked"] for leak in report["leaks"]] == [3, 3]
-    assert "stand in the training" in (texts.parent / "run" / "report.html").read_text()
+    assert "overlap with the training text" in (texts.parent / "run" / "report.html").read_text()
 
 
 def test_the_folder_of_another_run_is_not_changed(trained: Path) -> None:

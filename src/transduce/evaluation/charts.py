@@ -1,24 +1,28 @@
-"""Line charts as SVG; the script only reads out values under the pointer."""
+"""Line charts as SVG; a script shows the values under the pointer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from transduce.inspection.page import embedded, escape
+from markupsafe import Markup
 
-WIDTH, HEIGHT = 520, 230
-LEFT, RIGHT, TOP, BOTTOM = 50, 12, 10, 26
+from transduce.inspection.html import render
+
+BOX = {"width": 520, "height": 230, "left": 50, "right": 508, "top": 10, "bottom": 204}
+"""Size of a chart, and the frame of its curves."""
 MAX_POINTS = 400
 COLOURS = ("var(--one)", "var(--two)", "var(--three)", "var(--four)")
+TEMPLATES = Path(__file__).parent / "templates"
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points (x, y) in the order of x. `pale`: drawn thin, in the colour of the curve after it: its noisy original."""
+    """Points (x, y) in the order of x. `pale`: the noisy original of the next curve, drawn thin in its colour."""
 
     name: str
     points: Sequence[Point]
@@ -27,74 +31,61 @@ class Curve:
 
 def line_chart(
     title: str, curves: Sequence[Curve], *, marks: Sequence[float] = (), settle: float = 0.0, floor: float | None = None
-) -> str:
-    """A figure with curves over updates, or nothing where there are no finite points.
+) -> Markup:
+    """Draw curves over updates as an HTML figure; empty if there are no finite points.
 
-    `marks`: x of dashed vertical lines (restarts). `settle`: share of the x range, from the left, whose values may run
-    out of the picture: a first loss must not flatten all others. `floor`: what the y axis begins at or below.
+    Args:
+        title: Title of the chart.
+        curves: Curves; a legend is added for more than one.
+        marks: x of dashed vertical lines (restarts).
+        settle: Fraction of the x range, from the left, whose values may leave the chart, so that a high initial loss
+            does not flatten the rest.
+        floor: Highest value at which the y axis may start.
     """
-    curves = [Curve(c.name, _finite(c.points), c.pale) for c in curves]
-    curves = [c for c in curves if c.points]
-    if not curves:
-        return ""
+    finite = [replace(c, points=[p for p in c.points if all(map(math.isfinite, p))]) for c in curves]
+    if not (curves := [c for c in finite if c.points]):
+        return Markup()
     x_ticks, y_ticks = _x_ticks(curves), _y_ticks(curves, settle, floor)
-    frame = _Frame((x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
-    parts = [_grid(frame, x_ticks, y_ticks)]
-    parts += [
-        f'<line x1="{frame.x(m):.1f}" x2="{frame.x(m):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--soft)" '
-        'stroke-dasharray="3 3"><title>restart</title></line>'
-        for m in marks
-        if x_ticks[0] <= m <= x_ticks[-1]
-    ]
-    colours = _colours(curves)
-    lines = [_line(frame, curve, colour) for curve, colour in zip(curves, colours, strict=True)]
-    inner = HEIGHT - TOP - BOTTOM  # lines end at the frame
-    box = f'x="0" y="{TOP}" width="{WIDTH}" height="{inner}" viewBox="0 {TOP} {WIDTH} {inner}" overflow="hidden"'
-    parts.append(f"<svg {box}>{''.join(lines)}</svg>")
-    legend = "".join(
-        f' <span style="color:{colour}">●</span> {escape(curve.name)}'
-        for curve, colour in zip(curves, colours, strict=True)
-        if not curve.pale and len([c for c in curves if not c.pale]) > 1
-    )
-    shown = [(c.name, thin(c.points)) for c in curves if not c.pale]
-    data = {
-        "x": [frame.x0, frame.x1],
-        "curves": [{"name": n, "points": [[x, _short(y)] for x, y in p]} for n, p in shown],
-    }
-    return (
-        f'<figure class="chart"><figcaption><b>{escape(title)}</b>{legend} <span class="value"></span></figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}'
-        f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--soft)" visibility="hidden"/></svg>'
-        f"{embedded(data, name='points')}</figure>"
-    )
 
+    def x(value: float) -> float:
+        share = (value - x_ticks[0]) / ((x_ticks[-1] - x_ticks[0]) or 1)
+        return round(BOX["left"] + share * (BOX["right"] - BOX["left"]), 1)
 
-SCRIPT = f"""
-for (const figure of document.querySelectorAll("figure.chart")) {{
-  const data = JSON.parse(figure.querySelector(".points").textContent);
-  const svg = figure.querySelector("svg"), cursor = figure.querySelector(".cursor");
-  const value = figure.querySelector(".value"), several = data.curves.length > 1;
-  svg.addEventListener("pointermove", event => {{
-    const box = svg.getBoundingClientRect(), left = {LEFT}, right = {WIDTH - RIGHT};
-    const at = Math.min(right, Math.max(left, (event.clientX - box.left) / box.width * {WIDTH}));
-    const x = data.x[0] + (at - left) / (right - left) * (data.x[1] - data.x[0]);
-    const values = data.curves.map(c => {{
-      const near = c.points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
-      return (several ? c.name + " " : "") + near[1].toLocaleString("en", {{maximumSignificantDigits: 4}});
-    }});
-    value.textContent = "update " + Math.round(x).toLocaleString("en") + ": " + values.join(", ");
-    cursor.setAttribute("x1", at); cursor.setAttribute("x2", at); cursor.setAttribute("visibility", "visible");
-  }});
-  svg.addEventListener("pointerleave", () => {{
-    value.textContent = "";
-    cursor.setAttribute("visibility", "hidden");
-  }});
-}}
-"""
+    def y(value: float) -> float:
+        share = (value - y_ticks[0]) / ((y_ticks[-1] - y_ticks[0]) or 1)
+        return round(BOX["bottom"] - share * (BOX["bottom"] - BOX["top"]), 1)
+
+    lines, n_colours = [], 0
+    for curve in curves:
+        points = thin(curve.points)
+        lines.append(
+            {
+                "name": curve.name,
+                "pale": curve.pale,
+                "colour": COLOURS[n_colours % len(COLOURS)],
+                "places": [(x(a), y(b)) for a, b in points],
+                "points": [[a, float(f"{b:.5g}")] for a, b in points],
+            }
+        )
+        n_colours += not curve.pale
+    legend = [line for line in lines if not line["pale"]]
+    data = [{"name": line["name"], "points": line["points"]} for line in legend]
+    return render(
+        "chart.html",
+        folder=TEMPLATES,
+        title=title,
+        box=BOX,
+        x_ticks=[(x(tick), number(tick)) for tick in x_ticks],
+        y_ticks=[(y(tick), number(tick)) for tick in y_ticks],
+        marks=[x(mark) for mark in marks if x_ticks[0] <= mark <= x_ticks[-1]],
+        lines=lines,
+        legend=legend,
+        data={"x": [x_ticks[0], x_ticks[-1]], "box": BOX, "curves": data},
+    )
 
 
 def smooth(points: Sequence[Point], *, window: int) -> list[Point]:
-    """Moving average over the last `window` points, of fewer at the start.
+    """Return the moving average over the last `window` points, or fewer at the start.
 
     >>> smooth([(1, 2.0), (2, 4.0), (3, 6.0)], window=2)
     [(1, 2.0), (2, 3.0), (3, 5.0)]
@@ -107,7 +98,7 @@ def smooth(points: Sequence[Point], *, window: int) -> list[Point]:
 
 
 def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most `limit` points: means of neighbours; the last point stays."""
+    """Reduce to at most `limit` points by averaging neighbours; the last point stays."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(len(points) / (limit - 1))
@@ -117,13 +108,13 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def ticks(low: float, high: float, n: int = 5) -> list[float]:
-    """About `n` round numbers from at or below `low` to at or above `high`.
+    """Return about `n` round numbers that span `low` to `high`.
 
     >>> ticks(0.3, 9.1)
     [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     """
     size = max(abs(low), abs(high))
-    span = high - low if high - low > 1e-6 * size else size  # flat: steps of its own size
+    span = high - low if high - low > 1e-6 * size else size  # flat: use the size of the values
     span = span if span > 1e-100 else 1.0
     power = 10.0 ** math.floor(math.log10(span / n))
     step = next(f * power for f in (1, 2, 5, 10) if span / (f * power) <= n)
@@ -132,7 +123,7 @@ def ticks(low: float, high: float, n: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Short for an axis.
+    """Format a number for an axis.
 
     >>> number(0.00025), number(12000), number(2.5), number(1e6)
     ('2.5e-4', '12k', '2.5', '1M')
@@ -148,39 +139,8 @@ def number(value: float) -> str:
     return f"{value:g}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """From values to places in the picture."""
-
-    x_range: Point
-    y_range: Point
-
-    @property
-    def x0(self) -> float:
-        return self.x_range[0]
-
-    @property
-    def x1(self) -> float:
-        return self.x_range[1]
-
-    def x(self, value: float) -> float:
-        return LEFT + (value - self.x0) / ((self.x1 - self.x0) or 1) * (WIDTH - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        low, high = self.y_range
-        return HEIGHT - BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - TOP - BOTTOM)
-
-
-def _finite(points: Sequence[Point]) -> list[Point]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
 def _x_ticks(curves: Sequence[Curve]) -> list[float]:
-    """From 0 to the last point, which is the end of the axis whatever the ticks are."""
+    """Ticks from 0 to the last point, which ends the axis even if it is not round."""
     end = max(c.points[-1][0] for c in curves)
     inner = [t for t in ticks(0.0, end) if t < 0.97 * end]
     return [*inner, end] if end > 0 else [0.0, 1.0]
@@ -190,37 +150,3 @@ def _y_ticks(curves: Sequence[Curve], settle: float, floor: float | None) -> lis
     start = settle * max(c.points[-1][0] for c in curves)
     values = [y for c in curves for x, y in c.points if x >= start] or [y for c in curves for _, y in c.points]
     return ticks(min(values) if floor is None else min(floor, *values), max(values))
-
-
-def _colours(curves: Sequence[Curve]) -> list[str]:
-    """A pale curve shares the colour of the curve after it."""
-    colours, n = [], 0
-    for curve in curves:
-        colours.append(COLOURS[n % len(COLOURS)])
-        n += not curve.pale
-    return colours
-
-
-def _grid(frame: _Frame, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> str:
-    parts = []
-    for tick in y_ticks:
-        y = frame.y(tick)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--grid)"/>')
-        parts.append(f'<text x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
-    for tick in x_ticks:
-        anchor = "end" if tick == x_ticks[-1] else "middle"
-        place = frame.x(tick) + (RIGHT if tick == x_ticks[-1] else 0)
-        parts.append(f'<text x="{place:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{number(tick)}</text>')
-    return "".join(parts)
-
-
-def _line(frame: _Frame, curve: Curve, colour: str) -> str:
-    points = thin(curve.points)
-    style = 'stroke-width="1" stroke-opacity="0.35"' if curve.pale else 'stroke-width="2"'
-    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
-    dots = ""
-    if not curve.pale and len(points) <= 40:  # few values: each one was measured, and shows
-        dots = "".join(
-            f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}"/>' for x, y in points
-        )
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-linejoin="round" {style}/>{dots}'

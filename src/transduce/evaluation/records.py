@@ -1,4 +1,4 @@
-"""What a run tells of itself, as small JSON files of its folder: written here one part at a time, read here as a whole.
+"""The small JSON files of a run folder that describe its results: written one part at a time, read as a whole.
 
 scores.json     {"sets": [{"name", "scores": Scores.to_json(), "search": {...}}]}
 text_scores.json {"sets": [{"name", "nll", "perplexity", "bits_per_byte", "tokens", "bytes", "context", "stride"}]}
@@ -10,9 +10,9 @@ data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
                  "leaks": [LeakReport.to_json(name)]}
-metrics.jsonl   an event a line: start, update, validation, restart, rollback, memory, end (`metrics_log`)
+metrics.jsonl   one event per line: start, update, validation, restart, rollback, memory, end (`metrics_log`)
 
-Every key of data.json and every file may be missing: what is not there is not shown.
+Every file, and every key of data.json, may be missing; the report leaves it out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any, TypeVar
+
+from jinja2 import UndefinedError
 
 import transduce
 from transduce.config import Settings
@@ -37,11 +39,8 @@ from transduce.runs.tensors import shapes
 
 T = TypeVar("T")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,
-               AssertionError)  # fmt: skip
+               AssertionError, UndefinedError)  # fmt: skip
 _PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
-
-
-UNSCORED = "Nothing was translated and scored when this run was trained: it was given no test text."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SentenceAttention:
-    """One sentence, its translation, and where the model looked."""
+    """One sentence, its translation, and the attention weights."""
 
     src: str
     tgt: str
@@ -64,7 +63,7 @@ class SentenceAttention:
 
 @dataclass(frozen=True, slots=True)
 class SetScores:
-    """Scores of one test set, and how its translations were searched for."""
+    """Scores of one test set, and the search options."""
 
     name: str
     scores: Scores
@@ -73,12 +72,12 @@ class SetScores:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that report and model card show of a run."""
+    """Everything that the report and the model card show of a run."""
 
     name: str
     settings: Settings
     recipe: str = ""
-    made_by: str = ""  # version of transduce that began the run
+    made_by: str = ""  # version of transduce that created the run
     n_parameters: int | None = None
     events: Sequence[Mapping[str, Any]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -90,23 +89,23 @@ class Record:
     attention: Sequence[SentenceAttention] = ()
 
     def of(self, event: str) -> list[Mapping[str, Any]]:
-        """The events of one kind, in order."""
+        """Return the events of one kind, in order."""
         return [e for e in self.events if e.get("event") == event]
 
     def points(self, event: str, key: str) -> list[tuple[float, float]]:
-        """(update, value) wherever an event of this kind has the key as a number."""
+        """Return (update, value) of the events of one kind that have a number for the key."""
         found = [(e.get("update"), e.get(key)) for e in self.of(event)]
         return [(float(x), float(y)) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)]
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of what trained the run: of its last start where that tells all, else what is known."""
+        """Versions of the software that trained the run, as of its last start."""
         starts = [*self.of("start"), *self.of("restart")]
-        told: dict[str, str] = {"transduce": self.made_by} if self.made_by else {}
+        found: dict[str, str] = {"transduce": self.made_by} if self.made_by else {}
         for event in starts:
-            told |= {key: str(event[key]) for key in ("torch", "device", "threads") if key in event}
-            told |= event.get("versions", {})
-        return told
+            found |= {key: str(event[key]) for key in ("torch", "device", "threads") if key in event}
+            found |= event.get("versions", {})
+        return found
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -116,23 +115,23 @@ class Record:
 
 RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "samples.json",
            "attention.json", "data.json", "metrics.jsonl")  # fmt: skip
-"""The files that tell of a run."""
+"""Files that a record is read from."""
 
 
 def shown(run: RunFolder, show: Callable[[Record], T]) -> T:
-    """`show` of what the folder tells. A record that is JSON, but does not tell what it should, is named."""
+    """Return `show` of the record of a run. Raises `RunFolderError` that names a file with unexpected content."""
     try:
         return show(_read_record(run))
     except _WRONG_FORM as error:
         for name in RECORDS:
             with contextlib.suppress(*_WRONG_FORM):
-                show(_read_record(run, without=name))  # it was that one: without it the rest can be shown
-                raise RunFolderError(f"{run.path / name} is damaged: it does not hold what it should") from error
+                show(_read_record(run, without=name))  # it was this file: the rest can be shown without it
+                raise RunFolderError(f"{run.path / name} is damaged: its content is not what was expected") from error
         raise RunFolderError(f"{run.path}: several of {', '.join(RECORDS)} are damaged") from error
 
 
 def read_record(run: RunFolder) -> Record:
-    """Everything that the folder tells; `RunFolderError` names a file that is damaged."""
+    """Read the record of a run; `RunFolderError` names a damaged file."""
     return shown(run, lambda record: record)
 
 
@@ -169,51 +168,51 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
 
 
 def save_scores(run: RunFolder, name: str, scores: Scores, *, search: Mapping[str, Any] | None = None) -> None:
-    """Keep the scores of one test set; those of the same name before are replaced."""
+    """Save the scores of one test set; earlier scores of the same name are replaced."""
     _merge(run, "scores.json", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
 
 
 def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update: int) -> None:
-    """Keep translations of a few held-out sentences of one set."""
+    """Save translations of a few held-out sentences of one set."""
     _merge(run, "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
 
 
 def save_text_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
-    """Keep how well running text is told; what was known of the same text before is replaced."""
+    """Save language-model scores (`TextScore.to_json`) of one text."""
     _merge(run, "text_scores.json", {"name": name, **values})
 
 
 def save_label_scores(run: RunFolder, name: str, values: Mapping[str, Any]) -> None:
-    """Keep how well labels are told (`LabelScores.to_json`)."""
+    """Save classification scores (`LabelScores.to_json`) of one set."""
     _merge(run, "label_scores.json", {"name": name, **values})
 
 
 def save_masked_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
-    """Keep how well gaps are filled."""
+    """Save masked-language-model scores (`MaskedScore.to_json`) of one text."""
     _merge(run, "masked_scores.json", {"name": name, **values})
 
 
 def save_continuations(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
-    """Keep how a model goes on with text: (beginning, what it wrote)."""
+    """Save generated text: (prompt, text) pairs."""
     samples = [{"prompt": prompt, "text": text} for prompt, text in texts]
     _merge(run, "samples.json", {"name": name, "update": update, "samples": samples})
 
 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
-    """Keep the attention of a few held-out sentences, in the place of those before."""
+    """Save the attention of a few held-out sentences; earlier ones are replaced."""
     found = [{"src": s.src, "tgt": s.tgt, "maps": [heat.to_json() for heat in s.maps]} for s in sentences]
     run.write_record("attention.json", {"sentences": found})
 
 
 def versions() -> dict[str, str]:
-    """What runs here: for the `start` event."""
+    """Return the versions of this software, for the `start` event."""
     found = {"transduce": transduce.__version__, "python": platform.python_version()}
     found |= {package: metadata.version(package) for package in _PACKAGES}
     return found | {"platform": platform.platform()}
 
 
 def _merge(run: RunFolder, name: str, value: Mapping[str, Any]) -> None:
-    """Put `value` into the list `sets` of a record, in the place of the one with the same name."""
+    """Add `value` to the list `sets` of a file; an entry with the same name is replaced."""
     content = run.read_record(name)
     with expecting(run.path / name):
         others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]

@@ -1,4 +1,4 @@
-"""What report and model card say of a run, by its task: the WORDINGS table. What they show, the data decides."""
+"""The wording of report and model card for each task: the WORDINGS table."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ def _translator(record: Record) -> str:
 def _translator_limits(record: Record) -> tuple[str, ...]:
     longest, length = record.settings.decoding.max_length, record.settings.data.max_length
     return (
-        "It translates sentence by sentence: what the sentences around say, it does not see.",
-        f"It has seen no sentence above {length} tokens and writes none above {longest}.",
+        "It translates sentence by sentence and does not see the context.",
+        f"It was trained on sentences of up to {length} tokens and writes up to {longest}.",
     )
 
 
 def _generator(record: Record) -> str:
     settings = record.settings
-    return f"text goes on, by {settings.tokenizer.kind} · {_shape(record)}, " + (f"context {settings.data.context}")
+    return f"language model, {settings.tokenizer.kind} tokens · {_shape(record)}, " + (
+        f"context {settings.data.context}"
+    )
 
 
 def _generator_limits(record: Record) -> tuple[str, ...]:
     return (
-        f"It sees {record.settings.data.context} tokens at once; what stands further back, it has forgotten.",
-        "It writes what is likely to stand in such text, which need not be true.",
+        f"It sees {record.settings.data.context} tokens at once and nothing before them.",
+        "It writes likely text, which need not be true.",
     )
 
 
@@ -73,8 +75,8 @@ WORDINGS: dict[str, Wording] = {
         limits=_generator_limits,
     ),
     "masked": Wording(
-        shape=lambda record: f"gaps are filled · {_shape(record)}",
-        samples="Gaps",
+        shape=lambda record: f"masked language model · {_shape(record)}",
+        samples="Masked words",
         command=PURPOSES["masked"].command,
         python=(
             "from transduce import Filler\n\n"
@@ -83,14 +85,14 @@ WORDINGS: dict[str, Wording] = {
         limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
     ),
     "classification": Wording(
-        shape=lambda record: f"texts get labels · {_shape(record)}",
+        shape=lambda record: f"text classifier · {_shape(record)}",
         samples="Texts",
         command=PURPOSES["classification"].command,
         python=(
             "from transduce import TextClassifier\n\n"
             'classifier = TextClassifier.load("THIS_FOLDER")\nprint(classifier.classify(["..."])[0].label)'
         ),
-        limits=lambda record: (f"It reads {record.settings.data.max_length} tokens of a text; the rest is cut off.",),
+        limits=lambda record: (f"It reads the first {record.settings.data.max_length} tokens of a text.",),
     ),
 }
 

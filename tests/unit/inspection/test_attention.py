@@ -14,7 +14,7 @@ import torch
 from transduce.config import model_settings
 from transduce.errors import UserError
 from transduce.inspection.attention import attention_maps, recorded
-from transduce.inspection.pages import attention_page, attention_png, attention_svg, save_picture
+from transduce.inspection.attention_files import attention_page, attention_png, attention_svg, save_picture
 from transduce.models.registry import build_model
 
 SRC = torch.tensor([[5, 9, 11, 7, 3]])
@@ -146,7 +146,7 @@ def test_pictures_by_the_name_of_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes() == attention_png(heat)
     assert attention_png(heat).startswith(b"\x89PNG")
     assert "<style>" in attention_svg(heat)
-    with pytest.raises(UserError, match=r"a picture is \.svg or \.png"):
+    with pytest.raises(UserError, match=r"use \.svg or \.png"):
         save_picture(tmp_path / "a.gif", heat)
 
 

@@ -1,4 +1,4 @@
-"""Heat maps as files: one offline page with every layer and head, an SVG, or a PNG."""
+"""Attention as files: a page with every layer and head that works offline, an SVG, or a PNG."""
 
 from __future__ import annotations
 
@@ -8,29 +8,23 @@ from io import BytesIO
 from pathlib import Path
 
 from transduce.errors import UserError
-from transduce.inspection import heatmap
 from transduce.inspection.heatmap import HeatMap, heat_map_figures, heat_map_svg
-from transduce.inspection.page import escape, page
+from transduce.inspection.html import render
 from transduce.runs.atomic import write_aside
 
 
 def attention_page(src: str, tgt: str, maps: Sequence[HeatMap]) -> str:
-    """One HTML page about one sentence pair; layer and head of each map are chosen in it."""
-    body = (
-        f'<h1 dir="auto">{escape(src)}</h1><p dir="auto">{escape(tgt)}</p>'
-        '<p class="soft">Each row is a position that attends; the stronger the colour of a cell, the more of its '
-        f"attention goes there. A row sums to 1.</p>{heat_map_figures(maps)}"
-    )
-    return page(f"attention: {src}", body, script=heatmap.SCRIPT)
+    """Render a page about one sentence pair, with a choice of layer and head for each map."""
+    return render("attention.html", title=f"attention: {src}", src=src, tgt=tgt, figures=heat_map_figures(maps))
 
 
 def attention_svg(heat: HeatMap, *, layer: int | None = -1, head: int | None = None) -> str:
-    """One view as an SVG file; layers and heads count from 0, None is their mean."""
-    return heat_map_svg(heat, layer=layer, head=head, style=heatmap.ALONE)
+    """Draw one view as an SVG file. Layers and heads count from 0; None averages over all."""
+    return heat_map_svg(heat, layer=layer, head=head, alone=True)
 
 
 def attention_png(heat: HeatMap, *, layer: int | None = -1, head: int | None = None) -> bytes:
-    """One view as a PNG file. Needs matplotlib: `pip install 'transduce[plot]'`."""
+    """Draw one view as a PNG file. Needs matplotlib: `pip install 'transduce[plot]'`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -46,7 +40,7 @@ def attention_png(heat: HeatMap, *, layer: int | None = -1, head: int | None = N
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     content = BytesIO()
-    with warnings.catch_warnings():  # a glyph that no font here has is drawn as a box
+    with warnings.catch_warnings():  # a glyph that no font has is drawn as a box
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(content, format="png")
     return content.getvalue()
@@ -56,15 +50,15 @@ PICTURES: dict[str, Callable[..., str | bytes]] = {".svg": attention_svg, ".png"
 
 
 def save_picture(path: Path, heat: HeatMap, *, layer: int | None = -1, head: int | None = None) -> None:
-    """Write one view as .svg or .png, by the name of the file. Raises `UserError` for another name."""
+    """Write one view as .svg or .png, depending on the suffix. Raises `UserError` for any other suffix."""
     draw = PICTURES.get(path.suffix.lower())
     if draw is None:
-        raise UserError(f"{path}: a picture is {' or '.join(PICTURES)}")
+        raise UserError(f"{path}: unknown picture format; use {' or '.join(PICTURES)}")
     content = draw(heat, layer=layer, head=head)
     with write_aside(path) as aside:
         aside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def _plain(piece: str) -> str:
-    """A label for matplotlib, which would read dollars as mathematics."""
+    """Escape a label for matplotlib, which reads dollar signs as mathematics."""
     return piece.replace("$", r"\$")
