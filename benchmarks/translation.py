@@ -31,33 +31,26 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
     from transduce.convert.exchange import import_run
-    from transduce.data.batch import pad_sources
-    from transduce.decoding.search import beam_search
+    from transduce.decoding.batches import Source
+    from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
-    from transduce.decoding.workers import workers
     from transduce.training.step import keep_freed_memory
 
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         list(import_run("marian", MODEL, Path(folder) / "run"))
         translator = Translator.load(Path(folder) / "run")
-    model, tokenizers = translator.model, translator.tokenizers
+    engine, tokenizers = translator.engine, translator.tokenizers
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     ids = tokenizers.src.encode_batch(sources)
-    order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-
-    def search(rows: list[int]) -> Any:
-        return beam_search(model, pad_sources([ids[i] for i in rows]), max_length=127, beam=beam)
+    longest = max(map(len, ids)) + 1
+    options = TranslationOptions(beam=beam, batch_tokens=batch * longest)
+    asked = [Source((i,), row, 127) for i, row in enumerate(ids)]
 
     def run() -> list[str]:
-        out = [""] * len(ids)
-        batches = [order[start : start + batch] for start in range(0, len(order), batch)]
-        with workers(torch.device("cpu")) as crew:  # as Translator does; with batches of one: how long one waits
-            every = map(search, batches) if batch == 1 else crew.map(search, batches)
-            for rows, found in zip(batches, every, strict=True):
-                for i, hypotheses in zip(rows, found, strict=True):
-                    out[i] = tokenizers.tgt.decode(hypotheses[0].ids)
-        return out
+        one_by_one = ([source] for source in asked)  # with batches of one: how long one user waits
+        parts = [engine.translate(part, options) for part in (one_by_one if batch == 1 else [asked])]
+        return [tokenizers.tgt.decode(hypotheses[0].ids) for part in parts for hypotheses in part]
 
     out, times = run(), []
     for _ in range(3):

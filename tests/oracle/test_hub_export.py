@@ -22,6 +22,7 @@ from transduce.convert.exchange import export_run, import_run, open_outgoing
 from transduce.convert.tokenizer_json import hard_texts
 from transduce.decoding.generator import Generator
 from transduce.decoding.mask_filler import Filler
+from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import TransduceError, UserError
 from transduce.runs.tensors import load_tensors
 from transduce.text.special import UNK
@@ -118,7 +119,9 @@ def test_our_language_models_go_on_alike(tmp_path: Path, kind: str, options: dic
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
     for prompt in ("a man\nreads", "die  Kinder 猫😀 \u2581"):
-        (expected,) = Generator.load(run).generate([prompt], temperature=0, max_length=12)
+        (expected,) = Generator.load(run).generate(
+            [prompt], GenerationOptions(max_length=12, sampling=Sampling(temperature=0))
+        )
         inputs = tokenizer(prompt, return_tensors="pt")
         found = theirs.generate(**inputs, max_new_tokens=12, do_sample=False)[
             0, inputs["input_ids"].shape[1] :
@@ -184,7 +187,8 @@ def test_our_own_come_back(tmp_path: Path, kind: str, options: dict[str, Any]) -
     assert theirs.pieces(range(4, 20)) == [p.replace("\u2581", " ") if causal else p for p in own.pieces(range(4, 20))]
     if causal:
         assert theirs.bytes_of == own.bytes_of
-        found = [Generator.load(path).generate(["a man\nreads"], temperature=0, max_length=12)[0] for path in
+        greedy = GenerationOptions(max_length=12, sampling=Sampling(temperature=0))
+        found = [Generator.load(path).generate(["a man\nreads"], greedy)[0] for path in
                  (run, tmp_path / "again")]  # fmt: skip
         assert found[0].text == found[1].text and found[0].ids == found[1].ids
 

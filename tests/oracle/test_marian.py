@@ -26,6 +26,7 @@ from transduce.convert.check import examples
 from transduce.convert.exchange import export_run, import_run
 from transduce.convert.vocabulary import Rows
 from transduce.data.batch import pad_sources
+from transduce.decoding.options import TranslationOptions
 from transduce.decoding.search import beam_search
 from transduce.decoding.translator import Translator
 from transduce.errors import TransduceError
@@ -238,7 +239,7 @@ def test_ctranslate2_gives_the_same_log_probabilities(tmp_path: Path, options: d
     told = list(export_run(run, "ctranslate2", tmp_path / "out"))
     assert "checked: log-probabilities" in told[1]
     ours, texts = Translator.load(run), LINES[::6]
-    found = ours.translate(texts, beam=1, max_length=10)
+    found = ours.translate(texts, TranslationOptions(beam=1, max_length=10))
     side = ours.tokenizers
     pieces = [side.src.pieces(side.src.encode(text)) for text in texts]
     expected = engine.Translator(str(tmp_path / "out")).translate_batch(pieces, beam_size=1, max_decoding_length=10)

@@ -22,6 +22,7 @@ from oracle.cases import CHOICES, SINGLE, combination
 from transduce.convert import check
 from transduce.convert.exchange import export_run
 from transduce.decoding.generator import Generator
+from transduce.decoding.options import GenerationOptions, Sampling, TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.errors import TransduceError, UserError
 
@@ -153,7 +154,7 @@ def test_a_translation_without_us(tmp_path: Path, joint: bool, options: dict[str
     run = marians.make_run(tmp_path / "run", joint=joint, tie="two_way", seed=5, **options)
     out, _ = export(run)
     texts = [*LINES[::24], "ein Buch , two books", "猫"]
-    expected = Translator.load(run).translate(texts, beam=1)
+    expected = Translator.load(run).translate(texts, TranslationOptions(beam=1))
     assert translate(out, texts) == [found.text for found in expected]
     assert len({found.text for found in expected}) > len(texts) // 2
 
@@ -165,7 +166,9 @@ def test_text_goes_on_without_us(tmp_path: Path) -> None:
     out, _ = export(run)
     how, graphs = open_folder(out)
     cut = sentencepiece.SentencePieceProcessor(model_file=str(out / how["tokenizer"]["file"]))
-    (expected,) = Generator.load(run).generate(["a man\nreads"], temperature=0, max_length=12)
+    (expected,) = Generator.load(run).generate(
+        ["a man\nreads"], GenerationOptions(max_length=12, sampling=Sampling(temperature=0))
+    )
     new, found, state = how["begin"] + cut.encode("a man\nreads"), list[int](), first_state(how, 1)
     while len(found) < 12 and how["special"]["end"] not in found:
         logits, *values = graphs["decoder"].run(None, {"ids": np.array([new]), **state})

@@ -16,6 +16,7 @@ import torch
 
 from system.commands import Done, transduce
 from transduce import Generator
+from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.demo.corpus import demo_pairs
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
@@ -62,7 +63,9 @@ def run(text: Path) -> Path:
 
 
 def test_it_learns_a_text_by_heart(run: Path) -> None:
-    (found,) = Generator.load(run).generate([POEM[:20]], temperature=0, max_length=80)
+    (found,) = Generator.load(run).generate(
+        [POEM[:20]], GenerationOptions(max_length=80, sampling=Sampling(temperature=0))
+    )
     assert f"{found.prompt}{found.text}" == POEM[:100]
 
 

@@ -105,13 +105,15 @@ def evaluate(
         scores = _text_scores(run, task, text, stride=stride, batch_tokens=batch_tokens, device=device)
     else:
         assert src is not None and ref is not None  # see _check_options
-        from transduce.cli.use import Search
+        from transduce.decoding.options import TranslationOptions
         from transduce.decoding.translator import Translator
 
-        search = Search(beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens)
+        options = TranslationOptions(
+            beam=beam, max_length=max_length, length_penalty=length_penalty, batch_tokens=batch_tokens
+        )
 
         def translate(system: Path, sources: Sequence[str]) -> list[str]:
-            return [found.text for found in search(Translator.load(system, device=device), sources)]
+            return [found.text for found in Translator.load(system, device=device).translate(sources, options)]
 
         scores = evaluation.evaluate_translations(
             run,

@@ -42,28 +42,26 @@ def generate(
     transduce generate runs/book --prompt "Once upon a time" --temperature 0.8 --top-k 40
     echo "Once upon" | transduce generate runs/book --samples 3 --json
     """
-    from transduce.cli.use import Asking
     from transduce.data.lines import read_lines
     from transduce.decoding.generator import Generator
+    from transduce.decoding.options import GenerationOptions, Sampling
     from transduce.errors import SettingsError
 
-    generator = Generator.load(run, device=device)
-    prompts = prompt if prompt is not None else ["\n".join(read_lines(STDIN))]
-    asked = Asking(
+    options = GenerationOptions(
         max_length=max_length,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
+        sampling=Sampling(temperature, top_k, top_p),
         seed=seed,
         n_samples=samples,
         cut_prompt=cut_prompt,
     )
+    generator = Generator.load(run, device=device)
+    prompts = prompt if prompt is not None else ["\n".join(read_lines(STDIN))]
     if stream:
         if json or len(prompts) * samples > 1:
             raise SettingsError("--stream prints a single text: not with --json, --samples or several prompts")
-        print_lines(_streamed(prompts[0], asked.stream(generator, prompts[0])), end="")
+        print_lines(_streamed(prompts[0], generator.stream(prompts[0], options)), end="")
         return
-    found = asked(generator, prompts)
+    found = generator.generate(prompts, options)
     if json:
         print_lines(
             to_json({"prompt": one.prompt, "text": one.text, "n_tokens": len(one.ids), "log_prob": one.log_prob,

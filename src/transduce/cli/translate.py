@@ -14,7 +14,7 @@ from transduce.cli.options import BatchTokens, Beam, Device, Json, LengthPenalty
 from transduce.cli.output import check_output, print_lines, to_json, write_lines
 
 if TYPE_CHECKING:
-    from transduce.cli.use import Search
+    from transduce.decoding.options import TranslationOptions
     from transduce.decoding.results import Translation
     from transduce.decoding.translator import Translator
 
@@ -55,25 +55,24 @@ def translate(
     transduce translate runs/x in.en.gz -o out.de --beam 1
     transduce translate runs/x in.en --nbest 5 --json
     """
-    from transduce.cli.use import Search
-    from transduce.decoding.sample import Sampling
+    from transduce.decoding.options import Sampling, TranslationOptions
     from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
 
     if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
         raise SettingsError("--temperature, --top-k and --top-p are for sampling; add --sample")
-    search = Search(
+    options = TranslationOptions(
         beam=beam,
         n_best=nbest,
         max_length=max_length,
         length_penalty=length_penalty,
-        batch_tokens=batch_tokens,
-        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p) if sample else None,
+        sampling=Sampling(temperature, top_k, top_p) if sample else None,
         seed=seed,
+        batch_tokens=batch_tokens,
     )
     check_output(output)
     style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
-    lines = translate_files(Translator.load(run, device=device), files or [STDIN], search, style)
+    lines = translate_files(Translator.load(run, device=device), files or [STDIN], options, style)
     write_lines(output, lines) if output else print_lines(lines)
 
 
@@ -102,7 +101,9 @@ def score(
         print_lines(f"{one.log_prob:.4f}" for one in found)
 
 
-def translate_files(translator: Translator, files: Sequence[Path], search: Search, style: str) -> Iterator[str]:
+def translate_files(
+    translator: Translator, files: Sequence[Path], options: TranslationOptions, style: str
+) -> Iterator[str]:
     """Translate the lines of files (`-`: stdin) and yield lines to print; one by one if stdin is a terminal.
 
     Notes about translations go to stderr: the first few, and their number at the end. JSON contains them.
@@ -117,7 +118,7 @@ def translate_files(translator: Translator, files: Sequence[Path], search: Searc
     number = n_notes = 0
     for part in parts:
         sources, inputs = tee(part)
-        for src, translation in zip(sources, search(translator, inputs), strict=True):
+        for src, translation in zip(sources, translator.translate_lines(inputs, options), strict=True):
             number += 1
             if translation.note and style != "json":
                 lost = bool(src.strip()) and not translation.text  # always reported
@@ -126,7 +127,7 @@ def translate_files(translator: Translator, files: Sequence[Path], search: Searc
                     log.warn(f"line {number}: {translation.note}")
             rows = _rows(style, number, src, translation)
             if style == "nbest":  # the same number of rows for every line
-                rows += [rows[-1]] * (search.n_best - len(rows))
+                rows += [rows[-1]] * (options.n_best - len(rows))
             yield from rows
     if n_notes > MAX_NOTES and not interactive:
         log.warn(f"{n_notes:,} of {number:,} lines have notes; the first {MAX_NOTES} are shown, --json shows all")

@@ -18,7 +18,7 @@ from transduce.convert.folder import PICKLED, SAFE
 from transduce.convert.importing import Imported, import_marian
 from transduce.convert.importing_hub import import_bert, import_gpt2
 from transduce.convert.onnx_export import export_onnx
-from transduce.decoding.loading import model_in
+from transduce.decoding.loading import load_model
 from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.logging import Log
@@ -153,7 +153,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
 def open_outgoing(run: Path, *, quantization: str | None = None) -> Outgoing:
     """The model of a run folder with all that an export needs; `RunFolderError` where it is missing or damaged."""
     folder = RunFolder.open(run)
-    model = model_in(folder)
+    model = load_model(folder)
     return Outgoing(folder.settings, load_tokenizers(folder), model.state_dict(), model.eval(), quantization)
 
 

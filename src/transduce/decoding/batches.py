@@ -1,18 +1,24 @@
-"""Sentences of like length share a batch; text of any size goes through in chunks."""
+"""Cut text of any size into chunks, and the sentences of a chunk into batches of similar length."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-CHUNK_LINES, CHUNK_CHARACTERS = 4096, 1 << 20  # a chunk is sorted and translated at once, and only it is in memory
+CHUNK_LINES, CHUNK_CHARACTERS = 4096, 1 << 20  # a chunk is sorted and translated at once; only one is in memory
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
-    """A line to work on: its number in the text from 0, its token ids, and the most tokens that its output may have."""
+class Source:
+    """Token ids to translate or to continue.
 
-    number: int
+    `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
+    """
+
+    key: tuple[int, ...]
     ids: Sequence[int]
     limit: int
 
@@ -20,7 +26,7 @@ class Sentence:
 def chunks(
     lines: Iterable[str], *, n_lines: int = CHUNK_LINES, n_characters: int = CHUNK_CHARACTERS
 ) -> Iterator[list[str]]:
-    """The lines in lists of at most n_lines; a list also ends with the line that brings it to n_characters."""
+    """Lists of at most `n_lines` lines; a list also ends with the line that brings it to `n_characters`."""
     chunk: list[str] = []
     size = 0
     for line in lines:
@@ -33,27 +39,19 @@ def chunks(
         yield chunk
 
 
-def once(sentences: Iterable[Sentence]) -> tuple[list[Sentence], dict[int, list[int]]]:
-    """The first of each that is the same, and the numbers of the others by that of the first."""
-    firsts: dict[tuple[int, ...], Sentence] = {}
-    others: dict[int, list[int]] = {}
-    for sentence in sentences:
-        first = firsts.setdefault(tuple(sentence.ids), sentence)
-        if first is not sentence:
-            others.setdefault(first.number, []).append(sentence.number)
-    return list(firsts.values()), others
+def make_batches(
+    items: Sequence[ItemT], *, budget: int, most: int, width: Callable[[ItemT], int]
+) -> list[list[tuple[int, ItemT]]]:
+    """Batches of (place in `items`, item), widest first.
 
-
-def cut(
-    sentences: Iterable[Sentence], *, budget: int, most: int, width: Callable[[Sentence], int]
-) -> list[list[Sentence]]:
-    """Batches, widest first, of at most `most` sentences and at most `budget` padded tokens, at least one sentence."""
-    batches: list[list[Sentence]] = []
+    Each has at most `most` items and at most `budget` padded tokens, but at least one item.
+    """
+    batches: list[list[tuple[int, ItemT]]] = []
     room = 0
-    for sentence in sorted(sentences, key=width, reverse=True):
+    for place, item in sorted(enumerate(items), key=lambda pair: width(pair[1]), reverse=True):
         if not room:
-            room = max(1, min(most, budget // max(1, width(sentence))))
+            room = max(1, min(most, budget // max(1, width(item))))
             batches.append([])
-        batches[-1].append(sentence)
+        batches[-1].append((place, item))
         room -= 1
     return batches

@@ -1,15 +1,15 @@
-"""Text that goes on: `Generator`, for runs of task "causal"."""
+"""Prompts in, continued text out: `Generator`, for runs of task "causal"."""
 
 from __future__ import annotations
 
 import codecs
-import math
 import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,31 @@ import torch
 from torch import nn
 
 from transduce.config import Settings
-from transduce.data.batch import collate_rows
 from transduce.data.objectives import RowExample
 from transduce.data.text_store import TextStore
+from transduce.decoding.batches import Source
+from transduce.decoding.engine import Engine, TorchEngine
 from transduce.decoding.loading import Precision, open_model
+from transduce.decoding.options import GenerationOptions
 from transduce.decoding.results import Generation, Score, TextScore
-from transduce.decoding.sample import Sampling, sample
-from transduce.decoding.score import token_log_probs
-from transduce.decoding.search import Hypothesis
 from transduce.errors import DataError, SettingsError
 from transduce.text.hub import HubTokenizer
 from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
 
-MOST = 64  # rows of a batch
+MAX_ROWS = 64  # prompts per batch
+SCORED_ROWS = 256  # rows of running text scored at once
 
-See = Callable[[int], None]
+OnToken = Callable[[int], None]
+_DEFAULT = GenerationOptions()
 
 
-class _Left(Exception):
-    """Nobody reads the stream any more."""
+class _Abandoned(Exception):
+    """The reader of a stream has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One text that is to go on: its number, that of its sample, all its ids, and how many of them were given."""
+    """A text in progress: the numbers of its prompt and sample, all its ids, and how many of them are the prompt's."""
 
     number: int
     sample: int
@@ -52,22 +53,30 @@ class _Job:
 
 
 class Generator:
-    """A language model with its vocabulary. Safe to use from several threads: nothing in it changes.
+    """A language model with its vocabulary. Safe to use from several threads.
 
-    `Generator.load("runs/x").generate(["ROMEO:"])[0].text` is how the text goes on.
+    >>> generator = Generator.load("runs/x")                          # doctest: +SKIP
+    >>> generator.generate(["ROMEO:"])[0].text                        # doctest: +SKIP
     """
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer | HubTokenizer, settings: Settings) -> None:
-        """`settings`: those of the run, nothing in them left open."""
-        self.model: Any = model  # of any kind that the MODELS table knows
+        """`settings`: those of the run."""
+        if settings.data.context is None:
+            raise SettingsError("data.context is unset: a generator needs the settings of a trained run")
+        self.model: Any = model
         self.tokenizer, self.settings = tokenizer, settings
-        assert settings.data.context is not None, "chosen in training"
+        self.engine: Engine = TorchEngine(model, settings.decoding)
         self.context: int = settings.data.context
         self._begins = settings.data.documents != "file"
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Generator:
-        """The generator in a run folder. Raises `RunFolderError` (missing, damaged), `SettingsError` (other task)."""
+        """Load the model of a run folder of task "causal".
+
+        Raises:
+            RunFolderError: The folder is missing or damaged.
+            SettingsError: The run is of another task, or there is no such device.
+        """
         folder, model, tokenizers = open_model(path, task="causal", device=device, precision=precision)
         assert isinstance(tokenizers.tgt, Tokenizer | HubTokenizer), "a language model has one of these"
         return cls(model, tokenizers.tgt, folder.settings)
@@ -75,68 +84,43 @@ class Generator:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.model.parameters()).device
+        return self.engine.device
 
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_length: int | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 1,
-        n_samples: int = 1,
-        cut_prompt: bool = False,
-    ) -> list[Generation]:
-        """How each prompt goes on, by `n_samples` texts each, in order: at most `max_length` tokens (None: the run's).
+    def generate(self, prompts: Sequence[str], options: GenerationOptions = _DEFAULT) -> list[Generation]:
+        """Continue each prompt: `options.n_samples` texts per prompt, in order.
 
-        Temperature 0 takes the likeliest token each time; else tokens are drawn, and what is drawn is a function of the
-        model, the prompt, its place, the seed and the sampling, not of what is drawn beside it. A prompt that is longer
-        than the model can see is a `DataError`, or loses its beginning with `cut_prompt`. Where a text grows longer
-        than the context of the training, the model goes on from the last half of it.
+        What is drawn is a function of the model, the prompt, its place, the seed and the sampling; the other prompts do
+        not change it. A text that outgrows the model's context is continued from the last half context.
+
+        Raises:
+            DataError: A prompt is longer than the context, and `options.cut_prompt` is not set.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text: generate([text])")
-        sampling, limit = self._sampling(temperature, top_k, top_p), self._limit(max_length)
-        if n_samples < 1:
-            raise SettingsError(f"n_samples = {n_samples}: must be at least 1")
         jobs = [
             _Job(number, i, ids, len(ids))
-            for number, ids in enumerate([self._prompt(text, n, cut_prompt) for n, text in enumerate(prompts)])
-            for i in range(n_samples)
+            for number, ids in enumerate([self._prompt(text, n, options) for n, text in enumerate(prompts)])
+            for i in range(options.n_samples)
         ]
-        done = self._grown(jobs, limit, sampling, seed)
-        return [self._generation(prompts[job.number], job) for job in done]
+        return [self._generation(prompts[job.number], job) for job in self._run(jobs, options)]
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        max_length: int | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 1,
-        cut_prompt: bool = False,
-    ) -> Iterator[str]:
-        """What `generate` gives for one prompt, in parts, as the text comes; no part ends within a character.
+    def stream(self, prompt: str, options: GenerationOptions = _DEFAULT) -> Iterator[str]:
+        """Yield what `generate` returns for one prompt in parts, as it is written. No part ends within a character.
 
-        Whoever has seen enough may stop at any time: nothing more is then computed.
+        Closing the iterator stops the computation.
         """
-        sampling, limit = self._sampling(temperature, top_k, top_p), self._limit(max_length)
-        ids = self._prompt(prompt, 0, cut_prompt)
+        ids = self._prompt(prompt, 0, options)
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        left = threading.Event()  # whoever reads has gone: Ctrl-C, a closed pipe, `close()`
+        abandoned = threading.Event()  # Ctrl-C, a closed pipe, `close()`
 
-        def see(token: int) -> None:
-            if left.is_set():
-                raise _Left
+        def on_token(token: int) -> None:
+            if abandoned.is_set():
+                raise _Abandoned
             tokens.put(token)
 
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self._grown, [_Job(0, 0, ids, len(ids))], limit, sampling, seed, see)
+            done = pool.submit(self._run, [_Job(0, 0, ids, len(ids))], options, on_token)
             done.add_done_callback(lambda _: tokens.put(None))
             try:
                 while (token := tokens.get()) is not None:
@@ -144,14 +128,14 @@ class Generator:
                         yield text
                 done.result()
             finally:
-                left.set()  # the thread ends with its next token
+                abandoned.set()  # the thread stops at its next token
         if text := decoder.decode(b"", final=True):
             yield text
 
     def score(self, texts: Sequence[str], *, batch_tokens: int | None = None) -> list[Score]:
-        """How likely the model finds each text as a whole document: nats, token by token; the last is its end.
+        """Log-probability of each text as a whole document, token by token; the last token is the end.
 
-        Of a text longer than the context each part is scored from what stands before it in that part.
+        A text longer than the context is scored in parts, each without the one before it.
         """
         rows, owners = list[np.ndarray](), list[int]()
         for number, ids in enumerate(self.tokenizer.encode_batch(texts)):
@@ -165,16 +149,16 @@ class Generator:
         return [Score(tuple(known)) for known in found]
 
     def evaluate(self, store: TextStore, *, stride: int | None = None, batch_tokens: int | None = None) -> TextScore:
-        """How well the model tells running text, every token once: rows of the context's length, side by side.
+        """Score running text, every token once, in rows of the context's length.
 
-        With `stride` below the context rows overlap, and only what is new in each counts: each token is told from at
-        least context - stride tokens before it, at more cost.
+        With `stride` below the context the rows overlap: each token is predicted from at least context - stride tokens
+        before it, at more cost.
         """
         stride = self.context if stride is None else stride
         if not 1 <= stride <= self.context:
             raise SettingsError(f"stride = {stride}: must be from 1 to the context, {self.context}")
 
-        def rows() -> Iterator[tuple[np.ndarray, int]]:
+        def rows() -> Iterator[tuple[np.ndarray, int]]:  # a row, and how many of its targets were scored before
             ids = store.ids
             for start in range(1, len(ids), stride):
                 end = min(len(ids), start + stride)
@@ -182,132 +166,82 @@ class Generator:
                 yield np.asarray(ids[first - 1 : end], dtype=np.int64), start - first
 
         nats, n_tokens = 0.0, 0
-        kept = list[int]()
-        pending = list[np.ndarray]()
         budget = max(self.context, batch_tokens or self.settings.decoding.batch_tokens)
-
-        def settle() -> None:
-            nonlocal nats, n_tokens
-            for row, skip, known in zip(pending, kept, self._log_probs(pending, budget), strict=True):
+        remaining = rows()
+        while batch := list(islice(remaining, SCORED_ROWS)):
+            for (row, skip), known in zip(batch, self._log_probs([row for row, _ in batch], budget), strict=True):
                 real = row[1 + skip :] != BOS
                 nats -= float(np.asarray(known[skip:])[real].sum())
                 n_tokens += int(real.sum())
-            pending.clear()
-            kept.clear()
-
-        for row, skip in rows():
-            pending.append(row)
-            kept.append(skip)
-            if len(pending) == 256:
-                settle()
-        settle()
         return TextScore(nats=nats, n_tokens=n_tokens, n_bytes=store.n_bytes, context=self.context, stride=stride)
 
-    # -- what is asked for
-
-    def _limit(self, max_length: int | None) -> int:
-        limit = self.settings.decoding.max_length if max_length is None else max_length
-        if limit < 1:
-            raise SettingsError(f"max_length = {limit}: must be at least 1")
-        return limit
-
-    def _sampling(self, temperature: float, top_k: int, top_p: float) -> Sampling:
-        if not 0 <= temperature < math.inf:  # nan too
-            raise SettingsError(f"temperature = {temperature}: must be a number from 0 on")
-        if top_k < 0 or not 0 <= top_p <= 1:
-            raise SettingsError(f"top_k = {top_k}, top_p = {top_p}: must be at least 0, and from 0 to 1")
-        return Sampling(top_k=1) if temperature == 0 else Sampling(temperature, top_k, top_p)
-
-    def _prompt(self, text: str, number: int, cut: bool) -> tuple[int, ...]:
-        """The ids that a text goes on from; what is a whole document begins with its beginning, as in training."""
+    def _prompt(self, text: str, number: int, options: GenerationOptions) -> tuple[int, ...]:
+        """The ids of a prompt. It begins with BOS where documents do so in training, and where it is empty."""
         ids = self.tokenizer.encode(text)
         ids = [BOS, *ids] if self._begins or not ids else ids
         if len(ids) > self.context:
-            if not cut:
+            if not options.cut_prompt:
                 raise DataError(
-                    f"prompt {number + 1} has {len(ids)} tokens; this model sees {self.context} at once; shorten it, "
-                    "or have its beginning cut off (--cut-prompt)"
+                    f"prompt {number + 1} has {len(ids)} tokens; the context of this model is {self.context}; shorten "
+                    "it, or cut its beginning off (--cut-prompt)"
                 )
             ids = ids[-self.context :]
         return tuple(ids)
 
-    # -- growing
+    def _run(self, jobs: list[_Job], options: GenerationOptions, on_token: OnToken | None = None) -> list[_Job]:
+        """All jobs, finished, in their order. `on_token` sees the tokens of the first one as they are written.
 
-    def _grown(self, jobs: list[_Job], limit: int, sampling: Sampling, seed: int, see: See | None = None) -> list[_Job]:
-        """All texts at their end, in the order of the jobs. `see` is told the tokens of the first as they come."""
+        Jobs advance in rounds: in each, those of one length share batches until their context is full.
+        """
+        limit = self.settings.decoding.max_length if options.max_length is None else options.max_length
         done: dict[tuple[int, int], _Job] = {}
-        going, part = jobs, 0
-        while going:
+        active, part = jobs, 0
+        while active:
             groups: dict[tuple[int, int], list[_Job]] = defaultdict(list)
-            for job in going:
-                seen = len(self._seen(job))
-                groups[seen, min(limit - len(job.ids) + job.n_given, self._room(seen))].append(job)
-            going = []
+            for job in active:
+                n_seen = len(self._window(job))
+                room = self.context + 1 - n_seen  # the last token is written, and never read
+                groups[n_seen, min(limit - len(job.ids) + job.n_given, room)].append(job)
+            active = []
             for (_, room), members in sorted(groups.items()):
-                for at in range(0, len(members), MOST):
-                    for job in self._longer(members[at : at + MOST], room, sampling, (seed, part), see):
+                for at in range(0, len(members), MAX_ROWS):
+                    for job in self._extend(members[at : at + MAX_ROWS], room, part, options, on_token):
                         if job.finished or len(job.ids) - job.n_given >= limit:
                             done[job.number, job.sample] = job
                         else:
-                            going.append(job)
+                            active.append(job)
             part += 1
         return [done[job.number, job.sample] for job in jobs]
 
-    def _seen(self, job: _Job) -> tuple[int, ...]:
-        """What the model goes on from: all of the text, or its last half context where it fills the context."""
+    def _window(self, job: _Job) -> tuple[int, ...]:
+        """What the model reads: the whole text, or its last half context where the text fills the context."""
         return job.ids if len(job.ids) <= self.context else job.ids[-(self.context // 2) :]
 
-    def _room(self, n_seen: int) -> int:
-        """Tokens that can come behind so many: the last one is written, and never read."""
-        return self.context + 1 - n_seen
-
-    def _longer(
-        self, jobs: Sequence[_Job], room: int, sampling: Sampling, seed: tuple[int, int], see: See | None
+    def _extend(
+        self, jobs: Sequence[_Job], room: int, part: int, options: GenerationOptions, on_token: OnToken | None
     ) -> list[_Job]:
-        """Jobs of one length, each by at most `room` tokens longer."""
-        known = torch.tensor([self._seen(job) for job in jobs], device=self.device)
+        """Jobs of one length, each extended by at most `room` tokens."""
 
         def watch(places: list[int], tokens: list[list[int]]) -> None:
-            if see is not None and jobs[0].number == jobs[0].sample == places[0] == 0 and tokens[0][0] != PAD:
-                see(tokens[0][0])
+            if on_token and jobs[0].number == jobs[0].sample == places[0] == 0 and tokens[0][0] != PAD:
+                on_token(tokens[0][0])
 
-        found = sample(
-            self.model,
-            known[:, :-1],
-            first=known[:, -1],
-            max_length=room,
-            seeds=[(*seed, job.number, job.sample) for job in jobs],
-            sampling=sampling,
-            watch=None if see is None else watch,
+        prompts = [Source((part, job.number, job.sample), self._window(job), room) for job in jobs]
+        found = self.engine.sample(
+            prompts, options.sampling, seed=options.seed, watch=None if on_token is None else watch
         )
-        return [_extended(job, hypothesis) for job, (hypothesis,) in zip(jobs, found, strict=True)]
+        return [
+            replace(job, ids=job.ids + new.ids, log_prob=job.log_prob + new.log_prob, finished=new.finished)
+            for job, new in zip(jobs, found, strict=True)
+        ]
 
     def _generation(self, prompt: str, job: _Job) -> Generation:
         ids = job.ids[job.n_given :]
         return Generation(prompt, self.tokenizer.decode(ids), ids, job.log_prob, job.finished)
 
-    # -- scoring
-
     def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int | None) -> list[list[float]]:
-        """Of each row, nats of every token but the first, given those before it."""
-        budget = batch_tokens or self.settings.decoding.batch_tokens
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
-        found: list[list[float]] = [[] for _ in rows]
-        while order:
-            n = max(1, budget // max(1, len(rows[order[0]]) - 1))
-            batch, order = order[:n], order[n:]
-            examples = [RowExample(rows[i][:-1], rows[i][1:]) for i in batch]
-            tensors = collate_rows(examples, separate=self.settings.data.separate_documents).to(self.device)
-            known = token_log_probs(self.model, tensors.inputs, tensors.targets).tolist()
-            for i, row in zip(batch, known, strict=True):
-                found[i] = row[: len(rows[i]) - 1]
-        return found
-
-
-def _extended(job: _Job, hypothesis: Hypothesis) -> _Job:
-    return replace(
-        job,
-        ids=job.ids + hypothesis.ids,
-        log_prob=job.log_prob + hypothesis.log_prob,
-        finished=hypothesis.finished,
-    )
+        """Log-probability of every token of each row but the first, given those before it."""
+        examples = [RowExample(row[:-1], row[1:]) for row in rows]
+        return self.engine.score_rows(
+            examples, separate=self.settings.data.separate_documents, batch_tokens=batch_tokens
+        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.decoding.filters import apply_temperature, keep_top_k, keep_top_p
+from transduce.decoding.options import Sampling
 from transduce.decoding.search import Hypothesis, Stepper, check_limits
 from transduce.text.tokenizer import BOS, EOS, PAD
 
@@ -22,17 +22,11 @@ Watch = Callable[[list[int], list[list[int]]], None]
 """Told after each step: the places of the sentences that still go on, and the token of each sample; 0 at its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to draw: the logits are divided by the temperature, then cut to the top k, then to the top p."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def filtered(self, logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-        """The logits that are drawn from."""
-        return keep_top_p(keep_top_k(apply_temperature(logits, self.temperature), self.top_k), self.top_p)
+def filter_logits(logits: Float[Tensor, "N V"], sampling: Sampling) -> Float[Tensor, "N V"]:
+    """The logits to draw from."""
+    if sampling.temperature == 0:
+        return keep_top_k(logits, 1)
+    return keep_top_p(keep_top_k(apply_temperature(logits, sampling.temperature), sampling.top_k), sampling.top_p)
 
 
 def draw(probability: Float[Tensor, "N V"], number: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
@@ -96,7 +90,7 @@ def _sample(
         logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)
         logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=src.device), -math.inf)
-        drawn = draw(sampling.filtered(logits).softmax(-1), numbers[:, :, length - 1].flatten())
+        drawn = draw(filter_logits(logits, sampling).softmax(-1), numbers[:, :, length - 1].flatten())
         log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
         token = drawn.view_as(token)
         going = ~ended & (token != EOS)

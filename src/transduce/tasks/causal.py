@@ -13,6 +13,7 @@ from transduce.data.objectives import causal
 from transduce.data.sources import Sources
 from transduce.data.text_store import TextStore
 from transduce.decoding.generator import Generator
+from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_text_scores
@@ -115,9 +116,8 @@ class Causal(PlainTextTask[PreparedText]):
             score = generator.evaluate(store)
             save_text_scores(folder, name, score.to_json())
             log.say(f"{name}: {score.lines()[0]}")
-        longest = folder.settings.decoding.max_length
-        prompts = _beginnings(valid, generator)
-        found = generator.generate(prompts, max_length=longest, temperature=0.8, cut_prompt=True)
+        options = GenerationOptions(sampling=Sampling(temperature=0.8), cut_prompt=True)
+        found = generator.generate(_beginnings(valid, generator), options)
         save_continuations(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
         conclude(folder, log)
 

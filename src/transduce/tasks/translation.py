@@ -129,7 +129,7 @@ class Translation(Task[Texts, Prepared]):
             model,
             lambda: _batches(prepared.valid, budget, device),
             smoothing=training.label_smoothing,
-            judge=_judge(prepared, settings) if prepared.judged else None,
+            judge=_judge(model, prepared, settings) if prepared.judged else None,
             precision=training.precision,
         )
 
@@ -148,13 +148,14 @@ def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[B
         yield collate([Example(*store[int(i)]) for i in indices]).to(device)
 
 
-def _judge(prepared: Prepared, settings: Settings) -> Judge:
-    """Translates the judged pairs with the model as it stands, by the search of the settings."""
+def _judge(model: nn.Module, prepared: Prepared, settings: Settings) -> Judge:
+    """Translates the judged pairs by the search of the settings, and scores the translations."""
     sources, references = map(list, zip(*prepared.judged, strict=True))
     scoring = settings.evaluation
+    translator = Translator(model, prepared.tokenizers, settings.decoding)  # its threads serve all validations
 
     def judge(model: nn.Module) -> dict[str, float]:
-        translator = Translator(model, prepared.tokenizers, settings.decoding)
+        assert model is translator.model, "a validator scores one model"
         hypotheses = [translation.text for translation in translator.translate(sources)]
         scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from transduce.cli.output import write_lines
 from transduce.cli.translate import translate_files
-from transduce.cli.use import Search
+from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Candidate, Translation
 from transduce.errors import DataError
 
 Translate = Callable[..., list[str]]
 
 
-class Doubling(Search):
+class Doubling:
     """Translates a line by doubling it; long ones get a note."""
 
-    def __call__(self, translator: Any, lines: Iterable[str]) -> Iterator[Translation]:
+    def translate_lines(self, lines: Iterable[str], options: TranslationOptions) -> Iterator[Translation]:
         for line in lines:
             note = "output cut off" if len(line) > 3 else ""
             yield Translation((Candidate(2 * line, (), 0.0, 0.0),), note)
@@ -30,7 +29,7 @@ class Doubling(Search):
 def translate(tmp_path: Path) -> Translate:
     def run(text: str, style: str = "text") -> list[str]:
         (tmp_path / "in.txt").write_text(text)
-        return list(translate_files(object(), [tmp_path / "in.txt"], Doubling(), style))  # type: ignore[arg-type]
+        return list(translate_files(Doubling(), [tmp_path / "in.txt"], TranslationOptions(), style))  # type: ignore[arg-type]
 
     return run
 

@@ -21,6 +21,7 @@ from transduce.data.objectives import causal  # noqa: E402
 from transduce.data.text import Piece  # noqa: E402
 from transduce.data.text_store import TextStore  # noqa: E402
 from transduce.decoding.generator import Generator  # noqa: E402
+from transduce.decoding.options import GenerationOptions, Sampling  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.models.registry import build_model  # noqa: E402
 from transduce.text.special import BOS, EOS, PAD, UNK  # noqa: E402
@@ -106,7 +107,7 @@ def test_a_run_folder_goes_on_as_theirs(tmp_path: Path) -> None:
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     generator = Generator.load(tmp_path / "run")
-    (found,) = generator.generate(["The quick"], temperature=0, max_length=12)
+    (found,) = generator.generate(["The quick"], GenerationOptions(max_length=12, sampling=Sampling(temperature=0)))
     ids = torch.tensor([[0, *their_tokenizer("The quick")["input_ids"]]])
     for _ in range(12):
         with torch.no_grad():
@@ -136,7 +137,9 @@ def test_the_separator_in_a_text_is_predicted_and_trained(tmp_path: Path) -> Non
     assert told.nats == pytest.approx(-float(expected.sum()), rel=1e-4)
     targets = list(causal(np.asarray(store.ids), np.random.default_rng(0)).targets)
     assert targets.count(EOS) == 4 and PAD not in targets
-    (going,) = generator.generate([f"The quick{END}a"], temperature=0, max_length=8)
+    (going,) = generator.generate(
+        [f"The quick{END}a"], GenerationOptions(max_length=8, sampling=Sampling(temperature=0))
+    )
     prompt = transformers.AutoTokenizer.from_pretrained(folder)(f"The quick{END}a")["input_ids"]
     ids, n = torch.tensor([prompt]), len(prompt)
     for _ in going.ids:

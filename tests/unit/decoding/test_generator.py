@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transduce import Generator, Translator
 from transduce.config import Settings
 from transduce.data.text import DOCUMENTS
 from transduce.data.text_store import TextStore
+from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, SettingsError
 from transduce.models.registry import build_model
@@ -25,6 +27,7 @@ from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.text.training import train_tokenizer
 
 LINES = [pair.tgt for pair in demo_pairs("train", 120, seed=3)]
+GREEDY = GenerationOptions(sampling=Sampling(temperature=0))
 PROMPTS = ["Der Hund", "", "Die alte Frau\nsieht", "ж😀", "Der Mann"]
 
 
@@ -68,7 +71,11 @@ def ids_of(generator: Generator, prompt: str) -> list[int]:
 
 def test_greedy_is_one_whole_forward_a_token_and_the_window_moves_by_halves(generator: Generator) -> None:
     """An oracle without a cache: past the context the model is given the last half of it, and fills it up again."""
-    for prompt, found in zip(PROMPTS, generator.generate(PROMPTS, temperature=0, max_length=60), strict=True):
+    for prompt, found in zip(
+        PROMPTS,
+        generator.generate(PROMPTS, replace(GREEDY, max_length=60)),
+        strict=True,
+    ):
         everything, start, new = ids_of(generator, prompt), 0, list[int]()
         total = 0.0
         while len(new) < 60:
@@ -91,24 +98,24 @@ def test_greedy_is_one_whole_forward_a_token_and_the_window_moves_by_halves(gene
 
 
 def test_what_is_drawn_depends_on_the_prompt_its_place_and_the_seed_only(generator: Generator) -> None:
-    asked = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "max_length": 30, "seed": 5}
-    together = generator.generate(PROMPTS, n_samples=3, **asked)
-    assert together == generator.generate(PROMPTS, n_samples=3, **asked)
+    options = GenerationOptions(sampling=Sampling(temperature=0.9, top_k=40, top_p=0.95), max_length=30, seed=5)
+    together = generator.generate(PROMPTS, replace(options, n_samples=3))
+    assert together == generator.generate(PROMPTS, replace(options, n_samples=3))
     assert [one.prompt for one in together] == [prompt for prompt in PROMPTS for _ in range(3)]
-    one_each = generator.generate(PROMPTS, **asked)
+    one_each = generator.generate(PROMPTS, options)
     assert [one.ids for one in one_each] == [one.ids for one in together[::3]]
-    alone = generator.generate(PROMPTS[:1], **asked)
+    alone = generator.generate(PROMPTS[:1], options)
     assert alone[0].ids == together[0].ids
-    assert generator.generate(PROMPTS, **{**asked, "seed": 6}) != one_each
+    assert generator.generate(PROMPTS, replace(options, seed=6)) != one_each
     assert len({one.ids for one in together[:3]}) > 1
 
 
 @pytest.mark.parametrize("prompt", ["Der", "ж"])
 def test_what_comes_in_parts_is_the_text(generator: Generator, prompt: str) -> None:
     for seed in range(2):
-        asked = {"max_length": 30, "temperature": 1.5, "seed": seed}
-        parts = list(generator.stream(prompt, **asked))
-        assert "".join(parts) == generator.generate([prompt], **asked)[0].text
+        options = GenerationOptions(max_length=30, sampling=Sampling(temperature=1.5), seed=seed)
+        parts = list(generator.stream(prompt, options))
+        assert "".join(parts) == generator.generate([prompt], options)[0].text
         assert all(parts) and len(parts) > 5
 
 
@@ -116,13 +123,11 @@ def test_no_part_ends_within_a_character(generator: Generator, monkeypatch: pyte
     """With a model that says this, one byte a token, and then half a character."""
     ids = generator.tokenizer.encode("a😀ж ") + generator.tokenizer.encode("😀")[:2]
 
-    def grown(
-        self: Generator, jobs: object, limit: int, sampling: object, seed: int, see: Callable[[int], None]
-    ) -> None:
+    def run(self: Generator, jobs: object, options: object, on_token: Callable[[int], None]) -> None:
         for token in ids:
-            see(token)
+            on_token(token)
 
-    monkeypatch.setattr(Generator, "_grown", grown)
+    monkeypatch.setattr(Generator, "_run", run)
     assert list(generator.stream("x")) == ["a", "😀", "ж", " ", "\ufffd"]
 
 
@@ -134,25 +139,28 @@ def test_what_goes_wrong_on_the_way_is_told(generator: Generator) -> None:
         raise MemoryError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(Generator, "_longer", broken)
+        patch.setattr(Generator, "_extend", broken)
         list(generator.stream("x"))
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_a_prompt_that_is_too_long(make: Callable[..., Path], positions: str) -> None:
     generator = Generator.load(make(positions=positions, max_positions=24, kind="char"), device="cpu")
-    assert generator.generate(["x" * 23], max_length=60, temperature=0)[0].ids
-    with pytest.raises(DataError, match=r"prompt 2 has 25 tokens; this model sees 24 .*--cut-prompt"):
+    assert generator.generate(["x" * 23], replace(GREEDY, max_length=60))[0].ids
+    with pytest.raises(DataError, match=r"prompt 2 has 25 tokens; the context of this model is 24; .*--cut-prompt"):
         generator.generate(["x", "x" * 24])
-    cut, whole = generator.generate(["y" * 30 + "x" * 24], cut_prompt=True, temperature=0), "x" * 24
-    assert cut[0].ids == generator.generate([whole], cut_prompt=True, temperature=0)[0].ids
+    cut, whole = (
+        generator.generate(["y" * 30 + "x" * 24], replace(GREEDY, cut_prompt=True)),
+        "x" * 24,
+    )
+    assert cut[0].ids == generator.generate([whole], replace(GREEDY, cut_prompt=True))[0].ids
 
 
 def test_text_without_documents_is_gone_on_with_from_its_middle(make: Callable[..., Path]) -> None:
     """Where a file is one document, a prompt is no beginning of one; only nothing is."""
     generator = Generator.load(make(documents="file", context=16), device="cpu")
-    assert generator._prompt("Der Hund", 0, False) == tuple(generator.tokenizer.encode("Der Hund"))
-    assert generator._prompt("", 0, False) == (BOS,)
+    assert generator._prompt("Der Hund", 0, GenerationOptions()) == tuple(generator.tokenizer.encode("Der Hund"))
+    assert generator._prompt("", 0, GenerationOptions()) == (BOS,)
 
 
 def test_scores_are_those_of_forwards(generator: Generator) -> None:
@@ -216,9 +224,10 @@ def test_with_a_stride_of_one_every_token_is_told_from_all_that_fits(generator: 
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(generator: Generator, wrong: dict[str, float]) -> None:
+def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    make = GenerationOptions if next(iter(wrong)) in ("max_length", "n_samples") else Sampling
     with pytest.raises(SettingsError, match=next(iter(wrong))):
-        generator.generate(["a"], **wrong)  # type: ignore[arg-type]
+        make(**wrong)
 
 
 def test_one_text_for_many_is_refused(generator: Generator) -> None:
@@ -227,9 +236,9 @@ def test_one_text_for_many_is_refused(generator: Generator) -> None:
 
 
 def test_runs_of_another_task_are_refused(make: Callable[..., Path], make_run: Callable[..., Path]) -> None:
-    with pytest.raises(SettingsError, match="goes on with text, with `transduce generate`"):
+    with pytest.raises(SettingsError, match=r"task 'causal'.*task 'translation'"):
         Translator.load(make())
-    with pytest.raises(SettingsError, match="translates, with `transduce translate`"):
+    with pytest.raises(SettingsError, match=r"task 'translation'.*task 'causal'"):
         Generator.load(make_run())
 
 
@@ -247,11 +256,11 @@ def test_a_stream_can_be_left(generator: Generator, monkeypatch: pytest.MonkeyPa
         return advance(*arguments)
 
     monkeypatch.setattr(generator.model, "advance", counted, raising=False)
-    stream = generator.stream("a", max_length=100_000, top_k=1)
+    stream = generator.stream("a", GenerationOptions(max_length=100_000, sampling=Sampling(top_k=1)))
     next(stream)
     stream.close()
     assert n_steps[0] < 1000 and threading.active_count() == n_threads
     assert (
-        "".join(generator.stream("a", max_length=5, temperature=0))
-        == generator.generate(["a"], max_length=5, temperature=0)[0].text
+        "".join(generator.stream("a", replace(GREEDY, max_length=5)))
+        == generator.generate(["a"], replace(GREEDY, max_length=5))[0].text
     )

@@ -10,7 +10,8 @@ import torch
 
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn
-from transduce.decoding.sample import Sampling, draw, sample
+from transduce.decoding.options import Sampling
+from transduce.decoding.sample import draw, sample
 
 SRC = torch.tensor([[4, 5, EOS, PAD], [6, EOS, PAD, PAD], [4, 4, 6, EOS]])
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from transduce.decoding import translator as translator_module
-from transduce.decoding.batches import Sentence, chunks, cut
+from transduce.decoding.batches import chunks, make_batches
+from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import Translation
-from transduce.decoding.sample import Sampling
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.text.tokenizer import EOS
@@ -51,7 +51,9 @@ def test_empty_lines_stay_empty_without_the_model(translator: Translator) -> Non
 def test_scores_equal_those_of_the_same_output(translator: Translator, texts: list[str]) -> None:
     """What search sums up step by step, `score` finds in one forward."""
     sources, outputs = [], []
-    for text, translation in zip(texts[:30], translator.translate(texts[:30], beam=4, n_best=4), strict=True):
+    for text, translation in zip(
+        texts[:30], translator.translate(texts[:30], TranslationOptions(beam=4, n_best=4)), strict=True
+    ):
         for candidate in translation.candidates:
             sources.append(text)
             outputs.append(candidate)
@@ -79,24 +81,24 @@ def test_score_of_texts(translator: Translator, texts: list[str]) -> None:
 
 
 def test_options(translator: Translator, texts: list[str]) -> None:
-    one, three = (translator.translate(texts[:5], beam=3, n_best=n) for n in (1, 3))
+    one, three = (translator.translate(texts[:5], TranslationOptions(beam=3, n_best=n)) for n in (1, 3))
     assert [t.text for t in one] == [t.text for t in three]
     for t in three:
         assert len(t.candidates) == 3
         assert sorted((c.score for c in t.candidates), reverse=True) == [c.score for c in t.candidates]
-    for t in translator.translate(texts[:5], length_penalty=0.0):
+    for t in translator.translate(texts[:5], TranslationOptions(length_penalty=0.0)):
         assert t.score == t.log_prob
-    wide = translator.translate(texts[:5], n_best=9)  # the beam widens where none is given
+    wide = translator.translate(texts[:5], TranslationOptions(n_best=9))  # the beam widens where none is given
     assert all(len(t.candidates) == 9 for t in wide)
     with pytest.raises(SettingsError, match="n_best = 4"):
-        translator.translate(texts[:1], beam=3, n_best=4)
+        translator.translate(texts[:1], TranslationOptions(beam=3, n_best=4))
 
 
 def test_a_cut_off_output_is_flagged(translator: Translator, texts: list[str]) -> None:
-    for t in translator.translate(texts, max_length=2):
+    for t in translator.translate(texts, TranslationOptions(max_length=2)):
         assert len(t.ids) <= 2
         assert t.finished == ("cut off at 2 tokens" not in t.note)
-    assert not all(t.finished for t in translator.translate(texts, max_length=2))
+    assert not all(t.finished for t in translator.translate(texts, TranslationOptions(max_length=2)))
 
 
 def test_the_default_limit_is_each_sentences_own(translator: Translator, texts: list[str]) -> None:
@@ -109,8 +111,8 @@ def test_the_default_limit_is_each_sentences_own(translator: Translator, texts: 
 def test_a_source_longer_than_in_training_is_translated_whole_and_noted(translator: Translator) -> None:
     text = " ".join(["dog"] * 200)
     assert len(translator.tokenizers.src.encode(text)) > 60
-    plain, noted = translator.translate(["A dog.", text], max_length=5)
-    assert "training saw at most 60" in noted.note
+    plain, noted = translator.translate(["A dog.", text], TranslationOptions(max_length=5))
+    assert "longest in training had 60" in noted.note
     assert "training" not in plain.note
 
 
@@ -119,7 +121,7 @@ def test_a_source_longer_than_the_model_takes_stays_empty_and_says_so(make_run: 
     text = " ".join(["dog"] * 200)
     short, empty, long = learned.translate(["A dog.", "", text])
     assert short.ids and "not translated" not in short.note and not empty.note
-    assert long.text == "" and "not translated: its" in long.note and "more than the 60 that fit" in long.note
+    assert long.text == "" and "not translated: its" in long.note and "takes at most 60" in long.note
     with pytest.raises(DataError, match="line 1: a translation of"):
         learned.score(["A dog."], [text])
     fits = next(" ".join(["dog"] * n) for n in range(70, 0, -1) if len(learned.tokenizers.src.encode("dog " * n)) <= 60)
@@ -137,7 +139,7 @@ def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.Mo
             yield f"dog {i}"
 
     monkeypatch.setattr(translator_module, "chunks", partial(chunks, n_lines=8, n_characters=1000))
-    found = translator.translate_lines(lines(), beam=1, max_length=3)
+    found = translator.translate_lines(lines(), TranslationOptions(beam=1, max_length=3))
     assert read == 0
     for n, translation in enumerate(found, start=1):
         assert isinstance(translation, Translation)
@@ -146,26 +148,32 @@ def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.Mo
 
 
 def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts: list[str]) -> None:
-    drawn = list(translator.sample(texts[:20], seed=5, n_best=2, sampling=Sampling(top_k=20)))
+    drawn = list(translator.translate(texts[:20], TranslationOptions(seed=5, n_best=2, sampling=Sampling(top_k=20))))
     assert all(len(t.candidates) == 2 for t in drawn)
-    again = list(translator.sample(iter(texts[:20]), seed=5, n_best=2, sampling=Sampling(top_k=20), batch_tokens=1))
+    again = list(
+        translator.translate(
+            iter(texts[:20]), TranslationOptions(seed=5, n_best=2, sampling=Sampling(top_k=20), batch_tokens=1)
+        )
+    )
     assert [[c.ids for c in t.candidates] for t in drawn] == [[c.ids for c in t.candidates] for t in again]
-    other = list(translator.sample(texts[:20], seed=6, n_best=2, sampling=Sampling(top_k=20)))
+    other = list(translator.translate(texts[:20], TranslationOptions(seed=6, n_best=2, sampling=Sampling(top_k=20))))
     assert [t.ids for t in other] != [t.ids for t in drawn]
-    same_text = list(translator.sample([texts[0]] * 10))
+    same_text = list(translator.translate([texts[0]] * 10, TranslationOptions(sampling=Sampling())))
     assert len({t.ids for t in same_text}) > 1
 
 
 def test_batches_side_by_side_change_nothing(translator: Translator, texts: list[str]) -> None:
     """With two threads, two at a time; an error of one reaches the caller, and the number of threads is kept."""
     n_threads = torch.get_num_threads()
-    alone = translator.translate(texts[:40], beam=2, batch_tokens=1, max_length=12)
+    alone = translator.translate(texts[:40], TranslationOptions(beam=2, batch_tokens=1, max_length=12))
     try:
         torch.set_num_threads(2)
-        together = translator.translate(texts[:40], beam=2, batch_tokens=30, max_length=12)
+        together = translator.translate(texts[:40], TranslationOptions(beam=2, batch_tokens=30, max_length=12))
         assert torch.get_num_threads() == 2
         with pytest.raises(AssertionError, match="asked to start"):
-            Translator(Untouched(1, 1).eval(), translator.tokenizers).translate(texts[:40], batch_tokens=30)
+            Translator(Untouched(1, 1).eval(), translator.tokenizers).translate(
+                texts[:40], TranslationOptions(batch_tokens=30)
+            )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(n_threads)
@@ -199,11 +207,11 @@ def test_chunks() -> None:
     assert list(chunks([], n_lines=3, n_characters=40)) == []
 
 
-def test_cut() -> None:
-    sentences = [Sentence(i, [5] * n, 9) for i, n in enumerate([3, 9, 1, 9, 4, 30, 2])]
-    made = cut(sentences, budget=20, most=3, width=lambda s: len(s.ids))
-    assert [[s.number for s in batch] for batch in made] == [[5], [1, 3], [4, 0, 6], [2]]
-    assert cut([], budget=20, most=3, width=len) == []
+def test_make_batches() -> None:
+    made = make_batches([3, 9, 1, 9, 4, 30, 2], budget=20, most=3, width=int)
+    assert [[place for place, _ in batch] for batch in made] == [[5], [1, 3], [4, 0, 6], [2]]
+    assert made[1] == [(1, 9), (3, 9)]
+    assert make_batches([], budget=20, most=3, width=len) == []
 
 
 def test_a_long_text_needs_no_more_memory_than_a_short_one(
@@ -211,7 +219,9 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(
 ) -> None:
     def peak(n: int) -> int:
         tracemalloc.start()
-        for _ in translator.translate_lines((f"dog {i % 7}" for i in range(n)), beam=1, max_length=1):
+        for _ in translator.translate_lines(
+            (f"dog {i % 7}" for i in range(n)), TranslationOptions(beam=1, max_length=1)
+        ):
             pass
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

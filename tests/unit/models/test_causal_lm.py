@@ -13,7 +13,8 @@ from oracle import numpy_transformer as oracle
 from oracle.adapter import numpy_weights, options_of
 from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
 from transduce.config import model_settings
-from transduce.decoding.sample import Sampling, sample
+from transduce.decoding.options import Sampling
+from transduce.decoding.sample import sample
 from transduce.models.registry import build_model, count_parameters
 from transduce.nn.cache import DecoderState
 

@@ -12,6 +12,7 @@ import text_runs
 from marians import LINES, make_run
 from oracle.adapter import fitting
 from transduce.config import Settings
+from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.logging import Log
@@ -106,7 +107,9 @@ def test_before_the_first_update_nothing_has_changed(tmp_path: Path, joint: bool
     known = [line for line in ("a man reads the ball .", "two women plays with books .") if same(old, tokenizers, line)]
     assert known
     one, two = Translator.load(run), Translator(model, tokenizers, start.settings.decoding)
-    for before, after in zip(one.translate(known, beam=1), two.translate(known, beam=1), strict=True):
+    for before, after in zip(
+        one.translate(known, TranslationOptions(beam=1)), two.translate(known, TranslationOptions(beam=1)), strict=True
+    ):
         assert before.text == after.text and before.ids == after.ids
     assert "Quokka" in tokenizers.src.decode(tokenizers.src.encode("Quokka 猫"))
 

@@ -1,0 +1,130 @@
+"""The engine: options reach it unchanged, equal lines reach it once, and its threads are made once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import marians
+from transduce.decoding.batches import Source
+from transduce.decoding.engine import Engine, TorchEngine
+from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.search import Hypothesis
+from transduce.decoding.translator import Translator
+from transduce.errors import SettingsError
+
+
+@contextmanager
+def pytorch_threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Recorder:
+    """An engine that translates every source to itself, and keeps what it was asked."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[Source], TranslationOptions]] = []
+
+    def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
+        self.asked.append((list(sources), options))
+        return [[Hypothesis(tuple(source.ids), -1.0, -1.0)] for source in sources]
+
+    def sample(self, *_: object, **__: object) -> list[Hypothesis]:
+        raise AssertionError
+
+    score = score_rows = sample
+
+
+def test_the_pytorch_engine_implements_the_protocol(translator: Translator) -> None:
+    assert isinstance(translator.engine, Engine) and isinstance(Recorder(), Engine)
+
+
+def test_options_reach_the_engine_unchanged_and_equal_lines_once(translator: Translator, texts: list[str]) -> None:
+    recorder = Recorder()
+    other = Translator(translator.model, translator.tokenizers)
+    other.engine = recorder
+    lines = [texts[i] for i in (0, 1, 0, 2, 0, 1)]
+    options = TranslationOptions(beam=7, length_penalty=0.5, seed=9)
+    found = other.translate(lines, options)
+    ((sources, seen),) = recorder.asked
+    assert seen is options
+    assert [source.key for source in sources] == [(0,), (1,), (3,)]
+    assert [t.ids for t in found] == [tuple(other.tokenizers.src.encode(line)) for line in lines]
+    other.translate(lines, TranslationOptions(sampling=Sampling()))
+    assert [source.key for source in recorder.asked[1][0]] == [(i,) for i in range(6)]
+
+
+def test_equal_lines_are_translated_alike_and_samples_are_drawn_for_each(tmp_path: Path) -> None:
+    translator = Translator.load(marians.make_run(tmp_path / "run"))
+    lines = [marians.LINES[i] for i in (0, 5, 0, 0, 7, 5)]
+    options = TranslationOptions(beam=2, n_best=2)
+    for line, translation in zip(lines, translator.translate(lines, options), strict=True):
+        assert translation == translator.translate([line], options)[0]
+    drawn = [one.text for one in translator.translate([lines[0]] * 8, TranslationOptions(sampling=Sampling()))]
+    assert len(set(drawn)) > 1
+
+
+def test_concurrent_calls_agree_and_keep_the_number_of_threads(translator: Translator, texts: list[str]) -> None:
+    """Also of threads that begin later: one overlap of calls must not slow down the rest of the process."""
+    engine = TorchEngine(translator.model, translator.settings)
+    fresh = Translator(translator.model, translator.tokenizers, translator.settings)
+    fresh.engine = engine
+    options = TranslationOptions(beam=2, batch_tokens=60, max_length=6)
+    with pytorch_threads(2):
+        expected = fresh.translate(texts[:12], options)
+        workers = engine._workers
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: fresh.translate(texts[:12], options), range(8)))
+        assert all(translations == expected for translations in found)
+        assert engine._workers is workers is not None, "the threads are made once"
+        counts = [torch.get_num_threads()]
+        later = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert counts == [2, 2]
+
+
+def test_no_request_sets_the_number_of_threads(
+    translator: Translator, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TranslationOptions(beam=2, batch_tokens=60, max_length=5)
+    with pytorch_threads(2):
+        fresh = Translator(translator.model, translator.tokenizers, translator.settings)
+        fresh.translate(texts[:20], options)
+        monkeypatch.setattr(torch, "set_num_threads", None)
+        fresh.translate(texts[:20], options)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"beam": 0},
+        {"beam": 513},
+        {"n_best": 0},
+        {"beam": 2, "n_best": 3},
+        {"max_length": 0},
+        {"length_penalty": -1.0},
+        {"length_penalty": float("nan")},
+        {"batch_tokens": 0},
+        {"seed": -1},
+        {"beam": 2, "sampling": Sampling()},
+    ],
+    ids=str,
+)
+def test_translation_options_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        TranslationOptions(**wrong)  # type: ignore[arg-type]
