@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from transduce.config import MOST_BATCH, MOST_BEAM, MOST_PENALTY, MOST_SEED, MOST_TOKENS, DecodingSettings
+from transduce.config import MAX_BATCH, MAX_BEAM, MAX_PENALTY, MAX_SEED, MAX_TOKENS, DecodingSettings
 from transduce.errors import SettingsError
 
 
@@ -52,12 +52,12 @@ class TranslationOptions:
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _check("beam", self.beam, 1, MOST_BEAM)
-        _check("n_best", self.n_best, 1, MOST_BEAM)
-        _check("max_length", self.max_length, 1, MOST_TOKENS)
-        _check("length_penalty", self.length_penalty, 0, MOST_PENALTY)
-        _check("seed", self.seed, 0, MOST_SEED)
-        _check("batch_tokens", self.batch_tokens, 1, MOST_BATCH)
+        _check("beam", self.beam, 1, MAX_BEAM)
+        _check("n_best", self.n_best, 1, MAX_BEAM)
+        _check("max_length", self.max_length, 1, MAX_TOKENS)
+        _check("length_penalty", self.length_penalty, 0, MAX_PENALTY)
+        _check("seed", self.seed, 0, MAX_SEED)
+        _check("batch_tokens", self.batch_tokens, 1, MAX_BATCH)
         if self.sampling is not None and (self.beam, self.length_penalty) != (None, None):
             raise SettingsError("beam and length_penalty have no effect on sampling; leave them out, or do not sample")
         if self.beam is not None and self.n_best > self.beam:
@@ -90,8 +90,8 @@ class GenerationOptions:
     cut_prompt: bool = False
 
     def __post_init__(self) -> None:
-        _check("max_length", self.max_length, 1, MOST_TOKENS)
-        _check("seed", self.seed, 0, MOST_SEED)
+        _check("max_length", self.max_length, 1, MAX_TOKENS)
+        _check("seed", self.seed, 0, MAX_SEED)
         _check("n_samples", self.n_samples, 1, 1 << 31)
 
 
