@@ -1,7 +1,7 @@
-"""What the documentation shows, runs: every ```python block of README.md and docs/*.md.
+"""The documentation is true: its ```python blocks run, its excerpts are in the code, its links lead somewhere.
 
 The blocks of one file run in order in one namespace, in an empty folder. A block fenced as ```py with a path is an
-excerpt of that file, where a line of dots stands for what is left out; ```py alone is not run.
+excerpt of that file, where a line of dots means an omission; ```py alone is not run.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
+DEFINITION = re.compile(r"\[`(\w+)`\]\(([^)#\s]+\.py)\)")
+
+
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
-    """The Python blocks of a page, each with the number of the line that it begins at."""
+    """Return the Python blocks of a page, each with the number of its first line."""
     text = page.read_text(encoding="utf-8")
     return [(text.count("\n", 0, found.start(1)), found.group(1)) for found in FENCE.finditer(text)]
 
@@ -43,22 +46,36 @@ def code_lines(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_excerpts_are_what_the_files_say(page: Path) -> None:
+def test_excerpts_match_the_files(page: Path) -> None:
     """Line for line and in order, whatever the indentation."""
     for path, excerpt in EXCERPT.findall(page.read_text(encoding="utf-8")):
         source, place = code_lines((ROOT / path).read_text(encoding="utf-8")), 0
         for part in re.split(r"^\.\.\.$", excerpt, flags=re.MULTILINE):
             wanted = code_lines(part)
             found = [n for n in range(place, len(source)) if source[n : n + len(wanted)] == wanted]
-            assert found, f"{page.name} shows what {path} does not say:\n{part}"
+            assert found, f"{page.name} shows an excerpt that {path} does not contain:\n{part}"
             place = found[0] + len(wanted)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_to_files_lead_somewhere(page: Path) -> None:
+def test_links_to_files_exist(page: Path) -> None:
     targets = LINK.findall(ANY_FENCE.sub("", page.read_text(encoding="utf-8")))
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing, f"{page.name} links to {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_linked_functions_are_defined_in_the_linked_file(page: Path) -> None:
+    for name, target in DEFINITION.findall(page.read_text(encoding="utf-8")):
+        source = (page.parent / target).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE), f"{page.name}: {target} defines no {name}"
+
+
+def test_map_of_the_code_lists_every_package() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "src" / "transduce").glob("*/__init__.py")}
+    missing = [name for name in packages if f"](../src/transduce/{name})" not in index]
+    assert not missing, f"docs/README.md does not list {missing}"
 
 
 def test_index_names_every_page() -> None:

@@ -1,4 +1,4 @@
-"""What README.md tells a user to type, works: its commands run in order, at small sizes, on the built-in corpus."""
+"""The commands in README.md work: they run in order, at small sizes, on the built-in corpus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 
 def at_small_size(command: str) -> str:
-    """The command as it stands, but for the length of trainings, and vocabularies that the little text supports."""
+    """Return the command with a shorter training and a vocabulary that fits the small text."""
     if not command.startswith(("transduce train", "transduce doctor")) or "--dry-run" in command:
         return command
     command = re.sub(r" --set (training\.max_minutes|model\.preset)=\S+", "", command)
@@ -57,7 +57,7 @@ def test_the_commands_run(workshop: Path) -> None:
     assert (workshop / "dog.html").exists()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs what the commands left")
+@pytest.mark.skipif(os.name != "posix", reason="needs the results of the commands")
 def test_the_python_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(workshop)
     for block in blocks("py"):
@@ -65,13 +65,13 @@ def test_the_python_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out.count("\n") == 2
 
 
-def test_the_recipe_is_one() -> None:
+def test_the_recipe_is_valid() -> None:
     for block in blocks("toml"):
         settings = Settings.from_mapping(tomllib.loads(block))
         assert settings.data.train and settings.data.test
 
 
-def test_the_two_commands_exist() -> None:
+def test_make_targets_exist() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
