@@ -1,4 +1,4 @@
-# Two commands do everything, set-up included: `make demo` and `make test`.
+# `make demo` and `make test` include the set-up.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -9,23 +9,23 @@ PIP_FLAGS ?=
 
 .PHONY: help install demo test lint format clean
 
-help:                ## this list
+help:                ## show this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
 
-# Made again whenever the declared or the pinned dependencies change.
+# Rebuilt if the declared or the pinned dependencies change.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "transduce needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo 'Installing into $(VENV), once (a few minutes on a slow line) ...'
+	@echo 'Installing into $(VENV) (a few minutes on a slow connection) ...'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-install: $(READY)    ## the virtual environment .venv, with pinned versions
+install: $(READY)    ## create .venv with pinned versions
 
 demo: $(READY)       ## train on the built-in corpus (a few minutes), translate, show
 	$(BIN)/transduce demo
 
-test: $(READY)       ## the whole test suite
+test: $(READY)       ## run the test suite
 	$(BIN)/python -m pytest -n auto $(TESTS)
 
 lint: $(READY)       ## ruff and mypy
@@ -33,9 +33,9 @@ lint: $(READY)       ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)     ## let ruff put the code in order
+format: $(READY)     ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:               ## remove what was built (run folders stay)
+clean:               ## remove build results (run folders stay)
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
