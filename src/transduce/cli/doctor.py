@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from transduce.cli.options import Processes, Quiet
+from transduce.cli.options import Processes, Quiet, argument
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.request import Request, expand_request
 
-RecipeOrRun = Annotated[
-    Path | None, Argument(metavar="RECIPE|RUN", help="Settings (TOML file), or a run folder.", show_default=False)
-]
+RecipeOrRun = Annotated[Path | None, argument("RECIPE|RUN", "Settings (TOML file), or a run folder.")]
 
 
 @expand_request(recipe=RecipeOrRun)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
-
-from transduce.cli.options import BatchTokens, Beam, Device, Json, LengthPenalty, Lowercase, MaxLength, Run, Tokenize
+from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json
 
 _SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens"})
@@ -24,48 +22,37 @@ _INPUTS = {"--src": "--src and --ref", "--text": "--text", "--labels": "--labels
 
 
 def evaluate(
-    run: Run,
-    src: Annotated[Path | None, Option(metavar="FILE", help="Source text.", show_default=False)] = None,
+    run: opt.Run,
+    src: Annotated[Path | None, opt.option(metavar="FILE", help="Source text.")] = None,
     ref: Annotated[
-        Path | None, Option(metavar="FILE", help="Reference translations, aligned line by line.", show_default=False)
+        Path | None, opt.option(metavar="FILE", help="Reference translations, aligned line by line.")
     ] = None,
-    text: Annotated[
-        Path | None, Option(metavar="FILE", help="Text file to compute perplexity on.", show_default=False)
-    ] = None,
-    labels: Annotated[
-        Path | None, Option(metavar="FILE", help="Labelled text: label<TAB>text lines.", show_default=False)
-    ] = None,
+    text: Annotated[Path | None, opt.option(metavar="FILE", help="Text file to compute perplexity on.")] = None,
+    labels: Annotated[Path | None, opt.option(metavar="FILE", help="Labelled text: label<TAB>text lines.")] = None,
     stride: Annotated[
         int | None,
-        Option(
-            help="With --text: new tokens per row; a smaller stride gives each token more context "
-            "(default: rows do not overlap).",
-            min=1,
-            show_default=False,
+        opt.option(
+            help="With --text: new tokens per row; fewer give more context (default: rows do not overlap).", min=1
         ),
     ] = None,
     hyp: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Score these translations instead of those of RUN.", show_default=False),
+        Path | None, opt.option(metavar="FILE", help="Score these translations instead of those of RUN.")
     ] = None,
     against: Annotated[
-        Path | None,
-        Option(metavar="RUN|FILE", help="Compare with another run or its output (paired bootstrap).",
-               show_default=False),
+        Path | None, opt.option(metavar="RUN|FILE", help="Compare with another run or its output (paired bootstrap).")
     ] = None,
-    tokenize: Tokenize = None,
-    lowercase: Lowercase = None,
+    tokenize: opt.Tokenize = None,
+    lowercase: opt.Lowercase = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Write the translations to FILE.",
-                            show_default=False)
+        Path | None, opt.option("--output", "-o", metavar="FILE", help="Write the translations to FILE.")
     ] = None,
-    beam: Beam = None,
-    max_length: MaxLength = None,
-    length_penalty: LengthPenalty = None,
-    batch_tokens: BatchTokens = None,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:  # fmt: skip
+    beam: opt.Beam = None,
+    max_length: opt.MaxLength = None,
+    length_penalty: opt.LengthPenalty = None,
+    batch_tokens: opt.BatchTokens = None,
+    device: opt.Device = "auto",
+    json: opt.Json = False,
+) -> None:
     """Compute BLEU, chrF and TER of translations, perplexity of text, or accuracy of labels.
 
     \b

@@ -5,25 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
-
-from transduce.cli.options import Device, Run
+from transduce.cli.options import Device, Run, argument, option
 from transduce.cli.output import print_lines
 
 
 def inspect(
     run: Run,
-    sentence: Annotated[str, Argument(help="Source sentence.", show_default=False)],
-    tgt: Annotated[
-        str | None, Option(help="Translation to show (default: the model's translation).", show_default=False)
-    ] = None,
+    sentence: Annotated[str, argument("SENTENCE", "Source sentence.")],
+    tgt: Annotated[str | None, option(help="Translation to show (default: the model's translation).")] = None,
     html: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Write a page with every layer and head; works offline.", show_default=False),
+        option(metavar="FILE", help="Write a page with every layer and head; works offline."),
     ] = None,
-    svg: Annotated[
-        Path | None, Option(metavar="FILE", help="Write the cross-attention as SVG or PNG.", show_default=False)
-    ] = None,
+    svg: Annotated[Path | None, option(metavar="FILE", help="Write the cross-attention as SVG or PNG.")] = None,
     device: Device = "auto",
 ) -> None:
     """Show the attention weights of a translation.

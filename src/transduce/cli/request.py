@@ -10,21 +10,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
-
-from transduce.cli.options import Overrides
+from transduce.cli.options import Overrides, argument, option
 from transduce.errors import DataError, RunFolderError, SettingsError
 
 if TYPE_CHECKING:
     from transduce.config import DataSettings, Settings
 
 
-def _value(*names: str, help: str, metavar: str | None = None) -> Any:
-    return Option(*names, help=help, metavar=metavar, show_default=False)
-
-
 def _files(help: str) -> Any:
-    return Option(metavar="FILE", help=help, show_default=False)
+    return option(metavar="FILE", help=help)
 
 
 Files = list[Path] | None
@@ -38,7 +32,7 @@ class Request:
     else to the recipe's `data.root`, else to the folder of the recipe.
     """
 
-    recipe: Annotated[Path | None, Argument(metavar="RECIPE", help="Settings (TOML file).", show_default=False)] = None
+    recipe: Annotated[Path | None, argument("RECIPE", "Settings (TOML file).")] = None
     src: Annotated[Files, _files("Source text, one sentence per line; repeatable.")] = None
     tgt: Annotated[Files, _files("Target text, aligned line by line with --src.")] = None
     path: Annotated[Files, _files("Source and target in one file: .tsv, .jsonl or .tmx; repeatable.")] = None
@@ -49,15 +43,15 @@ class Request:
     valid_tgt: Annotated[Files, _files("Validation target.")] = None
     test_src: Annotated[Files, _files("Test source, scored after training.")] = None
     test_tgt: Annotated[Files, _files("Test references.")] = None
-    src_lang: Annotated[str | None, _value(help="Source language code, as in the TMX file.")] = None
-    tgt_lang: Annotated[str | None, _value(help="Target language code.")] = None
-    run: Annotated[Path | None, _value(metavar="FOLDER", help="Run folder (default: runs/RECIPE).")] = None
-    start: Annotated[Path | None, _value("--from", metavar="RUN", help="Fine-tune the model of this run.")] = None
+    src_lang: Annotated[str | None, option(help="Source language code, as in the TMX file.")] = None
+    tgt_lang: Annotated[str | None, option(help="Target language code.")] = None
+    run: Annotated[Path | None, option(metavar="FOLDER", help="Run folder (default: runs/RECIPE).")] = None
+    start: Annotated[Path | None, option("--from", metavar="RUN", help="Fine-tune the model of this run.")] = None
     extend_vocabulary: Annotated[
-        int | None, _value(metavar="N", help="With --from: add up to N pieces to the vocabulary.")
+        int | None, option(metavar="N", help="With --from: add up to N pieces to the vocabulary.")
     ] = None
     data: Annotated[
-        Path | None, _value(metavar="FOLDER", help="Folder that the recipe's data paths are relative to.")
+        Path | None, option(metavar="FOLDER", help="Folder that the recipe's data paths are relative to.")
     ] = None
     overrides: Overrides = None
 

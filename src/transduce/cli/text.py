@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from transduce.cli.options import Device, Json, MaxLength, Run, Seed, TopK, TopP
+from transduce.cli import options as opt
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.translate import STDIN
 
@@ -16,25 +16,24 @@ _CHUNK = 1000  # lines that are classified before the first result is printed
 
 
 def generate(
-    run: Run,
+    run: opt.Run,
     prompt: Annotated[
-        list[str] | None,
-        Option("--prompt", "-p", help="Text to continue (default: stdin); repeatable.", show_default=False),
+        list[str] | None, opt.option("--prompt", "-p", help="Text to continue (default: stdin); repeatable.")
     ] = None,
-    max_length: MaxLength = None,
+    max_length: opt.MaxLength = None,
     temperature: Annotated[
         float, Option(help="Sampling temperature; below 1 is sharper, 0 always takes the most likely token.", min=0.0)
     ] = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 1,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    seed: opt.Seed = 1,
     samples: Annotated[int, Option(help="Texts per prompt.", min=1)] = 1,
     stream: Annotated[bool, Option("--stream", help="Print the text while it is generated.")] = False,
     cut_prompt: Annotated[
         bool, Option("--cut-prompt", help="Cut the start of a prompt that is too long for the model.")
     ] = False,
-    device: Device = "auto",
-    json: Json = False,
+    device: opt.Device = "auto",
+    json: opt.Json = False,
 ) -> None:
     """Generate text from a prompt. Multiple outputs are separated by `---`.
 
@@ -63,26 +62,22 @@ def generate(
         return
     found = generator.generate(prompts, options)
     if json:
-        print_lines(
-            to_json({"prompt": one.prompt, "text": one.text, "n_tokens": len(one.ids), "log_prob": one.log_prob,
-                     "finished": one.finished})
-            for one in found
-        )  # fmt: skip
+        for one in found:
+            numbers = {"n_tokens": len(one.ids), "log_prob": one.log_prob, "finished": one.finished}
+            print_lines([to_json({"prompt": one.prompt, "text": one.text, **numbers})])
     else:
         print_lines(["---\n".join(f"{one.prompt}{one.text}\n" for one in found)], end="")
 
 
 def fill(
-    run: Run,
+    run: opt.Run,
     texts: Annotated[
-        list[str] | None,
-        Argument(metavar="TEXT...", help="Text with <mask> for each word to predict (default: stdin).",
-                 show_default=False),
+        list[str] | None, opt.argument("TEXT...", "Text with <mask> for each word to predict (default: stdin).")
     ] = None,
     top: Annotated[int, Option(help="Candidates per mask.", min=1)] = 5,
-    device: Device = "auto",
-    json: Json = False,
-) -> None:  # fmt: skip
+    device: opt.Device = "auto",
+    json: opt.Json = False,
+) -> None:
     """Predict masked words with a run of task "masked". Prints PROBABILITY, WORD and TEXT.
 
     \b
@@ -105,12 +100,10 @@ def fill(
 
 
 def classify(
-    run: Run,
-    file: Annotated[
-        Path | None, Argument(metavar="FILE", help="Text, or text<TAB>text (default: stdin).", show_default=False)
-    ] = None,
-    device: Device = "auto",
-    json: Json = False,
+    run: opt.Run,
+    file: Annotated[Path | None, opt.argument("FILE", "Text, or text<TAB>text (default: stdin).")] = None,
+    device: opt.Device = "auto",
+    json: opt.Json = False,
 ) -> None:
     """Predict the label of each line with a run of task "classification". Prints LABEL<TAB>PROBABILITY.
 
@@ -132,9 +125,7 @@ def classify(
         n_cut += sum(one.full for one in found)
         print_lines(to_json(asdict(one)) if json else f"{one.label}\t{one.probability:.4f}" for one in found)
     if n_cut:
-        Log().warn(
-            f"{n_cut:,} texts fill or exceed the {classifier.longest} tokens that the model reads; the rest is cut"
-        )
+        Log().warn(f"{n_cut:,} texts fill or exceed the {classifier.longest} tokens of the model; the rest is cut off")
 
 
 def _streamed(prompt: str, parts: Iterator[str]) -> Iterator[str]:

@@ -8,9 +8,9 @@ from itertools import chain, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from transduce.cli.options import BatchTokens, Beam, Device, Json, LengthPenalty, MaxLength, Run, Seed, TopK, TopP
+from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json, write_lines
 
 if TYPE_CHECKING:
@@ -24,27 +24,24 @@ MAX_NOTES = 5
 
 
 def translate(
-    run: Run,
-    files: Annotated[
-        list[Path] | None, Argument(metavar="FILE...", help="Text files (default: stdin).", show_default=False)
-    ] = None,
+    run: opt.Run,
+    files: Annotated[list[Path] | None, opt.argument("FILE...", "Text files (default: stdin).")] = None,
     output: Annotated[
-        Path | None,
-        Option("--output", "-o", metavar="FILE", help="Write to FILE (default: stdout).", show_default=False),
+        Path | None, opt.option("--output", "-o", metavar="FILE", help="Write to FILE (default: stdout).")
     ] = None,
-    beam: Beam = None,
+    beam: opt.Beam = None,
     nbest: Annotated[int, Option(help="Translations per line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1,
     scores: Annotated[bool, Option("--scores", help="Print SCORE<TAB>TEXT.")] = False,
-    json: Json = False,
-    max_length: MaxLength = None,
-    length_penalty: LengthPenalty = None,
+    json: opt.Json = False,
+    max_length: opt.MaxLength = None,
+    length_penalty: opt.LengthPenalty = None,
     sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False,
     temperature: Annotated[float, Option(help="Sampling temperature; below 1 is sharper.", min=0.001)] = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 1,
-    batch_tokens: BatchTokens = None,
-    device: Device = "auto",
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    seed: opt.Seed = 1,
+    batch_tokens: opt.BatchTokens = None,
+    device: opt.Device = "auto",
 ) -> None:
     """Translate text line by line. Empty lines stay empty.
 
@@ -77,11 +74,11 @@ def translate(
 
 
 def score(
-    run: Run,
-    src: Annotated[Path, Option(metavar="FILE", help="Source text.", show_default=False)],
-    tgt: Annotated[Path, Option(metavar="FILE", help="Translations, aligned line by line.", show_default=False)],
-    device: Device = "auto",
-    json: Json = False,
+    run: opt.Run,
+    src: Annotated[Path, opt.option(metavar="FILE", help="Source text.")],
+    tgt: Annotated[Path, opt.option(metavar="FILE", help="Translations, aligned line by line.")],
+    device: opt.Device = "auto",
+    json: opt.Json = False,
 ) -> None:
     """Print the log-probability (nats) of each given translation, one per line.
 
