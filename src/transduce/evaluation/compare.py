@@ -1,4 +1,4 @@
-"""Is the difference between two systems more than luck? Paired bootstrap resampling (Koehn 2004) by sacreBLEU."""
+"""Significance of the difference between two systems: paired bootstrap resampling (Koehn 2004) by sacreBLEU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOWER_IS_BETTER = frozenset({"TER"})
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One metric of two systems on the same sentences. Intervals hold 95 % of the resampled corpora."""
+    """One metric of two systems on the same sentences. Intervals contain 95 % of the resampled corpora."""
 
     metric: str
     value: float
@@ -27,22 +27,22 @@ class Comparison:
     other_margin: float
     difference: float  # value - other
     interval: tuple[float, float]  # of the difference
-    p_value: float  # chance of so large a difference between equal systems
+    p_value: float  # probability of such a difference between equal systems
     signature: str
 
     @property
     def verdict(self) -> str:
-        """In words, at p < 0.05."""
+        """Result in words, at p < 0.05."""
         if self.p_value >= 0.05:
             return "no significant difference"
         return "better" if (self.difference < 0) == (self.metric in _LOWER_IS_BETTER) else "worse"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists."""
+        """Convert to plain data."""
         return asdict(self) | {"interval": list(self.interval), "verdict": self.verdict}
 
     def line(self) -> str:
-        """A line for people."""
+        """Format for people."""
         low, high = self.interval
         ours, theirs = f"{self.value:6.2f} ± {self.margin:.2f}", f"{self.other:6.2f} ± {self.other_margin:.2f}"
         by = f"{self.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
@@ -58,15 +58,15 @@ def paired_bootstrap(
     lowercase: bool = False,
     n_samples: int = 1000,
 ) -> list[Comparison]:
-    """Compare `hypotheses` with those of another system, `others`: BLEU, chrF and TER, each with p-value and intervals.
+    """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
 
-    Raises `DataError` where the three differ in length or are empty, `UserError` for an unknown tokenizer or no
-    samples.
+    Raises `DataError` if the three differ in length or are empty, `UserError` for an unknown tokenizer or
+    `n_samples` below 1.
     """
     check_lengths(hypotheses, references)
     check_lengths(others, references, "hypotheses of the other system")
     if n_samples < 1:
-        raise UserError(f"n_samples is {n_samples}: bootstrap resampling needs one sample at least, 1000 as a rule")
+        raise UserError(f"n_samples = {n_samples}: must be at least 1; 1000 is usual")
     return [
         _compare(name, metric, list(hypotheses), list(others), list(references), n_samples)
         for name, metric in metrics(tokenize, lowercase).items()
@@ -76,12 +76,12 @@ def paired_bootstrap(
 def _compare(
     name: str, metric: Metric, hypotheses: list[str], others: list[str], references: list[str], n_samples: int
 ) -> Comparison:
-    # The first system is sacreBLEU's baseline.
+    # sacreBLEU takes the first system as the baseline.
     systems: list[tuple[str, Sequence[str]]] = [("other", others), ("this", hypotheses)]
     test = PairedTest(systems, {name: metric}, [references], test_type="bs", n_samples=n_samples)
     signatures, results = test()
     ((key, signature),) = signatures.items()
-    systems_results: Any = results[key]  # a list of results, whatever its annotation says
+    systems_results: Any = results[key]  # a list, against its annotation
     other, this = systems_results
     return Comparison(
         metric=name,
@@ -91,7 +91,7 @@ def _compare(
         other_margin=float(other.ci),
         difference=float(this.score - other.score),
         interval=_interval(metric, hypotheses, others, references, n_samples, test._seed),
-        # sacreBLEU gives two identical systems p = 1 / (n_samples + 1), the least there is.
+        # sacreBLEU gives identical systems the smallest p there is, 1 / (n_samples + 1).
         p_value=1.0 if this.score == other.score else float(this.p_value),
         signature=str(signature),
     )
@@ -100,7 +100,7 @@ def _compare(
 def _interval(
     metric: Metric, hypotheses: list[str], others: list[str], references: list[str], n_samples: int, seed: int | None
 ) -> tuple[float, float]:
-    """The 2.5th and 97.5th percentile of the difference over the corpora that sacreBLEU's test draws."""
+    """Return the 2.5th and 97.5th percentile of the difference, over the same draws as sacreBLEU's test."""
     n = len(references)
     draws = np.random.default_rng(seed).choice(n, size=(n_samples, n), replace=True)
 

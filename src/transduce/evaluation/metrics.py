@@ -1,4 +1,4 @@
-"""BLEU, chrF and TER by sacreBLEU, each with the signature without which a score means nothing."""
+"""BLEU, chrF and TER by sacreBLEU, each with its signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.errors import DataError, UserError, nearest
 
-_ENDS_TOKENIZED = 0.5  # share of hypotheses ending in " ." from which text counts as tokenized
+_ENDS_TOKENIZED = 0.5  # fraction of hypotheses ending in " ." above which text counts as tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class BleuScore(Score):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What `evaluate` finds. TER counts errors: lower is better."""
+    """Scores of one set. TER counts errors: lower is better."""
 
     n_sentences: int
     bleu: BleuScore
     chrf: Score
     ter: Score
-    exact_match: float  # share of hypotheses that are the reference, letter for letter
+    exact_match: float  # fraction of hypotheses equal to the reference
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Scores:
         )
 
     def lines(self) -> list[str]:
-        r"""Lines for people.
+        r"""Format for people.
 
         >>> print("\n".join(evaluate(["a b c d"], ["a b c d"]).lines()))  # doctest: +ELLIPSIS
         BLEU   100.00  nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:...
@@ -93,9 +93,13 @@ def evaluate(
 ) -> Scores:
     """Score `hypotheses` against one reference each.
 
-    `tokenize` is BLEU's: "13a" for detokenised text, "none" for text that is tokenized already, "zh", "char", ...
-    `lowercase` folds case for BLEU and chrF; TER folds it always, as sacreBLEU does. Raises `DataError` where the two
-    differ in length or are empty, `UserError` for an unknown tokenizer.
+    Args:
+        hypotheses: Translations.
+        references: References, one per hypothesis.
+        tokenize: BLEU tokenizer: "13a" for detokenized text, "none" for tokenized text, "zh", "char", ...
+        lowercase: Ignore case in BLEU and chrF; TER always ignores it, as in sacreBLEU.
+
+    Raises `DataError` if the two differ in length or are empty, `UserError` for an unknown tokenizer.
     """
     check_lengths(hypotheses, references)
     found = {
@@ -120,7 +124,7 @@ def evaluate(
 
 
 def metrics(tokenize: str, lowercase: bool) -> dict[str, Metric]:
-    """New metric objects of sacreBLEU, by the names that we print."""
+    """Return new sacreBLEU metrics by name. Raises `UserError` if the tokenizer cannot be used."""
     if tokenize not in BLEU.TOKENIZERS:
         allowed = ", ".join(BLEU.TOKENIZERS)
         raise UserError(f"unknown BLEU tokenizer '{tokenize}'{nearest(tokenize, BLEU.TOKENIZERS)}; allowed: {allowed}")
@@ -128,21 +132,22 @@ def metrics(tokenize: str, lowercase: bool) -> dict[str, Metric]:
         file = Path(tokenizer_spm.SACREBLEU_DIR, "models", PurePosixPath(model["url"]).name)
         if not file.exists():  # sacreBLEU would download it
             raise UserError(
-                f"BLEU tokenizer '{tokenize}' needs {file}, which is not there, and nothing is downloaded unasked; "
-                f"it comes from {model['url']}"
+                f"BLEU tokenizer '{tokenize}' needs {file}, which is not there; download it from {model['url']}"
             )
     try:
-        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # its warning is one of our notes
-    except Exception as error:  # a tokenizer that needs a package or a download: each fails in its own way
+        bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)  # instead of its warning there is a note
+    except Exception as error:  # a missing package or download; each fails differently
         why = " ".join(str(error).split())
         raise UserError(f"BLEU tokenizer '{tokenize}' cannot be used here: {why}") from error
     return {"BLEU": bleu, "chrF": CHRF(lowercase=lowercase), "TER": TER()}
 
 
 def check_lengths(hypotheses: Sequence[str], references: Sequence[str], name: str = "hypotheses") -> None:
-    """Raise `DataError` unless there is one hypothesis for each reference, and one at least."""
+    """Raise `DataError` unless there is one hypothesis per reference, and at least one."""
     if len(hypotheses) != len(references):
-        raise DataError(f"{len(hypotheses):,} {name} but {len(references):,} references: scores need one line for each")
+        raise DataError(
+            f"{len(hypotheses):,} {name} but {len(references):,} references: they must be aligned line by line"
+        )
     if not references:
         raise DataError("there is nothing to score: the references are empty")
 
@@ -153,7 +158,7 @@ def _corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequenc
 
 
 def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> tuple[str, ...]:
-    """What a reader of the scores should know."""
+    """Return warnings about the texts."""
     notes = []
     n_empty = sum(not reference.strip() for reference in references)
     if n_empty:
@@ -161,6 +166,6 @@ def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) 
     n_tokenized = sum(hypothesis.endswith(" .") for hypothesis in hypotheses)
     if tokenize not in ("none", "char") and n_tokenized > _ENDS_TOKENIZED * len(hypotheses):
         notes.append(
-            "the hypotheses look tokenized already: score tokenized text with tokenize 'none', or detokenise both sides"
+            "the hypotheses look tokenized: score tokenized text with tokenize 'none', or detokenize both sides"
         )
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Attention in the terminal: shades that survive a pipe, or 256 colours."""
+"""Attention in the terminal: in 256 colours, or as block characters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from transduce.inspection.heatmap import HeatMap
 
 SHADES = (" ", "·", "░", "▒", "▓", "█")
-LEVELS = (0.04, 0.12, 0.3, 0.5, 0.75)  # the least weight that each shade but the first stands for
-_RAMP = (234, 17, 18, 19, 25, 31, 37, 43, 79, 115, 151, 187, 230)  # xterm's numbers, dark to light
-_CELL = 2  # columns of a cell: as wide as a Chinese character
-_LABEL = 16  # columns of a label at most
+LEVELS = (0.04, 0.12, 0.3, 0.5, 0.75)  # lowest weight of each shade after the first
+_PALETTE = (234, 17, 18, 19, 25, 31, 37, 43, 79, 115, 151, 187, 230)  # xterm colours, dark to light
+_CELL = 2  # columns per cell: the width of a Chinese character
+_LABEL = 16  # maximum columns of a label
 
 
 def show_attention(heat: HeatMap) -> str:
@@ -29,10 +29,9 @@ def show_attention(heat: HeatMap) -> str:
 def picture(
     rows: Sequence[str], columns: Sequence[str], weights: np.ndarray, *, width: int = 100, colour: bool = False
 ) -> str:
-    """Weights [rows, columns] as text of at most `width` columns; the pieces attended to stand above, top to bottom.
+    """Draw weights [rows, columns] as text of at most `width` columns, with the column labels written downwards.
 
-    A picture that is too wide is cut into several, one below the other. `colour` uses xterm's 256 colours, which a pipe
-    or a file should not get.
+    A picture that is too wide is split into several, one below the other. `colour` uses xterm's 256 colours.
 
     >>> print(picture(["der", "Hund"], ["the", "dog"], np.array([[0.9, 0.1], [0.2, 0.8]])))
          t d
@@ -59,7 +58,7 @@ def picture(
 
 
 def legend() -> str:
-    """What the shades stand for.
+    """Explain the shades.
 
     >>> legend()
     '· 0.04  ░ 0.12  ▒ 0.3  ▓ 0.5  █ 0.75 and more'
@@ -68,12 +67,12 @@ def legend() -> str:
 
 
 def shade(weight: float) -> str:
-    """The block that stands for a weight from 0 to 1."""
+    """Return the block character for a weight from 0 to 1."""
     return SHADES[sum(weight >= level for level in LEVELS)]
 
 
 def display_width(text: str) -> int:
-    """Columns that `text` takes in a terminal: two for East Asian wide characters, none for combining marks."""
+    """Count the terminal columns of `text`: two for East Asian wide characters, none for combining marks."""
     return sum(map(_character_width, text))
 
 
@@ -84,7 +83,7 @@ def _character_width(character: str) -> int:
 
 
 def _clusters(text: str) -> list[str]:
-    """Characters, each with the marks that combine with it."""
+    """Split into characters, each with its combining marks."""
     clusters: list[str] = []
     for character in text:
         if clusters and _character_width(character) == 0:
@@ -95,7 +94,7 @@ def _clusters(text: str) -> list[str]:
 
 
 def _fit(piece: str) -> str:
-    """The piece without control characters, cut to the width of a label."""
+    """Remove control characters and cut to the width of a label."""
     text = "".join(c if c.isprintable() else "?" for c in piece)
     if display_width(text) <= _LABEL:
         return text
@@ -108,7 +107,7 @@ def _fit(piece: str) -> str:
 
 
 def _headings(pieces: Sequence[str]) -> list[str]:
-    """Pieces written downwards, their ends on the last line."""
+    """Write pieces downwards, aligned at the bottom."""
     cells = [_clusters(_fit(piece)) for piece in pieces]
     height = max(map(len, cells), default=0)
     cells = [[""] * (height - len(c)) + c for c in cells]
@@ -116,5 +115,5 @@ def _headings(pieces: Sequence[str]) -> list[str]:
 
 
 def _coloured(weight: float) -> str:
-    step = round(min(max(weight, 0.0), 1.0) ** 0.7 * (len(_RAMP) - 1))  # small weights show too
-    return f"\033[48;5;{_RAMP[step]}m" + " " * _CELL
+    step = round(min(max(weight, 0.0), 1.0) ** 0.7 * (len(_PALETTE) - 1))  # below 1, so that small weights are visible
+    return f"\033[48;5;{_PALETTE[step]}m" + " " * _CELL

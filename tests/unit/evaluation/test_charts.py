@@ -1,4 +1,4 @@
-"""Charts: points land where their values say, whatever the values."""
+"""Charts: points are drawn at their values."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def lines_of(figure: str) -> list[list[tuple[float, float]]]:
 
 
 def axis(figure: str, *, vertical: bool) -> list[tuple[float, float]]:
-    """(place, value) of the numbers along an axis, read back from the picture."""
+    """Read (place, value) of the numbers along an axis back from the chart."""
     texts = [(t.attrib, float(t.text or "")) for t in svg_of(figure).iter("text")]
     if vertical:
         return [(float(a["y"]) - 4, v) for a, v in texts if a["text-anchor"] == "end" and float(a["x"]) < 50]
     return [(float(a["x"]), v) for a, v in texts if a["text-anchor"] == "middle"]
 
 
-def test_points_stand_at_their_values() -> None:
+def test_points_are_drawn_at_their_values() -> None:
     points = [(0.0, 1.0), (50.0, 4.0), (100.0, 2.0)]
     figure = line_chart("a chart", [Curve("c", points)])
     (line,) = lines_of(figure)
@@ -43,36 +43,36 @@ def test_points_stand_at_their_values() -> None:
             assert value == pytest.approx(point[vertical], abs=0.05)
 
 
-def test_higher_values_stand_higher() -> None:
+def test_higher_values_are_higher() -> None:
     (line,) = lines_of(line_chart("a chart", [Curve("c", [(0, 0.0), (1, 1.0), (2, 2.0)])]))
     assert [x for x, _ in line] == sorted(x for x, _ in line)
     assert [y for _, y in line] == sorted((y for _, y in line), reverse=True)
 
 
 @pytest.mark.parametrize("curves", [[], [Curve("c", [])], [Curve("c", [(1, math.nan), (2, math.inf)])]])
-def test_nothing_to_show_is_no_chart(curves: list[Curve]) -> None:
+def test_no_points_make_no_chart(curves: list[Curve]) -> None:
     assert line_chart("a chart", curves) == ""
 
 
-def test_values_that_are_not_finite_are_left_out() -> None:
+def test_nonfinite_values_are_skipped() -> None:
     (line,) = lines_of(line_chart("a chart", [Curve("c", [(0, 1.0), (1, math.nan), (2, 3.0)])]))
     assert len(line) == 2
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(-1e12, 1e12)), min_size=1, max_size=30))
-def test_any_values_make_a_picture(points: list[tuple[float, float]]) -> None:
+def test_any_values_make_a_chart(points: list[tuple[float, float]]) -> None:
     figure = line_chart("a chart", [Curve("c", sorted(points))])
     numbers = [n for line in lines_of(figure) for point in line for n in point]
     assert all(map(math.isfinite, numbers))
     assert all(0 <= n <= 520 for n in numbers)
 
 
-def test_names_are_text() -> None:
+def test_names_are_escaped() -> None:
     figure = line_chart("<b>", [Curve("</script>", [(0, 1)]), Curve("<i>", [(0, 1)])])
     assert "<b></b>" not in figure and figure.count("</script>") == 1 and "<i>" not in figure
 
 
-def test_first_values_may_run_out_of_the_picture() -> None:
+def test_initial_values_may_leave_the_chart() -> None:
     falling = [(float(i), 1000.0 if i == 0 else 2 + 1 / i) for i in range(100)]
     top = max(v for _, v in axis(line_chart("a chart", [Curve("c", falling)], settle=0.05), vertical=True))
     assert top < 3
@@ -84,7 +84,7 @@ def test_restarts_are_marked() -> None:
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e9), st.integers(3, 8))
-def test_ticks_are_few_round_and_hold_the_range(low: float, span: float, n: int) -> None:
+def test_ticks_are_few_round_and_span_the_range(low: float, span: float, n: int) -> None:
     found = ticks(low, low + span, n)
     step = found[1] - found[0]
     assert 2 <= len(found) <= n + 2

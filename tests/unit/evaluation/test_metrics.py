@@ -51,7 +51,7 @@ def bleu_from_the_equations(hypotheses: list[str], references: list[str]) -> flo
     return 100 * min(1.0, math.exp(1 - r / c)) * math.exp(sum(logs) / 4)
 
 
-def test_bleu_is_what_the_equations_say() -> None:
+def test_bleu_follows_its_equations() -> None:
     references = corpus()
     hypotheses = [line.rsplit(" ", 1)[0] for line in worse(references, 0.1)]
     scores = evaluate(hypotheses, references, tokenize="none")
@@ -62,7 +62,7 @@ def test_bleu_is_what_the_equations_say() -> None:
 
 
 @pytest.mark.parametrize(("tokenize", "lowercase"), [("13a", False), ("none", False), ("char", True)])
-def test_scores_are_those_of_sacrebleu_s_command(tmp_path: Path, tokenize: str, lowercase: bool) -> None:
+def test_scores_equal_those_of_the_sacrebleu_command(tmp_path: Path, tokenize: str, lowercase: bool) -> None:
     references = corpus()
     hypotheses = [h.lower() if i % 3 else h for i, h in enumerate(worse(references, 0.2))]
     (tmp_path / "ref").write_text("\n".join(references) + "\n", encoding="utf-8")
@@ -98,11 +98,11 @@ def test_a_perfect_translation() -> None:
     assert (scores.ter.value, scores.exact_match, scores.notes) == (0.0, 1.0, ())
 
 
-def test_exact_match_counts_letter_for_letter() -> None:
+def test_exact_match_compares_every_character() -> None:
     assert evaluate(["a b", "A b", "a b ", "a b"], ["a b"] * 4).exact_match == 0.5
 
 
-def test_lowercase_folds_case() -> None:
+def test_lowercase_ignores_case() -> None:
     upper = [line.upper() for line in corpus()]
     assert evaluate(upper, corpus(), lowercase=True).bleu.value == pytest.approx(100)
     assert evaluate(upper, corpus()).bleu.value < 60
@@ -113,7 +113,7 @@ def test_scores_survive_json() -> None:
     assert Scores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
 
 
-def test_bad_input_is_told_in_one_line() -> None:
+def test_bad_input_is_refused() -> None:
     with pytest.raises(DataError, match="1 hypotheses but 2 references"):
         evaluate(["a"], ["a", "b"])
     with pytest.raises(DataError, match="nothing to score"):
@@ -122,13 +122,13 @@ def test_bad_input_is_told_in_one_line() -> None:
         evaluate(["a"], ["a"], tokenize="13b")
     with pytest.raises(DataError, match="2 hypotheses of the other system but 1 references"):
         paired_bootstrap(["a"], ["a", "b"], ["a"])
-    with pytest.raises(UserError, match="n_samples is 0"):
+    with pytest.raises(UserError, match="n_samples = 0"):
         paired_bootstrap(["a"], ["a"], ["a"], n_samples=0)
 
 
 @pytest.mark.parametrize("tokenize", ["spm", "flores101", "flores200", "spBLEU-1K"])
 def test_nothing_is_downloaded(tokenize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer whose file is not on the disk is refused; one that is there is used."""
+    """A tokenizer without its file is refused; with it, it is used."""
     monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
     monkeypatch.setattr(tokenizer_spm, "download_file", lambda *_: pytest.fail("a download"))
     with pytest.raises(UserError, match=f"BLEU tokenizer '{tokenize}' needs {tmp_path}/models/.*not there") as caught:
@@ -143,12 +143,12 @@ def test_nothing_is_downloaded(tokenize: str, tmp_path: Path, monkeypatch: pytes
     assert evaluate(lines, lines, tokenize=tokenize).bleu.value == pytest.approx(100)
 
 
-def test_what_a_reader_should_know_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokenized_and_empty_text_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     tokenized = [f"{line} ." for line in corpus(150)]
     assert "look tokenized" in evaluate(tokenized, tokenized).notes[0]
     assert evaluate(tokenized, tokenized, tokenize="none").notes == ()
     assert evaluate(["", "a"], ["", "a"]).notes == ("1 of 2 references are empty",)
-    assert not caplog.records, "no warnings of others go to the terminal"
+    assert not caplog.records, "no warnings of libraries"
 
 
 # --- two systems
@@ -166,7 +166,7 @@ def test_a_clear_difference_is_significant() -> None:
     assert [c.verdict for c in paired_bootstrap(bad, good, references, n_samples=200)] == ["worse"] * 3
 
 
-def test_equal_systems_are_not_told_apart() -> None:
+def test_equal_systems_do_not_differ_significantly() -> None:
     references = corpus(120)
     one, two = worse(references, 0.2), worse(references, 0.2, seed=4)
     for c in paired_bootstrap(one, two, references, n_samples=200):
@@ -177,17 +177,17 @@ def test_equal_systems_are_not_told_apart() -> None:
 
 
 def test_p_values_are_uniform_where_there_is_no_difference() -> None:
-    """Of 60 comparisons of equal systems, few are called different."""
+    """Few of 60 comparisons of equal systems are significant."""
     references = corpus(40)
     p_values = []
     for seed in range(60):
         one, two = worse(references, 0.3, seed=1000 + seed), worse(references, 0.3, seed=2000 + seed)
         p_values.append(paired_bootstrap(one, two, references, tokenize="none", n_samples=60)[0].p_value)
-    assert sum(p < 0.05 for p in p_values) <= 9  # 3 expected; chance of more than 9 is below 0.1 %
+    assert sum(p < 0.05 for p in p_values) <= 9  # 3 expected; the probability of more than 9 is below 0.1 %
     assert sum(p < 0.5 for p in p_values) >= 15
 
 
-def test_scores_and_p_values_are_sacrebleu_s(tmp_path: Path) -> None:
+def test_p_values_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     references = corpus(80)
     one, two = worse(references, 0.2), worse(references, 0.25, seed=3)
     for name, lines in (("ref", references), ("one", one), ("two", two)):

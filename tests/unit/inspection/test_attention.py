@@ -1,4 +1,4 @@
-"""Captured weights are those that the model used: attention written from the equation gives the model's own output."""
+"""Captured weights are those that the model used: the equation of attention reproduces its output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_model(**options: Any) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_weights_are_distributions_and_decoders_do_not_look_ahead(options: dict[str, Any]) -> None:
+def test_rows_sum_to_one_and_the_decoder_is_causal(options: dict[str, Any]) -> None:
     model = a_model(**options)
     maps = attention_maps(model, SRC, TGT_IN)
     n_encoder, n_decoder = options.get("n_encoder_layers", 2), options.get("n_decoder_layers", 2)
@@ -46,7 +46,7 @@ def test_weights_are_distributions_and_decoders_do_not_look_ahead(options: dict[
     assert np.triu(maps.decoder, 1).max() == 0
 
 
-def test_weights_are_those_of_the_equation() -> None:
+def test_weights_follow_the_equation() -> None:
     """The first encoder layer by hand: softmax(Q K^T / sqrt(d_k)) in NumPy, from the model's own matrices."""
     model = a_model().eval()
     maps = attention_maps(model, SRC, TGT_IN)
@@ -65,7 +65,7 @@ def test_weights_are_those_of_the_equation() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_the_weights_times_the_values_are_what_the_model_went_on_with(options: dict[str, Any]) -> None:
+def test_weights_times_values_give_the_output_of_each_attention(options: dict[str, Any]) -> None:
     """For every attention of the model: its output is W^O of the captured weights times the values."""
     model = a_model(**options).eval()
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -91,7 +91,7 @@ def test_the_weights_times_the_values_are_what_the_model_went_on_with(options: d
         torch.testing.assert_close(model.get_submodule(name).output(merged), out, atol=1e-5, rtol=1e-5)
 
 
-def test_looking_changes_nothing() -> None:
+def test_recording_does_not_change_the_model() -> None:
     model = a_model(dropout=0.3).eval()
     with torch.no_grad():
         before = model(SRC, TGT_IN)
@@ -101,10 +101,10 @@ def test_looking_changes_nothing() -> None:
     model.train()
     attention_maps(model, SRC, TGT_IN)
     assert model.training
-    assert not [m for m in model.modules() if "attend" in vars(m)], "nothing stays wrapped"
+    assert not [m for m in model.modules() if "attend" in vars(m)], "the model is restored"
 
 
-def test_an_error_inside_leaves_nothing_wrapped() -> None:
+def test_an_error_restores_the_model() -> None:
     model = a_model()
     with pytest.raises(IndexError):
         attention_maps(model, torch.tensor([[99, 3]]), TGT_IN)
@@ -124,7 +124,7 @@ def test_other_threads_are_not_recorded() -> None:
     assert len(weights) == 2 + 2 * 2
 
 
-def test_heat_maps_name_what_attends_and_what_is_attended_to() -> None:
+def test_heat_maps_have_the_right_labels() -> None:
     maps = attention_maps(a_model(), SRC, TGT_IN)
     cross, encoder, decoder = maps.heat_maps(
         ["a", "b", "c", "d", "</s>"], ["<s>", "x", "y", "z"], ["x", "y", "z", "</s>"]
@@ -138,7 +138,7 @@ def test_heat_maps_name_what_attends_and_what_is_attended_to() -> None:
 # --- files
 
 
-def test_pictures_by_the_name_of_the_file(tmp_path: Path) -> None:
+def test_the_suffix_chooses_the_picture_format(tmp_path: Path) -> None:
     (heat, *_) = attention_maps(a_model(), SRC, TGT_IN).heat_maps(list("$b<d."), list("wxyz"), list("xyz."))
     save_picture(tmp_path / "a.svg", heat, layer=0, head=1)
     assert ET.fromstring((tmp_path / "a.svg").read_text(encoding="utf-8")).tag.endswith("svg")
@@ -151,7 +151,7 @@ def test_pictures_by_the_name_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_png_shows_the_weights() -> None:
-    """Dark where the weight is, in the picture's own pixels."""
+    """Pixels are dark where the weight is."""
     from io import BytesIO
 
     from matplotlib.image import imread
@@ -169,7 +169,7 @@ def test_a_png_shows_the_weights() -> None:
     assert dark == {(0, 2), (1, 0), (2, 1)}
 
 
-def test_a_page_of_a_sentence_is_whole() -> None:
+def test_an_attention_page_is_complete() -> None:
     maps = attention_maps(a_model(), SRC, TGT_IN).heat_maps(list("abcde"), list("wxyz"), list("xyz."))
     text = attention_page("<a> & b", "c", maps)
     assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")

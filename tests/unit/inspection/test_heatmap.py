@@ -1,4 +1,4 @@
-"""Heat maps: every cell shows its weight, in the picture and in the data beside it."""
+"""Heat maps: every cell shows its weight, in the picture and in the embedded data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def some_map() -> HeatMap:
 
 
 def cells(svg: str) -> np.ndarray:
-    """Weights read back from a picture, in their places."""
+    """Read weights back from a picture."""
     found = [r.attrib for r in ET.fromstring(svg).iter(f"{SVG}rect") if r.attrib.get("class") != "frame"]
     places = sorted((float(r["y"]), float(r["x"]), float(r["fill-opacity"])) for r in found)
     return np.array([opacity for *_, opacity in places]).reshape(5, 3) ** (1 / OPACITY_POWER)
@@ -37,26 +37,26 @@ def test_the_picture_shows_the_weights(layer: int | None, head: int | None) -> N
     np.testing.assert_allclose(cells(heat_map_svg(heat, layer=layer, head=head)), np.maximum(expected, 0.01), atol=0.01)
 
 
-def test_labels_are_text() -> None:
+def test_labels_are_escaped() -> None:
     texts = ["".join(t.itertext()) for t in ET.fromstring(heat_map_svg(some_map())).iter(f"{SVG}text")]
     assert texts == ["c0", "c&1", "c2", "r0", "<r1>", "r2", "r3", "r4"]
 
 
-def test_json_keeps_the_weights_to_a_byte() -> None:
+def test_json_keeps_weights_to_one_byte() -> None:
     heat = some_map()
     back = HeatMap.from_json(json.loads(json.dumps(heat.to_json())))
     assert (back.name, back.rows, back.columns) == (heat.name, heat.rows, heat.columns)
     np.testing.assert_allclose(back.weights, heat.weights, atol=0.5 / 255 + 1e-6)
 
 
-def test_the_page_s_data_are_the_map_s() -> None:
+def test_the_page_contains_the_weights() -> None:
     figures = heat_map_figures([some_map()])
     (data,) = re.findall(r'<script type="application/json" class="weights">(.*?)</script>', figures)
     np.testing.assert_allclose(HeatMap.from_json(json.loads(data)).weights, some_map().weights, atol=0.003)
     assert figures.count("<option") == (2 + 1) + (4 + 1)
 
 
-def test_shapes_that_do_not_fit_are_our_own_bug() -> None:
+def test_a_wrong_shape_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         HeatMap("a map", ("r0",), ("c0",), np.zeros((1, 1, 2, 1), np.float32))
 

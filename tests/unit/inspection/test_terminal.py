@@ -1,4 +1,4 @@
-"""Attention in the terminal: aligned whatever the script, and never wider than the terminal."""
+"""Attention in the terminal: aligned in any script, and never wider than the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cells_of(line: str, left: int) -> list[str]:
     return [line[left + 2 * i : left + 2 * i + 2] for i in range(len(COLUMNS))]
 
 
-def test_every_cell_stands_under_its_heading() -> None:
+def test_cells_are_below_their_headings() -> None:
     rows = ["▁Ein", "▁Hund", "▁läuft"]
     weights = np.array([[0.9, 0.05, 0, 0, 0.05], [0, 1, 0, 0, 0], [0.1, 0.1, 0.4, 0.2, 0.2]])
     lines = picture(rows, COLUMNS, weights).split("\n")
@@ -44,14 +44,14 @@ def test_wide_characters_and_marks_keep_the_columns(colour: bool) -> None:
     plain = [re.sub(r"\033\[[\d;]*m", "", line) for line in lines]
     rows_of_picture = plain[-4:]
     starts = {display_width(line[: len(line) - len(line.lstrip(" "))]) for line in rows_of_picture}
-    assert len(starts) > 1, "labels are set right"
+    assert len(starts) > 1, "labels are aligned right"
     widths = {display_width(line.rstrip("█ ")) + len(re.findall("█", line)) for line in rows_of_picture}
     if not colour:
         assert len({display_width(line) for line in rows_of_picture}) == 1
         assert len(widths) == 1
 
 
-def test_colour_is_reset_on_every_line_and_absent_where_not_asked_for() -> None:
+def test_colour_is_optional_and_reset_on_every_line() -> None:
     weights = np.full((2, 5), 0.2)
     assert "\033" not in picture(["a", "b"], COLUMNS, weights)
     coloured = picture(["a", "b"], COLUMNS, weights, colour=True).split("\n")
@@ -59,7 +59,7 @@ def test_colour_is_reset_on_every_line_and_absent_where_not_asked_for() -> None:
     assert "\033" not in "".join(coloured[:-2])
 
 
-def test_a_picture_is_never_wider_than_asked_for() -> None:
+def test_a_picture_fits_the_width() -> None:
     columns = [f"piece{i}" for i in range(90)]
     text = picture(["row"] * 3, columns, np.ones((3, 90)), width=60)
     assert max(map(display_width, text.split("\n"))) <= 60
@@ -73,5 +73,5 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert "\033" not in text and "\t" not in text and "b" in text
 
 
-def test_nothing_is_an_empty_picture() -> None:
+def test_no_pieces_make_an_empty_picture() -> None:
     assert picture([], [], np.zeros((0, 0))) == ""
