@@ -62,6 +62,8 @@ def _train_in(
 ) -> None:
     """Everything that is done in the run folder, by the process that leads."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
+        if folder.lock_note:
+            log.warn(folder.lock_note)
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
             renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again

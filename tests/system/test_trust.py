@@ -1,4 +1,4 @@
-"""What docs/trust.md promises: kills, clocks, two fresh runs, full disks, folders of early versions, `verify`."""
+"""The promises of docs/trust.md: kills, clocks, two fresh runs, full disks, folders of early versions, `verify`."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def early(tmp_path: Path) -> Path:
-    """A copy of the folder that version 0.1.0 left when it was stopped after update 333 of 400."""
+    """A copy of a folder that version 0.1.0 left when it was stopped after update 333 of 400."""
     shutil.copytree(KEPT / "0.1.0-letters", tmp_path / "letters")
     return tmp_path / "letters"
 
 
-def test_an_early_folder_translates_as_it_did(early: Path) -> None:
-    told = Translator.load(early).translate(["a b c", "h", "d d e f g", "b a"])
-    assert [translation.text for translation in told] == ["A B C", "H", "D D E F G", "B A"]
-    assert [translation.score for translation in told] == pytest.approx([-0.1028, -0.0758, -0.2223, -0.0915], abs=1e-3)
+def test_an_early_folder_still_translates(early: Path) -> None:
+    found = Translator.load(early).translate(["a b c", "h", "d d e f g", "b a"])
+    assert [translation.text for translation in found] == ["A B C", "H", "D D E F G", "B A"]
+    assert [translation.score for translation in found] == pytest.approx([-0.1028, -0.0758, -0.2223, -0.0915], abs=1e-3)
 
 
-def test_an_early_folder_trains_on_to_its_end(early: Path) -> None:
+def test_an_early_folder_resumes_training(early: Path) -> None:
     asked = json.loads((early / "manifest.json").read_text())["asked"]
     train(Settings.from_mapping(upgraded(asked, 1)), early, log=Log(quiet=True))
-    told = {event["update"]: event for event in events(early) if event["event"] == "update"}
-    assert sorted(told) == list(range(10, 410, 10))
-    # what 0.1.0 itself came to, uninterrupted; on another machine up to rounding
-    assert told[390]["loss"] == pytest.approx(0.8722, rel=0.02)
-    assert told[400]["loss"] == pytest.approx(0.8964, rel=0.02)
+    updates = {event["update"]: event for event in events(early) if event["event"] == "update"}
+    assert sorted(updates) == list(range(10, 410, 10))
+    # the losses of 0.1.0, uninterrupted; on another machine equal up to rounding
+    assert updates[390]["loss"] == pytest.approx(0.8722, rel=0.02)
+    assert updates[400]["loss"] == pytest.approx(0.8964, rel=0.02)
     assert [event["update"] for event in events(early) if event["event"] == "restart"] == [333]
-    assert all(not found.wrong for found in verify_files(early))
+    assert not any(found.is_error for found in verify_files(early))
 
 
-def test_two_fresh_runs_are_the_same_whatever_the_clock_says(tmp_path: Path) -> None:
-    """Two processes; in the second, `time.time` jumps by years at every look."""
+def test_two_fresh_runs_are_equal_whatever_the_clock_says(tmp_path: Path) -> None:
+    """Two processes; in the second, every call of `time.time` jumps by years."""
     src, tgt = write_corpus(tmp_path, "train", 120)
     (tmp_path / "sitecustomize.py").write_text(
         "import itertools, time\n_real, _n = time.time, itertools.count()\n"
@@ -76,9 +76,9 @@ def test_two_fresh_runs_are_the_same_whatever_the_clock_says(tmp_path: Path) -> 
     assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="small disks and a server of processes are Linux's here")
-def test_kills_at_random_instants_change_nothing(tmp_path: Path) -> None:
-    """The short form of `python tests/kills.py`."""
+@pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs and forkserver")
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    """A short form of `python tests/kills.py`."""
     folder = tmp_path / "disk"
     with kills.small_disk(folder, kills.FREE_ON_DISK):
         tally = kills.campaign(folder, kills=10, seed=int.from_bytes(os.urandom(4)))
@@ -93,10 +93,15 @@ def test_every_damaged_file_is_named(early: Path) -> None:
         assert done.code == 1
         assert [line.split()[1] for line in done.out.splitlines() if line.startswith("DAMAGED")] == [f"{name}:"]
         (early / name).write_bytes(whole)
-    assert command("verify", early, "--files").code == 0
+    (early / "notes.txt").write_text("mine")
+    done = command("verify", early, "--files")
+    assert done.code == 0 and "unknown   notes.txt" in done.out and "; 1 unknown, " in done.out
+    (early / "model.safetensors").unlink()
+    done = command("verify", early, "--files")
+    assert done.code == 1 and "MISSING   model.safetensors" in done.out and "1 missing" in done.out
 
 
-def test_a_damaged_record_is_named_on_load(tmp_path: Path) -> None:
+def test_a_damaged_record_is_named_when_it_is_read(tmp_path: Path) -> None:
     settings = Settings.from_mapping({"data": {"demo": 50}})
     with RunFolder.create(tmp_path / "run", settings, "") as run:
         run.write_record("scores.json", {"sets": [1]})
@@ -108,13 +113,13 @@ def test_a_damaged_record_is_named_on_load(tmp_path: Path) -> None:
             run.read_record("scores.json")
 
 
-def test_files_of_a_recipe_are_none(tmp_path: Path) -> None:
+def test_verify_files_refuses_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text("")
-    told = command("verify", tmp_path / "recipe.toml", "--files")
-    assert told.code == 2 and "--files looks at a run folder" in told.err
+    done = command("verify", tmp_path / "recipe.toml", "--files")
+    assert done.code == 2 and "--files checks a run folder" in done.err
 
 
-def test_verify_kills_and_compares_and_leaves_the_run_alone(tmp_path: Path) -> None:
+def test_verify_kills_and_compares_without_changing_the_run(tmp_path: Path) -> None:
     src, tgt = write_corpus(tmp_path, "train", 100)
     sets = "\n".join(f"{value.replace('model.', '', 1)}" for value in SMALL if value.startswith("model."))
     recipe = tmp_path / "recipe.toml"
@@ -126,12 +131,12 @@ def test_verify_kills_and_compares_and_leaves_the_run_alone(tmp_path: Path) -> N
     command_line = [sys.executable, "-m", "transduce", "verify", str(recipe), "--updates", "30", "--kills", "2"]
     done = subprocess.run(command_line, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    assert "comes to the same end" in done.stdout
+    assert "verified" in done.stdout
     assert "killed with SIGKILL" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_verify_does_so_with_a_run_of_another_task_whose_settings_were_chosen(tmp_path: Path) -> None:
+def test_verify_of_a_run_says_which_settings_it_did_not_verify(tmp_path: Path) -> None:
     lines = [f"{i % 2}\tthe {'cat' if i % 2 else 'dog'} of house {i % 7}" for i in range(40)]
     (tmp_path / "labels.tsv").write_text("\n".join(lines) + "\n")
     asked = {
@@ -139,10 +144,13 @@ def test_verify_does_so_with_a_run_of_another_task_whose_settings_were_chosen(tm
         "data": {"train": [{"path": str(tmp_path / "labels.tsv")}]},
         "model": {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1},
         "tokenizer": {"vocab_size": 60},
-        "training": {"max_updates": 2},
+        "training": {"max_updates": 2, "max_minutes": 3},
     }
     run = train(Settings.from_mapping(asked), tmp_path / "run", log=Log(quiet=True))
     command_line = [sys.executable, "-m", "transduce", "verify", str(run), "--updates", "20", "--kills", "1"]
     done = subprocess.run(command_line, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    assert "comes to the same end" in done.stdout
+    verified, not_verified = done.stdout.splitlines()[-2:]
+    assert verified.startswith("verified")
+    assert "not verified" in not_verified and "training.max_minutes = 3.0 (trial: none)" in not_verified
+    assert "training.max_updates = 2 (trial: 20)" in not_verified and "training.lr" not in not_verified

@@ -23,7 +23,7 @@ from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.evaluation.card import plain
 from transduce.logging import Log
 from transduce.models.registry import ARCHITECTURES, build_model, count_parameters
-from transduce.runs.atomic import expecting, write_aside, write_text
+from transduce.runs.atomic import expecting, write_aside
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
 from transduce.text.tokenizer import load_tokenizers
@@ -121,7 +121,7 @@ def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers)
             folder.save_model(model.state_dict())
-            write_text(aside / "README.md", _card(found, kind, source, origin))
+            folder.write_page("README.md", _card(found, kind, source, origin))
         (aside / ".lock").unlink(missing_ok=True)
     yield f"{run}: {count_parameters(model):,} weights, {tokenizers.n_src:,} and {tokenizers.n_tgt:,} pieces"
     yield from found.notes

@@ -10,12 +10,13 @@ from typing import Any
 
 from transduce.config import Settings
 from transduce.doctor.findings import Finding
-from transduce.errors import RunFolderError, UserError
+from transduce.errors import UserError
 from transduce.logging import duration
 from transduce.metrics_log import MetricsFile
-from transduce.runs.atomic import read_json
-from transduce.runs.folder import CHANGEABLE, RunFolder
-from transduce.runs.manifest import first_difference, with_leaves
+from transduce.runs.folder import RunFolder
+from transduce.runs.lock import is_locked
+from transduce.runs.manifest import Manifest
+from transduce.runs.run_settings import asked_settings, difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,7 @@ class Progress:
 
 def asked_of(path: Path) -> Settings:
     """The settings that a run was asked for with. A `RunFolderError` where there is no run."""
-    if not (path / "manifest.json").exists():
-        raise RunFolderError(f"{path} is no run folder: manifest.json is missing")
-    manifest = read_json(path / "manifest.json")
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("asked"), dict):
-        raise RunFolderError(f"{path / 'manifest.json'} is damaged: it does not describe a run")
-    return Settings.from_mapping(manifest["asked"], origin=str(path))
+    return asked_settings(Manifest.read(path))
 
 
 def no_place(path: Path) -> str:
@@ -78,21 +74,16 @@ def another_run(path: Path, settings: Settings) -> str:
         return ""
     if not (path / "manifest.json").exists():
         return f"{path} is no run folder and not empty; name another with --run"
-    there, here = (one.model_dump(mode="json") for one in (asked_of(path), settings))
-    if (differing := first_difference(with_leaves(there, here, CHANGEABLE), here)) is None:
+    if not (found := difference(asked_of(path), settings)):
         return ""
-    name, was, is_now = differing
-    return (
-        f"{path} holds another run: {name} is {was} there and {is_now} here; ask for the same to go on with it, "
-        "or name another folder with --run"
-    )
+    return f"{path} contains another run: {found}; give the same settings to resume it, or name another with --run"
 
 
 def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
     """Where the run in a folder is, and what is wrong with it."""
     folder = RunFolder.open(path, model=False)
     events = MetricsFile(path / "metrics.jsonl").read()
-    busy = _is_busy(path)
+    busy = is_locked(path)
     end = next((event for event in events if event["event"] == "end"), None)
     if end is not None:
         done = Progress(
@@ -111,16 +102,3 @@ def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
     remaining = seconds * (1 - share) / share if share > 0 else None
     here = Progress(str(path), state["update"], state["epochs"], share, seconds, remaining, state["finished"], busy)
     return here, found
-
-
-def _is_busy(path: Path) -> bool:
-    try:
-        import fcntl
-
-        with (path / ".lock").open("rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return False
-    return False

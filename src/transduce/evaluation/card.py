@@ -17,7 +17,6 @@ from transduce.evaluation.records import Record, shown
 from transduce.evaluation.tables import compact, score_tables, search_line, unscored
 from transduce.evaluation.wording import wording_of
 from transduce.logging import duration
-from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")
@@ -25,7 +24,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")
 
 def write_card(run: RunFolder) -> None:
     """Write README.md into the run folder, from its other files."""
-    write_text(run.path / "README.md", shown(run, card))
+    run.write_page("README.md", shown(run, card))
 
 
 def card(record: Record) -> str:

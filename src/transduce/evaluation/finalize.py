@@ -61,7 +61,7 @@ def conclude(folder: RunFolder, log: Log) -> None:
     The log gets its checksum: nothing is written to it any more.
     """
     if (folder.path / LOG).exists():
-        folder.enter_record(LOG)
+        folder.seal_record(LOG)
     write_report(folder)
     write_card(folder)
     forget_prepared(folder)  # from here on the run counts as finished

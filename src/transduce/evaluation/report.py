@@ -15,7 +15,6 @@ from transduce.evaluation.wording import wording_of
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
 from transduce.logging import duration
-from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
 
 N_SAMPLES = 12  # shown; the rest is folded
@@ -23,7 +22,7 @@ N_SAMPLES = 12  # shown; the rest is folded
 
 def write_report(run: RunFolder) -> None:
     """Write report.html into the run folder, from its other files."""
-    write_text(run.path / "report.html", shown(run, report_html))
+    run.write_page("report.html", shown(run, report_html))
 
 
 def report_html(record: Record) -> str:

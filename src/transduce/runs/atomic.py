@@ -1,6 +1,6 @@
-"""Files written aside, synced and renamed: what stands under a name is always whole, the old or the new.
+"""Atomic writes: a file is written under a temporary name, synced and renamed, so it is always the old or the new one.
 
-A kill at any moment leaves at worst a hidden leftover `.NAME.*.aside`, which `remove_leftovers` clears.
+A kill leaves at worst a hidden temporary file `.NAME.*.aside`, which `remove_leftovers` removes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from typing import Any
 
 from transduce.errors import RunFolderError
 
+MOST_SETTINGS = 1 << 24
+"""Bytes of the largest JSON file of settings, states or checksums: 16 MiB."""
 MOST_JSON = 1 << 28
-"""Bytes of the largest JSON file that is still taken for one of ours: 256 MiB."""
+"""Bytes of the largest other JSON file: 256 MiB, for test sets and samples."""
+MOST_VALUES = 1 << 23
+"""Values in the largest JSON file. Each takes up to 100 bytes of memory, however few it takes in the file."""
 
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError)
 _SUFFIX = ".aside"
@@ -27,13 +31,12 @@ _OLD = ".old.aside"  # a folder that is being replaced
 
 @contextlib.contextmanager
 def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; what the body writes there replaces `path` in one rename.
+    """Yield a temporary path next to `path`; the file or folder that the body writes there replaces `path`.
 
-    The body writes a file, or makes a folder; it is synced to the disk before the rename, and the rename after it.
-    When the body or the disk fails, the temporary is removed and `path` is as before. A failure to write
-    (a full disk, a missing right) becomes a one-line `RunFolderError`; any other error of the body passes through.
-    `keep`: what a failing body has written so far is not removed but becomes `partial_of(path)`.
-    A link is followed. What is no file and no folder, such as /dev/null or a pipe, is written to as it stands.
+    It is synced to the disk before it is renamed, and the rename after that. If the body or the disk fails, the
+    temporary is removed and `path` is unchanged; with `keep`, an unfinished file is kept as `partial_of(path)`. A
+    failure to write (full disk, missing permission) becomes a one-line `RunFolderError`; other errors of the body pass
+    through. Links are followed. Devices and pipes such as /dev/null are written to directly.
     """
     given, path = path, Path(os.path.realpath(path))  # `resolve` fails at a link to itself
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -48,7 +51,7 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     except OSError as error:
         _give_up(aside, path, keep=keep)
         if error.filename is not None and not _within(error.filename, path.parent):
-            raise  # the body stumbled over another file: not ours to explain
+            raise  # about another file
         raise RunFolderError(f"cannot write {given}: {error.strerror or error}") from error
     except BaseException:
         _give_up(aside, path, keep=keep)
@@ -56,39 +59,44 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """Where `write_aside` keeps what an error has cut short: `out.de.partial` beside out.de."""
+    """Where `write_aside` keeps an unfinished file: `out.de.partial` for out.de."""
     path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 `text` aside and rename; line ends stay as they are. Half surrogates become JSON's escapes."""
+    """Write `text` atomically, as UTF-8 with unchanged line ends. Lone surrogates become JSON's escapes."""
     _write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON with a final line end. Paths become strings; nan or infinity is a ValueError."""
+    """Write `value` atomically, as indented JSON. Paths become strings; nan and infinity are a ValueError."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath)
-    # A file name that is not UTF-8 holds lone surrogates; as \udcXX they are JSON escapes and read back unchanged.
+    # A file name that is not UTF-8 contains lone surrogates; as \udcXX they are JSON escapes and are read unchanged.
     _write_bytes(path, (text + "\n").encode("utf-8", errors="backslashreplace"))
 
 
-def read_json(path: Path) -> Any:
-    """The value in a JSON file; a missing or damaged file is a `RunFolderError` that names it."""
-    content = read_bytes(path, most=MOST_JSON)
+def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
+    """The value in a JSON file of at most `most` bytes. Raises `RunFolderError`: missing, damaged or too large.
+
+    Nested lists take 20 times their length in memory, so the number of values is limited before they are parsed.
+    """
+    content = read_bytes(path, most=most)
+    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise RunFolderError(f"{path} is damaged: no such file has more than {MOST_VALUES:,} values")
     try:
         return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise RunFolderError(f"{path} is damaged: {error}") from None
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:
-    """The content of a file. `RunFolderError`: missing, unreadable, no file (a pipe, a device), larger than `most`."""
+    """The content of a file. Raises `RunFolderError`: missing, unreadable, a pipe or device, larger than `most`."""
     try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # a pipe is not waited for
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # do not wait for a pipe
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise RunFolderError(f"{path} is no file")
+                raise RunFolderError(f"{path} is no regular file")
             if found.st_size > most:
                 raise RunFolderError(f"{path} is damaged: no such file has {found.st_size:,} bytes")
             return file.read()
@@ -100,38 +108,38 @@ def read_bytes(path: Path, *, most: int) -> bytes:
 
 @contextlib.contextmanager
 def expecting(what: object) -> Iterator[None]:
-    """Inside, JSON is taken apart: where it has not the form that it should have, `what` is told to be damaged."""
+    """Inside, values read from a file are used: errors of their form become "`what` is damaged"."""
     try:
         yield
     except _WRONG_FORM as error:
-        told = " ".join(str(error).split())[:100]
-        raise RunFolderError(f"{what} is damaged: it does not hold what it should ({told})") from error
+        detail = " ".join(str(error).split())[:100]
+        raise RunFolderError(f"{what} is damaged: its content has an unexpected form ({detail})") from error
 
 
 def refuse_outside_links(folder: Path) -> None:
-    """Refuse a folder with links that lead out of it, or with what is no file (pipes, devices): a `RunFolderError`.
+    """Refuse a folder with links that lead out of it, or with pipes or devices. Raises `RunFolderError`.
 
-    A folder is to be whole wherever it is moved; and nobody who is given one shall write, through it, elsewhere.
+    A run folder must stay complete when it is moved, and training in someone else's must not write elsewhere.
     """
     root = Path(os.path.realpath(folder))
     for place, folders, files in os.walk(root):
         for path in (Path(place, name) for name in (*folders, *files)):
             if path.is_symlink():
                 if not Path(os.path.realpath(path)).is_relative_to(root):
-                    raise RunFolderError(f"{path} is a link that leads out of the run folder; put there what it names")
+                    raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")
                 continue
             try:
                 mode = path.lstat().st_mode
-            except OSError:  # gone meanwhile
+            except OSError:  # removed meanwhile
                 continue
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise RunFolderError(f"{path} is no file")
+                raise RunFolderError(f"{path} is no regular file")
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Clear what killed writers left aside in `folder`; the number cleared. Only for who holds the folder's lock.
+    """Remove temporary files of killed processes from `folder`, which must be locked; returns their number.
 
-    A folder whose replacement was cut short between its two renames gets its name back.
+    A folder whose replacement was killed between its two renames gets its name back. A missing folder has none.
     """
     leftovers = sorted(Path(folder).glob(f".*{_SUFFIX}"))
     for leftover in leftovers:
@@ -149,7 +157,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 
 
 def _rename(aside: Path, path: Path) -> None:
-    """Put `aside` in the place of `path`. A folder with content takes two renames: the old one steps aside."""
+    """Replace `path` by `aside`. A folder takes two renames: first the old one gets a temporary name."""
     if not (aside.is_dir() and path.is_dir()):
         os.replace(aside, path)
         return
@@ -165,7 +173,7 @@ def _rename(aside: Path, path: Path) -> None:
 
 
 def _sync_all(path: Path) -> None:
-    """Sync a file, or a folder with everything in it."""
+    """Sync a file, or a folder with all its content."""
     assert path.exists(), f"nothing was written to {path}"
     if path.is_dir():
         for child in path.iterdir():
@@ -174,9 +182,9 @@ def _sync_all(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have the system put a file, or the names in a folder, on the disk."""
+    """Make the system write a file, or the names in a folder, to the disk."""
     if os.name != "posix" and path.is_dir():
-        return  # only POSIX systems open folders
+        return  # only POSIX systems can open folders
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,12 +193,12 @@ def _sync(path: Path) -> None:
 
 
 def _within(name: str | bytes | int, folder: Path) -> bool:
-    """Whether the file that an error names lies in `folder`."""
+    """Whether the file named by an error is in `folder`."""
     return not isinstance(name, int) and Path(os.fsdecode(name)).absolute().is_relative_to(folder.absolute())
 
 
 def _give_up(aside: Path, path: Path, *, keep: bool) -> None:
-    """Keep a file that holds something under its partial name, or remove what was written aside."""
+    """Keep a file with content under its partial name, or remove it."""
     with contextlib.suppress(OSError):
         if keep and aside.stat().st_size:
             os.replace(aside, partial_of(path))
@@ -198,7 +206,7 @@ def _give_up(aside: Path, path: Path, *, keep: bool) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder that may not be there; a failure to do so never hides the error that led here."""
+    """Remove a file or folder, if it is there; a failure must not hide the error that led here."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,4 @@
-"""Training states to go on from: folders uNNNNNNNN, each written aside, with a manifest of its own, and renamed.
+"""Checkpoints to resume training from: folders uNNNNNNNN, each with a manifest, written atomically.
 
 u00001234/training.safetensors, state.json, manifest.json
 """
@@ -10,25 +10,27 @@ import json
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import read_json, write_aside
-from transduce.runs.format_version import FORMAT, check_format
-from transduce.runs.manifest import check_file, fingerprint
+from transduce.runs.atomic import MOST_SETTINGS, read_json, write_aside
+from transduce.runs.format_version import FORMAT
+from transduce.runs.manifest import check_sealed, fingerprint
 from transduce.runs.tensors import load_tensors, write_tensors
 
 FILES = ("training.safetensors", "state.json")
 _NAME = re.compile(r"u(\d{8,})")
+_ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One verified training state. `notes` tell of damaged newer ones that were passed over."""
+    """A verified checkpoint. `notes` are warnings: damaged newer ones, and a changed environment."""
 
     path: Path
     update: int
@@ -36,75 +38,70 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the state, on the CPU."""
-        return load_tensors(self.path / "training.safetensors", sealed=False)  # the manifest vouches for it
+        """The tensors of the checkpoint, on the CPU."""
+        return load_tensors(self.path / "training.safetensors", sealed=False)  # the manifest has its checksum
 
 
-@dataclass(eq=False)
 class Checkpoints:
-    """The training states in a folder, which may not be there yet."""
+    """The checkpoints in a folder, which need not exist yet."""
 
-    path: Path
-    _good: set[str] = field(default_factory=set, repr=False)  # what this process wrote or verified
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._good: set[str] = set()  # written or verified by this process
 
     def updates(self) -> list[int]:
-        """The updates that there are states of, newest first; whole or not."""
+        """The updates of all checkpoints, newest first, damaged ones included."""
         there = self.path.iterdir() if self.path.is_dir() else ()
         return sorted((int(found[1]) for p in there if (found := _NAME.fullmatch(p.name))), reverse=True)
 
     def at(self, update: int) -> Path:
-        """The folder of one."""
+        """The folder of one checkpoint."""
         return self.path / f"u{update:08d}"
 
     def save(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
-        """Store a state: all of it or, when this fails or is killed, nothing."""
+        """Store a checkpoint completely or, if this fails or is killed, not at all."""
         path = self.at(update)
         with write_aside(path) as aside:
             aside.mkdir(parents=True)
             write_tensors(aside / "training.safetensors", tensors, seal=False)
-            (aside / "state.json").write_text(json.dumps({"update": update, **state}), encoding="utf-8")
-            files = {name: fingerprint(aside / name) for name in FILES}
-            (aside / "manifest.json").write_text(
-                json.dumps({"format": FORMAT, "files": files}, indent=2), encoding="utf-8"
-            )
+            values = {"update": update, _ENVIRONMENT: environment(), **state}
+            (aside / "state.json").write_text(json.dumps(values), encoding="utf-8")
+            manifest = {"format": FORMAT, "files": {name: fingerprint(aside / name) for name in FILES}}
+            (aside / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         self._good.add(path.name)
         return path
 
     def load(self, update: int) -> Checkpoint:
-        """The state of this update; a `RunFolderError` names what is damaged or missing."""
+        """The checkpoint of an update. Raises `RunFolderError`, which names what is damaged or missing."""
         path = self.at(update)
-        check_state(path)
-        state = read_json(path / "state.json")
+        check_sealed(path, required=FILES)
+        state = read_json(path / "state.json", most=MOST_SETTINGS)
         self._good.add(path.name)
         return Checkpoint(path, update, state)
 
     def latest(self) -> Checkpoint | None:
-        """The newest state that is whole; `None` where none was ever saved.
+        """The newest undamaged checkpoint; None if none was ever saved.
 
-        Damaged newer ones are passed over and named in `.notes`. Raises `RunFolderError` where all are damaged: to
-        start over is the user's choice.
+        Raises `RunFolderError` if all are damaged: starting over is the user's decision.
         """
-        notes: list[str] = []
+        damaged: list[str] = []
         for update in self.updates():
             try:
                 found = self.load(update)
             except RunFolderError as error:
-                notes.append(str(error))
+                damaged.append(str(error))
                 continue
-            told = tuple(f"{note}; going on from the checkpoint before it, update {update}" for note in notes)
-            return Checkpoint(found.path, update, found.state, told)
-        if notes:
+            notes = [f"{one}; resuming from the checkpoint before it, update {update}" for one in damaged]
+            return replace(found, notes=(*notes, *_environment_changes(found.state)))
+        if damaged:
             raise RunFolderError(
-                f"every checkpoint is damaged: {'; '.join(notes)}; to start over, delete {self.path.parent}"
+                f"every checkpoint is damaged: {'; '.join(damaged)}; to start over, delete {self.path.parent}"
             )
         return None
 
     def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
-        """Remove all but the newest `keep` whole states and those of the updates `spare`; what was removed.
-
-        The last good one always stays.
-        """
-        assert keep >= 1, "the last state is never pruned"
+        """Remove all but the newest `keep` undamaged checkpoints and those of `spare`; returns what was removed."""
+        assert keep >= 1, "the last checkpoint is never removed"
         n_good = 0
         removed = []
         for update in self.updates():
@@ -118,35 +115,38 @@ class Checkpoints:
         return removed
 
     def forget_after(self, update: int) -> None:
-        """Remove what is newer than a state, which must be whole: the run went back to it."""
-        check_state(self.at(update))
+        """Remove all checkpoints newer than this one, which must be undamaged: the run has rolled back to it."""
+        check_sealed(self.at(update), required=FILES)
         for newer in self.updates():
             if newer > update:
                 shutil.rmtree(self.at(newer), ignore_errors=True)
 
     def states(self) -> Iterator[dict[str, Any]]:
-        """What state.json holds, of all whose file can be read."""
+        """The content of every readable state.json."""
         for update in self.updates():
             with contextlib.suppress(RunFolderError):
-                yield read_json(self.at(update) / "state.json")
+                yield read_json(self.at(update) / "state.json", most=MOST_SETTINGS)
 
     def _is_good(self, path: Path) -> bool:
         if path.name not in self._good:
             with contextlib.suppress(RunFolderError):
-                check_state(path)
+                check_sealed(path, required=FILES)
                 self._good.add(path.name)
         return path.name in self._good
 
 
-def check_state(path: Path) -> None:
-    """Check a training state against its manifest; `RunFolderError` names the damaged file."""
-    manifest = read_json(path / "manifest.json")
-    try:
-        files = dict(manifest["files"])
-        expected = {name: dict(files[name]) for name in FILES}
-        found = manifest["format"]
-    except (KeyError, TypeError, ValueError):
-        raise RunFolderError(f"{path / 'manifest.json'} is damaged: it does not describe a checkpoint") from None
-    check_format(found, path)
-    for name, was in expected.items():
-        check_file(path / name, was)
+def environment() -> dict[str, Any]:
+    """What decides how a CPU rounds, besides the machine: versions and the number of threads."""
+    return {"PyTorch": str(torch.__version__), "NumPy": np.__version__, "threads": torch.get_num_threads()}
+
+
+def _environment_changes(state: Any) -> list[str]:
+    """A warning if a checkpoint was saved in another environment than that of this process."""
+    saved = state.get(_ENVIRONMENT) if isinstance(state, dict) else None
+    if not isinstance(saved, dict):  # an early version's
+        return []
+    now = environment()
+    changed = [f"{name} {saved[name]}, now {now[name]}" for name in now if name in saved and saved[name] != now[name]]
+    if not changed:
+        return []
+    return [f"the checkpoint was saved with {'; '.join(changed)}: results are equal up to rounding, not bit for bit"]

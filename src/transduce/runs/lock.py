@@ -1,64 +1,150 @@
-"""One training process a folder: an advisory lock that the system releases when its holder dies."""
+"""A lock on a run folder: one training process at a time.
+
+`.lock` is locked with `flock`, which the system releases when the process exits, and contains host and process for
+messages. Some file systems (NFS, Lustre) and Windows have no `flock`. There the file itself is the lock: it is taken
+over if its process no longer runs on this host; of other hosts we cannot know, so the user has to remove it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import socket
+import time
 from pathlib import Path
 from typing import IO
 
 from transduce.errors import RunFolderError
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+_POSIX = os.name == "posix"
+_NO_FLOCK = "without flock"
+_OWNER = re.compile(r"process (\d+) on (\S+)")
+_SETTLE_SECONDS = 0.2  # for two processes that take over the same stale file at the same time
+
 
 class FolderLock:
-    """Holds `.lock` in a folder from construction to `release` or the end of the process."""
+    """Locks a folder from construction to `release` or the end of the process.
+
+    `note` is for the user: what the file system lacks, or empty.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock; `RunFolderError` where another process (or another part of this one) holds it."""
-        self.path = Path(folder) / ".lock"
+        """Take the lock. Raises `RunFolderError` if another process, or another part of this one, has it."""
+        self.path, self.note = Path(folder) / ".lock", ""
         self._file: IO[str] | None = None
         while self._file is None:
             file = self.path.open("a+", encoding="utf-8")
-            if not _try_lock(file):
-                file.seek(0)
-                holder = file.read().strip() or "another process"
+            locked = _try_flock(file)
+            file.seek(0)
+            owner = file.read().strip()
+            if locked is False or _is_held_without_flock(owner, locked=bool(locked)):
                 file.close()
-                raise RunFolderError(
-                    f"{folder} is in use: {holder} trains in it; wait for it, or name another folder with --run"
-                )
-            # The holder before removes the name at its end: a lock on a file that has lost its name locks nothing.
-            if _same_file(file, self.path):
+                raise _in_use(self.path, owner, certain=locked is False)
+            if locked is None:
+                file.close()
+                self._file = self._create(owner)
+            # The previous owner removes the name when it is done: a lock on a file without a name locks nothing.
+            elif _is_same_file(file, self.path):
                 self._file = file
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                file.flush()
             else:
                 file.close()
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._file.flush()
 
     def release(self) -> None:
-        """Remove the name, then let go; a second call does nothing."""
-        if self._file is not None:
-            if _same_file(self._file, self.path):
-                self.path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
+        """Remove the file and unlock it; a second call does nothing."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        remove = _is_same_file(file, self.path)
+        if remove and _POSIX:
+            self.path.unlink(missing_ok=True)  # before unlocking, or another process could have locked it meanwhile
+        file.close()
+        if remove and not _POSIX:
+            self.path.unlink(missing_ok=True)  # an open file cannot be removed
+
+    def _create(self, stale: str) -> IO[str]:
+        """Lock by putting a file of ours in the place of a free one, which contains `stale`."""
+        self.note = (
+            f"the file system of {self.path.parent} does not support flock; the file {self.path.name} is the lock "
+            "instead: if this process is killed, another host cannot know, and you have to remove the file"
+        )
+        ours = f"process {os.getpid()} on {socket.gethostname()} {_NO_FLOCK} {secrets.token_hex(4)}"
+        aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.aside")
+        aside.write_text(f"{ours}\n", encoding="utf-8")
+        os.replace(aside, self.path)
+        time.sleep(_SETTLE_SECONDS)
+        file = self.path.open("r+", encoding="utf-8")
+        if (owner := file.read().strip()) != ours:
+            file.close()
+            raise _in_use(self.path, owner, certain=True)
+        return file
 
 
-def _try_lock(file: IO[str]) -> bool:
+def is_locked(folder: Path) -> bool:
+    """Whether another process trains in a run folder, as far as this host can know."""
     try:
-        import fcntl
-    except ImportError:  # not a POSIX system: nothing to lock with
-        return True
+        with (Path(folder) / ".lock").open("r", encoding="utf-8") as file:
+            locked = _try_flock(file, shared=True)
+            return locked is False or _is_held_without_flock(file.read(), locked=bool(locked))
+    except OSError:
+        return False
+
+
+def _try_flock(file: IO[str], *, shared: bool = False) -> bool | None:
+    """Whether the file is locked now; False: another process has the lock; None: flock does not work here."""
+    if fcntl is None:
+        return None
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file.fileno(), (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except OSError:  # ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: whatever the reason, nothing is locked
+        return None
+    return True
+
+
+def _is_held_without_flock(owner: str, *, locked: bool) -> bool:
+    """Whether a lock file with this content must be respected; `locked`: we have an flock on it.
+
+    With an flock, only owners count that could not take one: others are gone, or they would have it.
+    """
+    found = _OWNER.match(owner)
+    if found is None or (locked and _NO_FLOCK not in owner):
+        return False
+    pid, host = int(found[1]), found[2]
+    return host != socket.gethostname() or _is_running(pid)
+
+
+def _is_running(pid: int) -> bool:
+    if not _POSIX:
+        return True  # os.kill would end the process there
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
         return True
     return True
 
 
-def _same_file(file: IO[str], path: Path) -> bool:
+def _in_use(path: Path, owner: str, *, certain: bool) -> RunFolderError:
+    found = _OWNER.match(owner)
+    who = found[0] if found else "another process"
+    hint = "" if certain else f"; if that process no longer runs, remove {path}: without flock we cannot know"
+    return RunFolderError(
+        f"{path.parent} is in use: {who} is training in it; wait for it, or name another folder with --run{hint}"
+    )
+
+
+def _is_same_file(file: IO[str], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -1,89 +1,161 @@
-"""What a file was when it was written: fingerprints; and nested settings compared and joined."""
+"""Checksums: the manifest of a run folder, and those of the folders in it (checkpoints, encoded text).
+
+A manifest.json lists sha256 and size of files as they were when they were written. It never lists a file that is about
+to be replaced, so that a kill between two writes leaves no contradiction.
+"""
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import transduce
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import read_json, write_json
+from transduce.runs.atomic import MOST_SETTINGS, read_json, refuse_outside_links, write_json
+from transduce.runs.format_version import FORMAT, check_format, upgraded
+
+Fingerprint = Mapping[str, Any]
+"""`sha256` and `size` in bytes of a file."""
+
+NAME = "manifest.json"
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """What a manifest keeps of a file: sha256 and size in bytes."""
+    """Checksum and size of a file."""
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": path.stat().st_size}
 
 
-def check_file(path: Path, expected: Mapping[str, Any]) -> None:
-    """Compare a file with its line in a manifest; `RunFolderError` says what is wrong with it."""
+def check_file(path: Path, expected: Fingerprint) -> None:
+    """Compare a file with its entry in a manifest: first the size, then the content. Raises `RunFolderError`."""
     try:
+        size = path.stat().st_size
+        if size != expected.get("size"):
+            raise RunFolderError(f"{path} is damaged: it has {size:,} bytes and should have {expected.get('size')}")
         found = fingerprint(path)
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
     except OSError as error:
         raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-    if found["size"] != expected.get("size"):
-        raise RunFolderError(
-            f"{path} is damaged: it has {found['size']:,} bytes and should have {expected.get('size')}"
-        )
     if found["sha256"] != expected.get("sha256"):
-        raise RunFolderError(f"{path} is damaged: its content is not what the manifest says")
+        raise RunFolderError(f"{path} is damaged: its content does not match the checksum in the manifest")
 
 
 def seal_folder(folder: Path) -> None:
-    """Write manifest.json into `folder`, with what every other file in it is at this moment."""
+    """Write a manifest of all files in `folder`, with those in its subfolders."""
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-    files = {name: fingerprint(folder / name) for name in names if name != "manifest.json"}
-    write_json(folder / "manifest.json", {"files": files})
+    write_json(folder / NAME, {"files": {name: fingerprint(folder / name) for name in names if name != NAME}})
 
 
-def sealed_files(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """What `seal_folder` noted, by name; a `RunFolderError` where that cannot be read."""
-    manifest = read_json(folder / "manifest.json")
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise RunFolderError(f"{folder / 'manifest.json'} is damaged: it does not describe a folder")
-    return manifest["files"]
+def sealed_files(folder: Path, *, required: Iterable[str] = ()) -> Mapping[str, Fingerprint]:
+    """The files in the manifest of a folder; a `RunFolderError` if it is damaged or lacks a `required` file."""
+    manifest = read_json(folder / NAME, most=MOST_SETTINGS)
+    files: Any = manifest.get("files") if isinstance(manifest, dict) else None
+    if isinstance(files, dict) and all(isinstance(was, dict) for was in files.values()) and {*required} <= {*files}:
+        if "format" in manifest:
+            check_format(manifest["format"], folder)
+        return files
+    raise RunFolderError(f"{folder / NAME} is damaged: it does not list the files of the folder")
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything in nested settings, in order."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if children is None:
-        yield name, value
-        return
-    for key, child in children:
-        yield from _leaves(child, f"{name}.{key}" if name else str(key))
+def check_sealed(folder: Path, *, required: Iterable[str] = ()) -> None:
+    """Compare every file of a folder with its manifest; a `RunFolderError` names the first damaged one."""
+    for name, expected in sealed_files(folder, required=required).items():
+        check_file(folder / name, expected)
 
 
-def with_leaves(values: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Nested settings with those of these dotted names as they are in `other`.
+class Manifest:
+    """manifest.json of a run folder: its format, the settings asked for, and checksums in two parts.
 
-    >>> with_leaves({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 4, "b": {"c": 5, "d": 6}}, ["b.c"])
-    {'a': 1, 'b': {'c': 5, 'd': 3}}
+    `files`: what the model needs; checked whenever the run is opened. `records`: what describes the run; checked when
+    it is read.
     """
-    result = copy.deepcopy(dict(values))
-    for name in names:
-        *path, last = name.split(".")
-        there, here = other, result
-        for part in path:
-            there, here = there[part], here[part]
-        here[last] = there[last]
-    return result
+
+    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
+        self.folder, self._values = folder, values
+
+    @classmethod
+    def create(cls, folder: Path, asked: Mapping[str, Any]) -> Manifest:
+        """Write the manifest of a new run."""
+        version = {"format": FORMAT, "config_format": FORMAT, "transduce": transduce.__version__}
+        manifest = cls(folder, {**version, "asked": asked, "files": {}, "records": {}})
+        manifest.save()
+        return manifest
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a run folder; a `RunFolderError` if the folder is no run, damaged or of another format."""
+        if not folder.is_dir():
+            raise RunFolderError(f"there is no run folder {folder}")
+        if not (folder / NAME).exists():
+            raise RunFolderError(f"{folder} is no run folder: {NAME} is missing")
+        refuse_outside_links(folder)
+        values = read_json(folder / NAME, most=MOST_SETTINGS)
+        if not _is_valid(values):
+            raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
+        found = check_format(values.get("format"), folder)
+        # The manifest is rewritten in the current format; config.json is not, so its own format is kept with it.
+        config_format = check_format(values.get("config_format", found), folder)
+        today = {"format": FORMAT, "config_format": config_format, "asked": upgraded(values["asked"], found)}
+        return cls(folder, {"records": {}, **values, **today})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings that the run was asked for with, unset ones as null."""
+        return self._values["asked"]
+
+    @property
+    def config_format(self) -> int:
+        """The format of the settings in config.json."""
+        return self._values["config_format"]
+
+    @property
+    def version(self) -> str:
+        """The version of transduce that created the run."""
+        return str(self._values.get("transduce", ""))
+
+    @property
+    def files(self) -> dict[str, Fingerprint]:
+        """Fingerprints of the files that the model needs."""
+        return self._values["files"]
+
+    @property
+    def records(self) -> dict[str, Fingerprint]:
+        """Fingerprints of the files that describe the run; none in a folder of an early version."""
+        return self._values["records"]
+
+    def save(self, **values: Any) -> None:
+        """Write the manifest, with other values for some of its keys."""
+        self._values |= values
+        write_json(self.folder / NAME, self._values)
+
+    def add(self, part: Literal["files", "records"], *names: str, **values: Any) -> None:
+        """List files as they are now; `values` as for `save`."""
+        found = {name: fingerprint(self.folder / name) for name in names}
+        self.save(**{part: self._values[part] | found}, **values)
+
+    def remove(self, part: Literal["files", "records"], *names: str) -> None:
+        """Stop listing files that are about to be replaced."""
+        if not self._values[part].keys().isdisjoint(names):
+            self.save(**{part: {name: was for name, was in self._values[part].items() if name not in names}})
+
+    def check(self, name: str) -> None:
+        """Compare a file of the model with its checksum; `RunFolderError`."""
+        check_file(self.folder / name, self.files[name])
 
 
-def first_difference(there: Any, here: Any) -> tuple[str, str, str] | None:
-    """Name and both values, as JSON, of the first setting in which two nested settings differ.
+def _is_valid(values: Any) -> bool:
+    if not isinstance(values, dict) or not isinstance(values.get("asked"), dict):
+        return False
+    parts = values.get("files"), values.get("records", {})
+    return all(
+        isinstance(part, dict) and all(_is_file_name(name) and isinstance(was, dict) for name, was in part.items())
+        for part in parts
+    )
 
-    >>> first_difference({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
-    ('b.c', '2', '3')
-    """
-    a, b = dict(_leaves(there)), dict(_leaves(here))
-    for name in a | b:
-        if a.get(name) != b.get(name):
-            return name, json.dumps(a.get(name), ensure_ascii=False), json.dumps(b.get(name), ensure_ascii=False)
-    return None
+
+def _is_file_name(name: str) -> bool:
+    """Whether this is the plain name of a file, not a path that could lead out of the folder."""
+    return bool(name) and name not in (".", "..") and not {*name} & {"/", "\\", "\0"}

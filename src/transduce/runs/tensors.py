@@ -1,8 +1,8 @@
-"""Named tensors in a safetensors file that carries its own checksum.
+"""Named tensors in a safetensors file that contains its own checksum.
 
-The metadata entry `sha256` is the digest of the whole file with the digest's own 64 characters read as zeros: one
-rename replaces weights and checksum together, and a copy of the file alone can still be checked. Equal tensors make
-equal files, byte for byte. Any safetensors reader opens them. Nothing is ever unpickled.
+The metadata entry `sha256` is the digest of the whole file with the digest's own 64 characters as zeros. One rename
+replaces weights and checksum together, and a copy of the file alone can still be checked. Equal tensors make equal
+files, byte for byte. Any safetensors reader opens them; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from transduce.runs.atomic import write_aside
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _CHUNK = 1 << 20
-_MOST_HEADER = 100_000_000  # the format's own limit
+_MOST_HEADER = 1 << 23  # bytes, for 50,000 tensors; the format allows 100 MB, which take 2 GB once parsed
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write `tensors` aside, sync and rename. A disk that cannot take them is a one-line `RunFolderError`."""
+    """Write `tensors` atomically. A full disk is a one-line `RunFolderError`."""
     with write_aside(Path(path)) as aside:
         write_tensors(aside, tensors, metadata)
 
@@ -37,10 +37,10 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None, *, seal: bool = True
 ) -> None:
-    """Write `tensors` at `path` itself, neither synced nor renamed: for a folder that is itself written aside.
+    """Write `tensors` to `path` directly, for a folder that is itself written atomically.
 
-    Tied tensors are stored once and come back as one tensor under all their names. `seal` false: without a checksum,
-    for a file that a manifest vouches for. Raises OSError.
+    Tied tensors are stored once and are loaded as one tensor under all their names. `seal` false: without a checksum,
+    for a file that is listed in a manifest. Raises OSError.
     """
     distinct, aliases = _distinct(tensors)
     entries = dict(metadata or {})
@@ -53,14 +53,14 @@ def write_tensors(
         save_file(distinct, path, metadata={"format": "pt", **entries} | ({"sha256": _ZEROS} if seal else {}))
     except SafetensorError as error:
         raise _as_os_error(error) from error
-    path.chmod(mode)  # it was written for its owner alone; it is a file like any other
-    _settle(path, seal=seal)
+    path.chmod(mode)  # safetensors makes it readable for its owner only
+    _finish_header(path, seal=seal)
 
 
 def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
-    """Read and check a file of tensors; a missing or damaged one is a `RunFolderError` that names it.
+    """Read and check a file of tensors. A missing or damaged one is a `RunFolderError` that names it.
 
-    `sealed`: the file must carry a checksum, as every file of a run folder does; False for files of other programs.
+    `sealed`: the file must contain a checksum; False for files of other programs and those listed in a manifest.
     """
     path = Path(path)
     metadata = check_tensors(path, sealed=sealed)
@@ -72,26 +72,26 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
         aliases = json.loads(metadata.get("aliases", "{}"))
         return tensors | {name: tensors[kept] for name, kept in aliases.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _damaged(path, "what it says of tied tensors cannot be") from None
+        raise _damaged(path, "its list of tied tensors is invalid") from None
 
 
 def load_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file of tensors, read and checked for its length only; quick for any size."""
+    """The metadata of a file of tensors. Only the header and the length are checked: fast for any size."""
     return _metadata(_head_of(Path(path)))
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file, each tied one once; as quick as `load_metadata`."""
+    """The shapes of the tensors in a file, tied ones once; as fast as `load_metadata`."""
     header = json.loads(_head_of(Path(path))[8:])
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
 def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
-    """Check every byte of a file of tensors against its checksum, and hand back its metadata."""
+    """Compare a file of tensors with its checksum; returns its metadata. Raises `RunFolderError`."""
     path = Path(path)
     metadata = load_metadata(path)
     if "sha256" not in metadata and sealed:
-        raise _damaged(path, "its checksum is not there")
+        raise _damaged(path, "it has no checksum")
     if "sha256" in metadata:
         with path.open("rb") as file:
             head = _read_head(file, path)
@@ -101,14 +101,14 @@ def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors on the CPU that share no memory, and {name: kept name} of those that are the very same tensor."""
+    """Tensors on the CPU that share no memory, and {name: stored name} of those that are the same tensor."""
     kept: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     distinct: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         value = tensor.detach()
-        # Tensors without elements have no address of their own: never tied.
+        # Tensors without elements have no address: never tied.
         view = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device) if value.numel() else (name,)
         if view in kept:
             aliases[name] = kept[view]
@@ -124,7 +124,7 @@ def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
 
 
 def _as_os_error(error: SafetensorError) -> OSError:
-    """The system's error behind a safetensors one, so that a full disk is told as such."""
+    """The system's error behind a safetensors one, so that a full disk is reported as such."""
     found = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
@@ -139,40 +139,40 @@ def _head_of(path: Path) -> bytes:
         raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _settle(path: Path, *, seal: bool) -> None:
-    """Sort the metadata, which safetensors writes in a random order, and put the digest in the place kept for it."""
+def _finish_header(path: Path, *, seal: bool) -> None:
+    """Sort the metadata, which safetensors writes in random order, and fill in the digest."""
     with path.open("r+b") as file:
         head = _sorted(_read_head(file, path))
         file.seek(0)
         file.write(head)
         if seal:
             place = _SEAL.search(head)
-            assert place is not None, "the file was written with a place for the digest"
+            assert place is not None, "the file was written with zeros for the digest"
             digest = _digest(file, head)
             file.seek(place.start(1))
             file.write(digest.encode("ascii"))
 
 
 def _sorted(head: bytes) -> bytes:
-    """The same header with its metadata in the order of their names: equal tensors make equal files."""
+    """The same header with its metadata sorted by name: equal tensors make equal files."""
     header = json.loads(head[8:])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    assert len(text) <= len(head) - 8, "the same text in another order"
+    assert len(text) <= len(head) - 8, "sorting does not make it longer"
     return head[:8] + text.ljust(len(head) - 8)  # the format pads with spaces
 
 
 def _read_head(file: BinaryIO, path: Path) -> bytes:
-    """Length field and JSON header; the rest of the file must be as long as the header says."""
+    """The length field and the JSON header; the rest of the file must be as long as the header says."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
         raise _damaged(path, f"it ends after {size:,} bytes")
     if length > _MOST_HEADER:
-        raise _damaged(path, f"its header has {length:,} bytes, and at most {_MOST_HEADER:,} are allowed")
+        raise _damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
     head = length.to_bytes(8, "little") + file.read(length)
     try:
-        end = _end_of(json.loads(head[8:], object_pairs_hook=_once))
+        end = _end_of(json.loads(head[8:], object_pairs_hook=_unique))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(path, "its header cannot be read") from None
     if size != 8 + length + end:
@@ -181,23 +181,23 @@ def _read_head(file: BinaryIO, path: Path) -> bytes:
 
 
 def _end_of(header: dict[str, Any]) -> int:
-    """Where the numbers end that a header describes; an error of some kind where it has not the format's form."""
+    """Where the data described by a header ends; ValueError, KeyError, TypeError or AttributeError if it is invalid."""
     metadata = header.get("__metadata__", {})
     entries = [entry for name, entry in header.items() if name != "__metadata__"]
     if not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("metadata are texts")
+        raise ValueError("metadata must be strings")
     for entry in entries:
         begin, stop = entry["data_offsets"]
         if not all(type(n) is int and n >= 0 for n in (begin, stop - begin, *entry["shape"])):
-            raise ValueError("sizes and places are whole numbers")
+            raise ValueError("shapes and offsets must be whole numbers")
     return max((entry["data_offsets"][1] for entry in entries), default=0)
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of the header; `ValueError` where a name stands in it twice: readers take the one or the other."""
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of the header; `ValueError` for a duplicate name, of which readers take the first or the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("duplicate name")
     return found
 
 
@@ -207,7 +207,7 @@ def _metadata(head: bytes) -> dict[str, str]:
 
 
 def _digest(file: BinaryIO, head: bytes) -> str:
-    """SHA-256 of `head` with the digest in it as zeros, and of all that follows it in `file`."""
+    """SHA-256 of `head` with its digest as zeros, and of everything after it in `file`."""
     place = _SEAL.search(head)
     if place is not None:
         head = head[: place.start(1)] + _ZEROS.encode("ascii") + head[place.end(1) :]

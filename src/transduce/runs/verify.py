@@ -1,103 +1,152 @@
-"""Every file of a run folder against its checksum."""
+"""Check every file of a run folder: what is damaged, missing, changed, unknown, or cannot be checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from transduce.errors import RunFolderError
-from transduce.runs.checkpoints import FILES, check_state
-from transduce.runs.folder import RunFolder
-from transduce.runs.manifest import check_file, sealed_files
+from transduce.runs.atomic import MOST_SETTINGS, read_json
+from transduce.runs.checkpoints import FILES
+from transduce.runs.manifest import Manifest, check_file, sealed_files
 from transduce.runs.tensors import check_tensors
 
-FREE = ("report.html", "README.md")
-"""Made from the others, and nothing reads them; a card may be edited."""
+Status = Literal["ok", "DAMAGED", "MISSING", "changed", "unknown", "unchecked"]
+
+EDITABLE = ("README.md",)
+_UNCHECKED = {
+    "recipe.toml": "a copy for people; training does not read it",
+    "bad_loss.json": "for people; training only adds to it",
+    "metrics.jsonl": "training still writes to it; a resume compares it with the last checkpoint",
+    ".lock": "a training is running, or was killed",
+    "*.aside": "a temporary file of a process that is running or was killed; the next start removes it",
+    "tokens/*": "the text is still being prepared, or the run was made by an early version",
+} | dict.fromkeys(
+    (
+        *("data.json", "scores.json", "text_scores.json", "label_scores.json", "masked_scores.json"),
+        *("samples.json", "attention.json", "report.html", "README.md"),
+    ),
+    "no checksum: training still runs, or the run was made by an early version",
+)
+"""Files that transduce writes and that have no checksum, or none yet: pattern and reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A file of a run folder: what is wrong with it, or nothing; `unchecked`: why there is nothing to check it by."""
+class FileStatus:
+    """A file of a run folder and the result of its check."""
 
     name: str
-    wrong: str = ""
-    unchecked: str = ""
+    status: Status = "ok"
+    reason: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the run cannot be relied on."""
+        return self.status in ("DAMAGED", "MISSING")
 
     def line(self) -> str:
-        """For people."""
-        state = "DAMAGED" if self.wrong else "-" if self.unchecked else "ok"
-        return f"{state:8} {self.name}" + (f": {self.wrong or self.unchecked}" if self.wrong or self.unchecked else "")
+        """One line for people."""
+        return f"{self.status:9} {self.name}" + (f": {self.reason}" if self.reason else "")
 
 
-def verify_files(path: Path) -> list[Found]:
-    """All files of the run folder at `path`, checked; reads every byte.
+def verify_files(path: Path) -> list[FileStatus]:
+    """Check all files of the run folder at `path`; reads every byte.
 
-    Raises `RunFolderError` where there is no manifest to read: then nothing can be said.
+    Raises `RunFolderError` if the manifest cannot be read: then there is nothing to check by.
     """
     path = Path(path)
-    manifest = RunFolder.manifest_of(path)
-    found = [Found("manifest.json")]
-    for name, was in {**manifest["files"], **manifest.get("records", {})}.items():
-        found.append(_tried(path, name, partial(check_file, path / name, was)))
-    if (path / "model.safetensors").exists():
-        found.append(_tried(path, "model.safetensors", partial(check_tensors, path / "model.safetensors")))
-    found += _states(path)
-    found += _tokens(path)
+    manifest = Manifest.read(path)
+    found = [FileStatus("manifest.json"), *_listed(path, manifest), *_model(path, manifest)]
+    for folder in sorted((path / "checkpoints").glob("u*")):
+        found += _sealed(path, folder, FILES)
+    if (path / "tokens" / "manifest.json").exists():
+        found += _sealed(path, path / "tokens")
     for file in sorted((path / "averaging").glob("*.safetensors")):
-        found.append(_tried(path, f"averaging/{file.name}", partial(check_tensors, file)))
+        found.append(_checked(path, f"averaging/{file.name}", partial(check_tensors, file)))
     seen = {one.name for one in found}
-    return found + [
-        Found(name, unchecked=_why_not(name))
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and (name := file.relative_to(path).as_posix()) not in seen
-    ]
+    names = (file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file())
+    return found + [_unlisted(name, is_sealed="tokens/manifest.json" in seen) for name in names if name not in seen]
 
 
-def _tried(path: Path, name: str, check: Callable[[], object]) -> Found:
+def summary(found: Sequence[FileStatus]) -> str:
+    """The number of files by status, in one line.
+
+    >>> summary([FileStatus("a"), FileStatus("b", "MISSING"), FileStatus("c", "unknown")])
+    '1 of 3 files match their checksums; 1 missing, 1 unknown'
+    """
+    counts = Counter(one.status for one in found)
+    n_ok = counts.pop("ok", 0)
+    order: tuple[Status, ...] = ("DAMAGED", "MISSING", "changed", "unknown", "unchecked")
+    others = ", ".join(f"{counts[status]} {status.lower()}" for status in order if counts[status])
+    head = f"all {n_ok}" if not others else f"{n_ok} of {len(found)}"
+    return f"{head} files match their checksums" + (f"; {others}" if others else "")
+
+
+def _listed(path: Path, manifest: Manifest) -> Iterator[FileStatus]:
+    """The files in the manifest."""
+    for name, expected in {**manifest.files, **manifest.records}.items():
+        found = _checked(path, name, partial(check_file, path / name, expected))
+        if name in EDITABLE and found.status == "DAMAGED":
+            found = FileStatus(name, "changed", "not as transduce wrote it; a model card may be edited")
+        yield found
+
+
+def _model(path: Path, manifest: Manifest) -> Iterator[FileStatus]:
+    name = "model.safetensors"
+    found = _checked(path, name, partial(check_tensors, path / name))
+    if found.status != "MISSING" or _has_had_a_model(path, manifest):
+        yield found
+
+
+def _has_had_a_model(path: Path, manifest: Manifest) -> bool:
+    """Whether weights were ever saved: at the first validation, or by an import, which leaves no text behind."""
+    if not any(name.startswith("tokenizer") for name in manifest.files):
+        return False
+    if not (path / "tokens").exists():
+        return True
+    for file in (path / "checkpoints").glob("u*/state.json"):
+        try:
+            state = read_json(file, most=MOST_SETTINGS)
+            if state["training"]["validated"] >= 0:
+                return True
+        except (RunFolderError, LookupError, TypeError):
+            continue  # reported as damaged
+    return False
+
+
+def _sealed(path: Path, folder: Path, required: Sequence[str] = ()) -> Iterator[FileStatus]:
+    """The files of a folder with its own manifest."""
+    prefix = folder.relative_to(path).as_posix()
+    found = _checked(path, f"{prefix}/manifest.json", partial(sealed_files, folder, required=required))
+    yield found
+    if found.is_error:
+        for file in sorted(one for one in folder.rglob("*") if one.is_file() and one.name != "manifest.json"):
+            yield FileStatus(file.relative_to(path).as_posix(), "unchecked", f"{prefix}/manifest.json is damaged")
+        return
+    for name, expected in sealed_files(folder).items():
+        yield _checked(path, f"{prefix}/{name}", partial(check_file, folder / name, expected))
+
+
+def _checked(path: Path, name: str, check: Callable[[], object]) -> FileStatus:
     try:
         check()
     except RunFolderError as error:
-        return Found(name, wrong=str(error).removeprefix(f"{path / name} ").removeprefix("is damaged: "))
-    return Found(name)
+        if not (path / name).exists():
+            return FileStatus(name, "MISSING")
+        return FileStatus(name, "DAMAGED", str(error).removeprefix(f"{path / name} ").removeprefix("is damaged: "))
+    return FileStatus(name)
 
 
-def _states(path: Path) -> Iterator[Found]:
-    """The files of the training states; what is wrong stands beside the one that it is told of."""
-    for folder in sorted((path / "checkpoints").glob("u*")):
-        wrong = ""
-        try:
-            check_state(folder)
-        except RunFolderError as error:
-            wrong = str(error)
-        for file in (*FILES, "manifest.json"):
-            name = f"checkpoints/{folder.name}/{file}"
-            of_this = str(folder / file) in wrong or (file == "manifest.json" and wrong and str(folder) in wrong)
-            one_of_files = any(str(folder / other) in wrong for other in FILES)
-            yield Found(name, wrong=wrong if of_this and not (file == "manifest.json" and one_of_files) else "")
-
-
-def _tokens(path: Path) -> list[Found]:
-    tokens = path / "tokens"
-    if not (tokens / "manifest.json").exists():
-        return []
-    try:
-        sealed = sealed_files(tokens)
-    except RunFolderError as error:
-        return [Found("tokens/manifest.json", wrong=str(error))]
-    return [Found("tokens/manifest.json")] + [
-        _tried(path, f"tokens/{name}", partial(check_file, tokens / name, was)) for name, was in sealed.items()
-    ]
-
-
-def _why_not(name: str) -> str:
-    if name in FREE:
-        return "nothing reads it, and it may be edited"
-    if name in ("recipe.toml", "bad_loss.json"):
-        return "for people: nothing of the run depends on it"
-    if name == "metrics.jsonl":
-        return "still written to; the next start holds it against the last checkpoint"
-    if name == ".lock" or name.endswith(".aside"):
-        return "of a training that runs, or was killed: the next start clears it"
-    return "no checksum: of an early version, or not transduce's"
+def _unlisted(name: str, *, is_sealed: bool) -> FileStatus:
+    """A file without a checksum. `is_sealed`: those of all encoded text are known."""
+    if is_sealed and name.startswith("tokens/") and not name.endswith(".aside"):
+        return FileStatus(name, "unknown", "not written by transduce")
+    for pattern, reason in _UNCHECKED.items():
+        if fnmatch(name, pattern):
+            return FileStatus(name, "unchecked", reason)
+    return FileStatus(name, "unknown", "not written by transduce")

@@ -1,4 +1,4 @@
-"""Files written aside: whole or not at all, and one line when the disk says no."""
+"""Atomic writes: completely or not at all, and a one-line error if the disk fails."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import partial_of, read_json, remove_leftovers, write_aside, write_json, write_text
+from transduce.runs.atomic import (
+    MOST_SETTINGS,
+    partial_of,
+    read_json,
+    remove_leftovers,
+    write_aside,
+    write_json,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -31,7 +40,7 @@ def test_a_file_is_replaced_only_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt()])
-def test_a_body_that_fails_leaves_the_old_file_and_no_temporary(tmp_path: Path, error: BaseException) -> None:
+def test_a_failing_body_leaves_the_old_file_and_no_temporary(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
     with pytest.raises(type(error)), write_aside(path) as aside:
@@ -43,9 +52,7 @@ def test_a_body_that_fails_leaves_the_old_file_and_no_temporary(tmp_path: Path, 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
 @pytest.mark.parametrize("written", ["half", ""])
-def test_a_body_that_fails_leaves_its_work_where_that_is_asked_for(
-    tmp_path: Path, error: BaseException, written: str
-) -> None:
+def test_keep_leaves_an_unfinished_file(tmp_path: Path, error: BaseException, written: str) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
     with pytest.raises((type(error), RunFolderError)), write_aside(path, keep=True) as aside:
@@ -56,7 +63,7 @@ def test_a_body_that_fails_leaves_its_work_where_that_is_asked_for(
     assert not written or partial_of(path).read_text() == "half"
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     with pytest.raises(RunFolderError) as caught, write_aside(path) as aside:
         aside.write_text("half")
@@ -66,7 +73,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
-def test_a_write_that_the_system_cuts_short_keeps_the_old_file(tmp_path: Path) -> None:
+def test_a_truncated_write_keeps_the_old_file(tmp_path: Path) -> None:
     """A real failing write: the process may not write files beyond 4096 bytes."""
     path = tmp_path / "a.txt"
     path.write_text("old")
@@ -82,7 +89,7 @@ def test_a_write_that_the_system_cuts_short_keeps_the_old_file(tmp_path: Path) -
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"cannot write .*: No such file or directory"):
         write_text(tmp_path / "none" / "a.txt", "x")
 
@@ -92,7 +99,7 @@ def test_an_error_about_another_file_passes_through(tmp_path: Path) -> None:
         (tmp_path / "input.txt").read_text()
 
 
-def test_a_folder_is_written_aside_and_replaced(tmp_path: Path) -> None:
+def test_a_folder_is_written_and_replaced(tmp_path: Path) -> None:
     path = tmp_path / "u1"
     for content in ("one", "two"):
         with write_aside(path) as aside:
@@ -102,7 +109,7 @@ def test_a_folder_is_written_aside_and_replaced(tmp_path: Path) -> None:
     assert names(tmp_path) == ["u1"]
 
 
-def test_leftovers_are_cleared_and_a_half_replaced_folder_comes_back(tmp_path: Path) -> None:
+def test_leftovers_are_removed_and_a_half_replaced_folder_is_restored(tmp_path: Path) -> None:
     (tmp_path / ".a.json.12.ab.aside").write_text("half")
     (tmp_path / ".u1.12.ab.aside").mkdir()
     (tmp_path / ".u1.old.aside").mkdir()
@@ -114,7 +121,7 @@ def test_leftovers_are_cleared_and_a_half_replaced_folder_comes_back(tmp_path: P
     assert (tmp_path / "u1" / "x").read_text() == "whole"
 
 
-def test_json_comes_back_as_it_went(tmp_path: Path) -> None:
+def test_json_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     value = {"ä": [1, 2.5, None, "\u2028 \x00"], "path": tmp_path, "odd": "not utf-8: \udcff"}
     write_json(path, value)
@@ -143,3 +150,22 @@ def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
 def test_missing_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"state\.json is missing"):
         read_json(tmp_path / "state.json")
+
+
+def test_a_small_hostile_json_file_takes_little_memory(tmp_path: Path) -> None:
+    """Nested lists take 20 times their length: a file of 256 MiB took 5.6 GB."""
+    path = tmp_path / "data.json"
+    path.write_bytes(b"[" + b"[]," * 6_000_000 + b"[]]")
+    tracemalloc.start()
+    with pytest.raises(RunFolderError, match=r"data\.json is damaged: .* values"):
+        read_json(path)
+    assert tracemalloc.get_traced_memory()[1] < 3 * path.stat().st_size
+    tracemalloc.stop()
+
+
+def test_files_of_settings_have_a_lower_limit_than_those_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "tests.json"
+    write_json(path, ["a sentence of a test set" * 10] * 80_000)
+    assert len(read_json(path)) == 80_000
+    with pytest.raises(RunFolderError, match=r"tests\.json is damaged: no such file has [\d,]+ bytes"):
+        read_json(path, most=MOST_SETTINGS)

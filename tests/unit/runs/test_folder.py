@@ -1,10 +1,11 @@
-"""The run folder: whole or as it was before, whatever is killed, damaged or full."""
+"""The run folder survives kills, damage and full disks."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -13,7 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,10 +56,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-# --- a run, and the same run again
+# --- new and resumed runs
 
 
-def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_open_reads_what_create_wrote(tmp_path: Path) -> None:
     run = RunFolder.open(finished_run(tmp_path / "deep" / "run"))
     assert run.settings == settings(batch_tokens=4096)
     assert torch.equal(run.load_model()["w"], torch.ones(100))
@@ -65,7 +68,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert not (run.path / ".lock").exists()
 
 
-def test_the_same_run_goes_on_with_its_resolved_settings(tmp_path: Path) -> None:
+def test_resume_uses_the_resolved_settings(tmp_path: Path) -> None:
     path = finished_run(tmp_path / "run")
     before = files(path)
     with RunFolder.create(path, settings(), "another text of the same recipe") as run:
@@ -74,14 +77,14 @@ def test_the_same_run_goes_on_with_its_resolved_settings(tmp_path: Path) -> None
     assert files(path) == before
 
 
-def test_settings_that_change_nothing_that_is_computed_may_change(tmp_path: Path) -> None:
+def test_changeable_settings_may_differ_on_resume(tmp_path: Path) -> None:
     path = finished_run(tmp_path / "run")
     values = {"name": "better", "training": {"lr": 0.002, "keep_checkpoints": 5}, "data": {"root": "/elsewhere"}}
     asked = Settings.from_mapping(values)
     with RunFolder.create(path, asked, "its new recipe") as run:
         assert run.resumed
         assert run.settings.name == "better" and run.settings.training.keep_checkpoints == 5
-        assert run.settings.training.batch_tokens == 4096, "the rest is as it was chosen"
+        assert run.settings.training.batch_tokens == 4096, "other settings stay as resolved"
     found = RunFolder.open(path)
     assert found.settings == run.settings
     assert (path / "recipe.toml").read_text() == "its new recipe"
@@ -90,7 +93,7 @@ def test_settings_that_change_nothing_that_is_computed_may_change(tmp_path: Path
 
 
 @pytest.mark.parametrize("other", [{"micro_batch_tokens": 7}, {"device": "cpu"}, {"max_updates": 9}])
-def test_what_may_round_differently_is_another_run(tmp_path: Path, other: dict) -> None:
+def test_settings_that_may_round_differently_make_another_run(tmp_path: Path, other: dict) -> None:
     path = finished_run(tmp_path / "run")
     with pytest.raises(RunFolderError, match=f"another run: training.{next(iter(other))}"):
         RunFolder.create(path, settings(**other), RECIPE)
@@ -102,35 +105,35 @@ def test_a_new_run_is_not_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
-        ({"training": {"lr": 0.003}}, "training.lr is 0.002 there and 0.003 here"),
-        ({"training": {"lr": 0.002}, "model": {"norm": "rms"}}, 'model.norm is "layer" there and "rms" here'),
-        ({}, "training.lr is 0.002 there and null here"),
+        ({"training": {"lr": 0.003}}, "training.lr is 0.002 in the folder and 0.003 here"),
+        ({"training": {"lr": 0.002}, "model": {"norm": "rms"}}, 'model.norm is "layer" in the folder and "rms" here'),
+        ({}, "training.lr is 0.002 in the folder and null here"),
         (
             {"training": {"lr": 0.002}, "data": {"train": [{"path": "x.tsv"}]}},
-            'data.train.0.path is null there and "x.tsv" here',
+            'data.train.0.path is null in the folder and "x.tsv" here',
         ),
     ],
 )
-def test_another_run_is_refused_with_the_first_setting_that_differs(tmp_path: Path, other: dict, told: str) -> None:
+def test_another_run_is_refused_with_the_first_differing_setting(tmp_path: Path, other: dict, message: str) -> None:
     path = finished_run(tmp_path / "run")
     before = files(path)
     with pytest.raises(RunFolderError) as caught:
         RunFolder.create(path, Settings.from_mapping(other), "")
-    assert f"{path} holds another run: {told};" in str(caught.value)
+    assert f"{path} contains another run: {message};" in str(caught.value)
     assert files(path) == before
-    RunFolder.create(path, settings(), RECIPE).close()  # and the refusal did not keep the lock
+    RunFolder.create(path, settings(), RECIPE).close()  # the lock was released
 
 
-def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunFolderError, match=r"no run folder and not empty: it holds thesis\.tex"):
+    with pytest.raises(RunFolderError, match=r"no run folder and not empty: it contains thesis\.tex"):
         RunFolder.create(tmp_path, settings(), RECIPE)
     assert files(tmp_path) == {"thesis.tex": b"years of work"}
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(RunFolderError, match="is a file"):
         RunFolder.create(tmp_path / "run", settings(), RECIPE)
@@ -138,7 +141,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "run" / "below", settings(), RECIPE)
 
 
-def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_a_second_training_in_the_folder_is_refused(tmp_path: Path) -> None:
     with (
         RunFolder.create(tmp_path / "run", settings(), RECIPE),
         pytest.raises(RunFolderError, match="is in use: process"),
@@ -147,7 +150,7 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [shutil.copytree, os.rename])
-def test_a_moved_or_copied_folder_is_the_model(tmp_path: Path, how: Callable[[Path, Path], None]) -> None:
+def test_a_folder_can_be_moved_and_copied(tmp_path: Path, how: Callable[[Path, Path], None]) -> None:
     old = finished_run(tmp_path / "old")
     how(old, tmp_path / "new")
     shutil.rmtree(old, ignore_errors=True)
@@ -156,7 +159,7 @@ def test_a_moved_or_copied_folder_is_the_model(tmp_path: Path, how: Callable[[Pa
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_the_vocabulary_comes_back(tmp_path: Path, joint: bool) -> None:
+def test_tokenizers_are_stored_and_loaded(tmp_path: Path, joint: bool) -> None:
     lines = ["a dog runs over the meadow", "ein Hund läuft über die Wiese"] * 5
     chosen = TokenizerSettings(kind="char")
     src = train_tokenizer(lines, chosen, vocab_size=40, seed=1)
@@ -187,7 +190,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors", "manifest.json"])
 @pytest.mark.parametrize("keep", [0, 1, 0.5])
-def test_a_file_cut_short_is_named(tmp_path: Path, name: str, keep: float) -> None:
+def test_a_truncated_file_is_named(tmp_path: Path, name: str, keep: float) -> None:
     path = finished_run(tmp_path / "run")
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[: int(keep * len(content)) if keep < 1 else -3])
@@ -208,7 +211,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, name: str) -> None:
             RunFolder.open(damaged).load_model()
 
 
-def test_a_run_that_has_not_come_far_says_so(tmp_path: Path) -> None:
+def test_an_early_run_without_a_model_says_so(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE):
         with pytest.raises(RunFolderError, match="no tokenizer yet"):
             RunFolder.open(tmp_path / "run")
@@ -220,7 +223,7 @@ def test_a_run_that_has_not_come_far_says_so(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "empty")
 
 
-def test_a_run_of_another_version_says_so(tmp_path: Path) -> None:
+def test_a_run_of_a_newer_format_says_so(tmp_path: Path) -> None:
     path = finished_run(tmp_path / "run")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
@@ -228,17 +231,17 @@ def test_a_run_of_another_version_says_so(tmp_path: Path) -> None:
         RunFolder.open(path)
 
 
-# --- training states
+# --- checkpoints
 
 
-def test_a_checkpoint_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_latest_reads_what_save_checkpoint_wrote(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         checkpoint(run, 9)
         checkpoint(run, 100)
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         latest = run.latest_checkpoint()
     assert latest is not None and latest.notes == ()
-    assert latest.update == 100 and latest.state == {"update": 100, "epoch": 10.0}
+    assert latest.update == latest.state["update"] == 100 and latest.state["epoch"] == 10.0
     assert torch.equal(latest.tensors()["w"], torch.full((1000,), 100.0))
 
 
@@ -258,10 +261,31 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: P
     latest = RunFolder.open(tmp_path / "run", model=False).latest_checkpoint()
     assert latest is not None and latest.update == 10
     (note,) = latest.notes
-    assert str(file.parent) in note and note.endswith("going on from the checkpoint before it, update 10")
+    assert str(file.parent) in note and note.endswith("resuming from the checkpoint before it, update 10")
 
 
-def test_where_all_checkpoints_are_damaged_the_user_decides(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("saved", "warning"),
+    [
+        ({"PyTorch": "1.0.0"}, r"saved with PyTorch 1\.0\.0, now 2"),
+        ({"NumPy": "1.0", "threads": 4096}, r"NumPy 1\.0, now .*; threads 4096, now \d+: .*up to rounding"),
+        ({}, None),
+        ("damaged", None),
+    ],
+)
+def test_a_resume_in_another_environment_is_reported(tmp_path: Path, saved: Any, warning: str | None) -> None:
+    with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
+        now = {"PyTorch": torch.__version__, "NumPy": np.__version__, "threads": torch.get_num_threads()}
+        run.save_checkpoint(1, {"w": torch.zeros(1)}, {})
+        first = run.latest_checkpoint()
+        assert first is not None and first.state["environment"] == now and first.notes == ()
+        run.save_checkpoint(2, {"w": torch.zeros(1)}, {"environment": saved})
+        latest = run.latest_checkpoint()
+    assert latest is not None and bool(latest.notes) == (warning is not None)
+    assert warning is None or re.search(warning, latest.notes[0])
+
+
+def test_if_all_checkpoints_are_damaged_the_user_decides(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         for update in (10, 20):
             (checkpoint(run, update) / "state.json").unlink()
@@ -277,7 +301,7 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
         assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["u00000030", "u100000000"]
 
 
-def test_prune_never_takes_the_last_good_one(tmp_path: Path) -> None:
+def test_prune_never_removes_the_last_undamaged_one(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         for update in (10, 20, 30):
             checkpoint(run, update)
@@ -293,7 +317,7 @@ def test_a_checkpoint_of_the_same_update_is_replaced(tmp_path: Path) -> None:
         checkpoint(run, 10)
         run.save_checkpoint(10, {"w": torch.zeros(1)}, {"second": True})
         latest = run.latest_checkpoint()
-        assert latest is not None and latest.state == {"update": 10, "second": True}
+        assert latest is not None and latest.state["second"] is True
         assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["u00000010"]
 
 
@@ -313,7 +337,7 @@ def in_a_process_killed_after(seconds: float, work: Callable[[], None]) -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_killed_save_leaves_the_last_good_state(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run"
     RunFolder.create(path, settings(), RECIPE).close()
     choose = random.Random(5)
@@ -334,7 +358,7 @@ def test_a_killed_save_leaves_the_last_good_state(tmp_path: Path) -> None:
         in_a_process_killed_after(0.05 + 0.1 * choose.random(), save_and_save)
         with RunFolder.create(path, settings(), RECIPE) as run:
             names = [p.name for p in [*path.iterdir(), *(path / "checkpoints").glob("*")]]
-            assert not [name for name in names if name.endswith(".aside")], "leftovers are cleared on the next start"
+            assert not [name for name in names if name.endswith(".aside")], "the next start removes temporary files"
             latest = run.latest_checkpoint()
             if latest is not None:
                 seen += 1
@@ -345,8 +369,8 @@ def test_a_killed_save_leaves_the_last_good_state(tmp_path: Path) -> None:
     assert seen == 10
 
 
-def test_a_kill_while_the_folder_is_made_leaves_one_to_go_on_with(tmp_path: Path) -> None:
-    """Stop the making of a folder after each of its writes in turn."""
+def test_a_folder_killed_while_it_is_made_can_be_resumed(tmp_path: Path) -> None:
+    """Kill after each write in turn."""
     for n_writes in range(6):
         path = tmp_path / str(n_writes)
 
@@ -382,7 +406,7 @@ def test_a_kill_while_the_folder_is_made_leaves_one_to_go_on_with(tmp_path: Path
 
 @contextmanager
 def no_file_longer_than(n_bytes: int) -> Iterator[None]:
-    """Let the system refuse longer files, as a full disk does."""
+    """The system refuses longer files, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -392,7 +416,7 @@ def no_file_longer_than(n_bytes: int) -> Iterator[None]:
 
 
 def fills_the_disk(run: RunFolder) -> None:
-    """Write into a folder whose disk has no room: one line, and all is as before."""
+    """Writing to a full disk is a one-line error and changes nothing."""
     before = files(run.path)
     much = {"w": torch.ones(2_000_000)}
     for write in (lambda: run.save_checkpoint(20, much, {}), lambda: run.save_model(much)):
@@ -404,7 +428,7 @@ def fills_the_disk(run: RunFolder) -> None:
     assert latest is not None and latest.update == 10
 
 
-def test_a_write_that_the_system_refuses_loses_nothing(tmp_path: Path) -> None:
+def test_a_refused_write_loses_nothing(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         checkpoint(run, 10)
         with no_file_longer_than(100_000):

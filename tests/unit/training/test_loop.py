@@ -16,6 +16,7 @@ import toys
 from transduce.errors import Interrupted, RunFolderError, TrainingError
 from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
+from transduce.runs.tensors import load_tensors
 from transduce.training import loop
 from transduce.training import ranks as link
 from transduce.training.averaging import decay_at
@@ -38,7 +39,7 @@ def run(path: Path, judge: Any = None, **training: Any) -> tuple[nn.Module, Any]
 
 
 def saved(path: Path) -> dict[str, torch.Tensor]:
-    return RunFolder(path, toys.settings()).load_model()
+    return load_tensors(path / "model.safetensors")
 
 
 def test_a_run_learns_writes_its_log_and_a_model_that_loads(tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
     (report,) = json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]
     assert (report["update"], report["reason"]) == (14, "is not finite")
     monkeypatch.undo()
-    folder = RunFolder(tmp_path / "run", toys.settings())
+    folder = RunFolder.open(tmp_path / "run", model=False)
     checkpoint = folder.latest_checkpoint()
     assert checkpoint is not None
     assert checkpoint.update == 10, "nothing is saved after the bad update"
