@@ -50,12 +50,12 @@ def transduce(*arguments: object) -> Done:
 
 
 def small(*more: str) -> list[str]:
-    """--set options of a small, short training; later ones win."""
+    """Return --set options of a small, short training; later ones win."""
     return [part for value in (*SMALL, "training.max_updates=4", *more) for part in ("--set", value)]
 
 
 def write_corpus(folder: Path, name: str, n: int, *, split: str = "train", seed: int = 1) -> tuple[Path, Path]:
-    """`name`.en and `name`.de with `n` pairs of the built-in corpus."""
+    """Write `name`.en and `name`.de with `n` pairs of the built-in corpus."""
     pairs = list(demo_pairs(split, n, seed=seed))
     src, tgt = folder / f"{name}.en", folder / f"{name}.de"
     src.write_text("".join(f"{pair.src}\n" for pair in pairs), encoding="utf-8", newline="\n")

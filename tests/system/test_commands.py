@@ -1,4 +1,4 @@
-"""The main job from end to end, as a user would: text in, a run folder out, and everything that is done with it."""
+"""The commands end to end: from text to a run folder, and every use of it."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def run(texts: Path) -> Path:
     settings = small("training.max_updates=120", "training.lr=0.005")
     done = transduce("train", *sides, *tests, "--run", texts / "run", *settings)
     assert done.code == 0, done.err
-    told = ("396 sentence pairs", "held out", "machine:", "training.optimizer", "padding", "test:", "BLEU", "nrefs:1|")
-    for text in told:
+    expected = ("396 sentence pairs", "held out", "machine:", "training.optimizer", "padding", "test:", "BLEU", "nrefs:1|")
+    for text in expected:
         assert text in done.err, done.err
     return texts / "run"
 
 
-def test_a_run_folder_holds_the_model_and_its_story(run: Path) -> None:
+def test_a_run_folder_contains_the_model_and_its_records(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    told = {"recipe.toml", "config.json", "metrics.jsonl", "data.json", "scores.json", "samples.json", "report.html"}
-    assert names == told | {
+    records = {"recipe.toml", "config.json", "metrics.jsonl", "data.json", "scores.json", "samples.json", "report.html"}
+    assert names == records | {
         "manifest.json",
         "model.safetensors",
         "tokenizer.model",
@@ -54,22 +54,22 @@ def test_a_run_folder_holds_the_model_and_its_story(run: Path) -> None:
         "checkpoints",
     }
     settings = RunFolder.open(run).settings
-    undecided = settings.training.model_dump(include={"batch_tokens", "optimizer", "lr", "schedule", "warmup_updates"})
-    assert None not in undecided.values() and settings.tokenizer.vocab_size
+    resolved = settings.training.model_dump(include={"batch_tokens", "optimizer", "lr", "schedule", "warmup_updates"})
+    assert None not in resolved.values() and settings.tokenizer.vocab_size
     data = json.loads((run / "data.json").read_text())
     assert [found["name"] for found in data["sets"]] == ["train", "valid", "test"]
     assert data["sets"][0]["pairs"] == 396 and 0 < data["padding"] < 0.5
     assert str(run.parent) not in (run / "README.md").read_text()
 
 
-def test_the_same_command_says_that_it_is_finished(run: Path, texts: Path) -> None:
+def test_training_a_finished_run_again_changes_nothing(run: Path, texts: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
     done = transduce("train", run / "recipe.toml", "--run", run)
     assert (done.code, "finished already" in done.err) == (0, True)
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_its_recipe_asks_for_the_same_run_again(run: Path, texts: Path) -> None:
+def test_the_recipe_reproduces_the_run(run: Path, texts: Path) -> None:
     done = transduce("train", run / "recipe.toml", "--run", texts / "again", "--quiet")
     assert (done.code, done.err) == (0, "")
     first, second = (RunFolder.open(path) for path in (run, texts / "again"))
@@ -78,13 +78,13 @@ def test_its_recipe_asks_for_the_same_run_again(run: Path, texts: Path) -> None:
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_moving_the_folder_moves_the_model(run: Path, tmp_path: Path) -> None:
+def test_a_copied_folder_is_the_same_model(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "elsewhere")
     line = ["A dog sleeps."]
     assert Translator.load(tmp_path / "elsewhere").translate(line) == Translator.load(run).translate(line)
 
 
-def test_translate_goes_line_for_line(run: Path, tmp_path: Path) -> None:
+def test_translate_is_aligned_line_by_line(run: Path, tmp_path: Path) -> None:
     text = tmp_path / "in.en"
     text.write_bytes("The dog sleeps.\n\nÜ unseen ☃ sign\r\n   \nNo line end".encode())
     done = transduce("translate", run, text)
@@ -121,21 +121,21 @@ def test_translate_with_scores_and_several_candidates(options: list[str], column
         assert [int(row[0]) for row in rows] == [n for n in range(1, 13) for _ in range(3)]
 
 
-def test_translate_as_json_equals_the_text(run: Path, texts: Path) -> None:
+def test_json_output_equals_text_output(run: Path, texts: Path) -> None:
     values = [json.loads(line) for line in transduce("translate", run, texts / "test.en", "--json").out.splitlines()]
     assert [value["src"] for value in values] == (texts / "test.en").read_text().splitlines()
     plain = transduce("translate", run, texts / "test.en").out
     assert [value["text"] for value in values] == plain.splitlines()
 
 
-def test_sampling_goes_by_its_seed(run: Path, texts: Path) -> None:
+def test_sampling_depends_on_the_seed(run: Path, texts: Path) -> None:
     draws = [transduce("translate", run, texts / "test.en", "--sample", "--seed", seed).out for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
     cold = transduce("translate", run, texts / "test.en", "--sample", "--top-k", "1").out
     assert cold == transduce("translate", run, texts / "test.en", "--beam", "1").out
 
 
-def test_scores_of_a_translation_are_those_that_search_gave(run: Path, texts: Path, tmp_path: Path) -> None:
+def test_score_equals_the_score_of_the_search(run: Path, texts: Path, tmp_path: Path) -> None:
     options = ["--beam", "2", "--length-penalty", "0", "--max-length", "60", "--json"]
     values = [json.loads(line) for line in transduce("translate", run, texts / "test.en", *options).out.splitlines()]
     found = {v["src"]: v["candidates"][0] for v in values if v["candidates"][0]["finished"]}
@@ -149,12 +149,12 @@ def test_scores_of_a_translation_are_those_that_search_gave(run: Path, texts: Pa
         for line, value, candidate in zip(plain, map(json.loads, detail), found.values(), strict=True):
             assert float(line) == pytest.approx(value["log_prob"], abs=1e-3)
             assert sum(value["token_log_probs"]) == pytest.approx(value["log_prob"])
-            # A text may be cut into other pieces than the search wrote; then it is another sequence.
+            # Tokenizing the text may give other pieces than the search produced.
             assert value["n_tokens"] == len(value["token_log_probs"])
             assert value["log_prob"] <= candidate["log_prob"] + 1e-3 or value["n_tokens"] > 0
 
 
-def test_evaluate_is_sacrebleu_of_what_translate_writes(run: Path, texts: Path, tmp_path: Path) -> None:
+def test_evaluate_equals_sacrebleu_of_the_translations(run: Path, texts: Path, tmp_path: Path) -> None:
     files = ["--src", texts / "test.en", "--ref", texts / "test.de"]
     value = json.loads(transduce("evaluate", run, *files, "--json", "-o", tmp_path / "out.de").out)
     assert (tmp_path / "out.de").read_text(encoding="utf-8") == transduce("translate", run, texts / "test.en").out
@@ -184,8 +184,8 @@ def test_evaluate_against_another_run_or_its_output(run: Path, texts: Path) -> N
     value = json.loads(perfect.out)
     assert value["bleu"]["value"] == pytest.approx(100) and value["exact_match"] == 1
     assert [row["verdict"] for row in value["comparison"]] == ["better"] * 3
-    told = transduce("evaluate", run, *files, "--against", texts / "test.de").out
-    assert "paired bootstrap" in told and told.count("worse") == 3
+    text = transduce("evaluate", run, *files, "--against", texts / "test.de").out
+    assert "paired bootstrap" in text and text.count("worse") == 3
 
 
 def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_inspect_draws_in_the_terminal_and_into_files(run: Path, tmp_path: Path)
     assert "https:" not in page.read_text() and "default-src 'none'" in page.read_text()
 
 
-def test_a_dry_run_tells_and_makes_nothing(texts: Path, tmp_path: Path) -> None:
+def test_a_dry_run_prints_settings_and_writes_nothing(texts: Path, tmp_path: Path) -> None:
     sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
     done = transduce("train", *sides, "--run", tmp_path / "run", "--dry-run")
     assert done.code == 0
@@ -205,7 +205,7 @@ def test_a_dry_run_tells_and_makes_nothing(texts: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tsv_json_lines_and_tmx_train_too(texts: Path, tmp_path: Path) -> None:
+def test_training_on_tsv_json_lines_and_tmx(texts: Path, tmp_path: Path) -> None:
     pairs = list(zip(*((texts / name).read_text().splitlines()[:60] for name in ("train.en", "train.de")), strict=True))
     (tmp_path / "a.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs), encoding="utf-8")
     lines = (json.dumps({"en": src, "de": tgt}) for src, tgt in pairs)
@@ -221,7 +221,7 @@ def test_tsv_json_lines_and_tmx_train_too(texts: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     data = json.loads((tmp_path / "run" / "data.json").read_text())
     assert data["sets"][0]["files"] == ["a.tsv", "a.jsonl.gz", "a.tmx"]
-    assert data["sets"][0]["pairs"] + 3 * data["sets"][1]["pairs"] == 180  # a held-out source is held out everywhere
+    assert data["sets"][0]["pairs"] + 3 * data["sets"][1]["pairs"] == 180  # a held-out source is held out of every file
 
 
 def test_separate_vocabularies_and_subword_sampling(texts: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_separate_vocabularies_and_subword_sampling(texts: Path, tmp_path: Path)
     }
 
 
-def test_the_demonstration_shows_what_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_shows_translations_attention_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.data.preparation.DEMO_HELD_OUT", 20)
     options = small("data.demo=300", "training.valid_updates=2", "decoding.beam=1")
     done = transduce("demo", "--run", tmp_path / "demo", "--updates", "4", *options)
@@ -264,7 +264,7 @@ def wait_for_update(run: Path, update: int, process: subprocess.Popen[str]) -> N
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_an_interrupted_run_goes_on_with_the_same_command(
+def test_the_same_command_resumes_an_interrupted_run(
     number: signal.Signals, code: int, texts: Path, tmp_path: Path
 ) -> None:
     long = ("training.max_updates=2000", "training.valid_updates=1000", "model.d_model=16")

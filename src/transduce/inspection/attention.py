@@ -37,12 +37,12 @@ class AttentionMaps:
     def heat_maps(
         self, src_pieces: Sequence[str], tgt_in_pieces: Sequence[str], tgt_out_pieces: Sequence[str]
     ) -> list[HeatMap]:
-        """What can be drawn: cross-attention first. A decoder's row t reads tgt_in[t] and predicts tgt_out[t]."""
+        """Return heat maps, cross-attention first. A decoder's row t reads tgt_in[t] and predicts tgt_out[t]."""
         src, tgt_in, tgt_out = tuple(src_pieces), tuple(tgt_in_pieces), tuple(tgt_out_pieces)
         parts = [
             ("cross-attention: predicted piece to source", tgt_out, src, self.cross),
             ("encoder self-attention", src, src, self.encoder),
-            ("decoder self-attention: predicted piece to what stands before it", tgt_out, tgt_in, self.decoder),
+            ("decoder self-attention: predicted piece to previous pieces", tgt_out, tgt_in, self.decoder),
         ]
         return [HeatMap(name, rows, columns, w) for name, rows, columns, w in parts if w is not None]
 
