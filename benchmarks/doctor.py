@@ -21,8 +21,8 @@ from pathlib import Path
 
 from transduce.config import Settings
 from transduce.doctor import trial
-from transduce.doctor.examine import diagnose
-from transduce.doctor.measuring import extrapolated, told
+from transduce.doctor.diagnose import diagnose
+from transduce.doctor.measuring import extrapolate, trial_of
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.runs.folder import RunFolder
@@ -77,8 +77,8 @@ def memory() -> None:
     for name, (tokens, more) in SIZES.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = prepare(name, tokens, more, Path(temporary))
-            predicted = extrapolated(told(child(folder, [1 / 16, 1 / 8, 1 / 4])).points)
-            real = extrapolated(told(child(folder, [1.0])).points)
+            predicted = extrapolate(trial_of(child(folder, [1 / 16, 1 / 8, 1 / 4])).points)
+            real = extrapolate(trial_of(child(folder, [1.0])).points)
             assert predicted is not None and real is not None
             a, b = predicted.worst / 2**20, real.worst / 2**20
             print(f"{name:<12} {tokens:>7,} {a:>14,.0f} {b:>13,.0f} {a / b:>6.2f}", flush=True)

@@ -11,7 +11,7 @@ _LAZY = {
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
     "Translator": "transduce.decoding.translator",
-    "diagnose": "transduce.doctor.examine",
+    "diagnose": "transduce.doctor.diagnose",
     "train": "transduce.pipeline",
 }
 __all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "diagnose", "train"]

@@ -1,4 +1,4 @@
-"""`transduce doctor` as a user meets it: ready, or a line for each obstacle and exit code 2; nothing is left behind."""
+"""`transduce doctor`: ready, or a line for each obstacle and exit code 2. It leaves no files behind."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import transduce as package
 from system.commands import small, transduce, write_corpus
 from transduce.config import Settings
 from transduce.demo.corpus import demo_pairs
-from transduce.doctor import examine
+from transduce.doctor import diagnose
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A short trial; and no child that leaves something where the tests run."""
-    monkeypatch.setattr(examine, "SECONDS", 30.0)  # of which a small model needs few
+    """Enough time on a busy machine."""
+    monkeypatch.setattr(diagnose, "SECONDS", 30.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
 
@@ -35,13 +35,13 @@ def test_ready(corpus: tuple[Path, Path], tmp_path: Path) -> None:
     before = sorted(os.listdir(tmp_path))
     done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", *small())
     assert (done.code, done.err.count("error")) == (0, 0), done
-    assert "\nready (" in done.out and "400 pairs (read whole)" in done.out
+    assert "\nready (" in done.out and "400 pairs (read completely)" in done.out
     for name in ("memory", "speed", "time", "disk", "tokens", "machine"):
         assert f"\n{name}" in done.out, name
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_obstacles_end_with_2_and_a_line_each(corpus: tuple[Path, Path]) -> None:
+def test_obstacles_are_printed_and_exit_code_is_2(corpus: tuple[Path, Path]) -> None:
     src, tgt = corpus
     lines = tgt.read_text(encoding="utf-8").splitlines()
     tgt.write_text("\n".join(lines[1:]) + "\n", encoding="utf-8")
@@ -53,17 +53,17 @@ def test_obstacles_end_with_2_and_a_line_each(corpus: tuple[Path, Path]) -> None
     assert done.out.splitlines()[-1].startswith(f"not ready: {len(obstacles)} obstacle")
 
 
-def test_json_and_python_say_the_same(corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_and_python(corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     src, tgt = corpus
     done = transduce("doctor", "--src", src, "--tgt", tgt, "--run", "runs/x", "--json", *small())
-    told = json.loads(done.out)
-    assert done.out.count("\n") == 1 and told["ready"] and not done.err
-    assert told["data"]["corpora"][0]["counts"] == [400, 400]
-    assert told["memory"]["worst"] > 50 << 20 and told["disk"]["checkpoint"] > 4 * told["trial"]["parameters"]
-    assert told["time"]["updates"] == 4 and told["time"]["by"] == "max_updates"
+    found = json.loads(done.out)
+    assert done.out.count("\n") == 1 and found["ready"] and not done.err
+    assert found["data"]["corpora"][0]["counts"] == [400, 400]
+    assert found["memory"]["worst"] > 50 << 20 and found["disk"]["checkpoint"] > 4 * found["trial"]["parameters"]
+    assert found["time"]["updates"] == 4 and found["time"]["by"] == "max_updates"
     asked = Settings.from_mapping({"data": {"train": [{"src": str(src), "tgt": str(src)}]}})
-    found = package.diagnose(asked, seconds=6)
-    assert not found.ready and found.obstacles[0].check == "copies"
+    diagnosis = package.diagnose(asked, seconds=6)
+    assert not diagnosis.ready and diagnosis.obstacles[0].check == "copies"
 
 
 @pytest.mark.parametrize("task", ["causal", "masked", "classification"])
@@ -73,15 +73,14 @@ def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rows = [f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines)] if task == "classification" else lines
     path = tmp_path / "text.tsv"
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    layers = "n_decoder_layers" if task == "causal" else "n_encoder_layers"
     values = {
         "task": task,
         "data": {"train": [{"path": str(path)}], **({} if task == "classification" else {"context": 32})},
-        "model": {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1},
+        "model": {"d_model": 32, "d_ff": 64, "n_heads": 2, layers: 1},
         "tokenizer": {"vocab_size": 300},
         "training": {"batch_tokens": 512, "max_updates": 4, "precision": "float32"},
     }
-    if task == "causal":
-        values["model"] |= {"n_encoder_layers": 0}  # type: ignore[operator]
     found = package.diagnose(Settings.from_mapping(values), run=tmp_path / "run")
     assert found.ready, found.obstacles
     assert found.trial is not None and found.trial.memory is not None and found.trial.speed is not None
@@ -89,7 +88,7 @@ def test_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_there(corpus: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_existing_run(corpus: tuple[Path, Path], tmp_path: Path) -> None:
     src, tgt = corpus
     options = ("--src", src, "--tgt", tgt, "--run", "runs/x", "--quiet", *small())
     assert transduce("train", *options).code == 0
@@ -98,11 +97,11 @@ def test_a_run_that_is_there(corpus: tuple[Path, Path], tmp_path: Path) -> None:
     assert same.code == 0 and "is finished: update 4" in same.out
     assert transduce("doctor", "runs/x").out.splitlines()[0] == same.out.splitlines()[0]
     other = transduce("doctor", *options, "--set", "training.seed=7")
-    assert other.code == 2 and "obstacle: runs/x holds another run: training.seed is 1 there and 7 here" in other.out
+    assert other.code == 2 and "obstacle: runs/x contains another run: training.seed is 1 there and 7 here" in other.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
 
 
-def test_a_fine_tuning_before_and_after_its_start_is_gone(corpus: tuple[Path, Path], tmp_path: Path) -> None:
+def test_fine_tuning_before_and_after_its_base_run_is_removed(corpus: tuple[Path, Path], tmp_path: Path) -> None:
     src, tgt = corpus
     given = ("--src", src, "--tgt", tgt, "--quiet")
     assert transduce("train", *given, "--run", "runs/x", *small()).code == 0
@@ -118,10 +117,8 @@ def test_a_fine_tuning_before_and_after_its_start_is_gone(corpus: tuple[Path, Pa
     assert after.code == 0 and "is finished: update 2" in after.out
 
 
-def test_memory_that_is_too_little_is_found_without_harm(
-    corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine says that it has little: what the trial took does not fit."""
+def test_too_little_memory_is_an_obstacle(corpus: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial takes more than the machine reports as free."""
     from transduce import machine
 
     monkeypatch.setattr(machine, "_free_memory", lambda: 64 << 20)
@@ -130,7 +127,7 @@ def test_memory_that_is_too_little_is_found_without_harm(
     assert done.code == 2 and "of the 64 MiB free" in done.out and "obstacle: the worst batch" in done.out
 
 
-def test_every_training_says_what_is_cheap_to_see(corpus: tuple[Path, Path]) -> None:
+def test_every_training_runs_the_quick_checks(corpus: tuple[Path, Path]) -> None:
     src, tgt = corpus
     done = transduce("train", "--src", tgt, "--tgt", src, "--src-lang", "en", "--tgt-lang", "de", "--run", "runs/x",
                      "--dry-run", *small())  # fmt: skip

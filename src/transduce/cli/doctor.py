@@ -43,28 +43,28 @@ def doctor(
 
     recipe = request.recipe
     if recipe is not None and recipe.is_dir():
-        from transduce.doctor.progress import asked_of
+        from transduce.doctor.existing_run import settings_of
 
         if request != Request(recipe=recipe):
             raise SettingsError(
                 f"{recipe} is a run folder and has its own settings; use only --processes, --json and --quiet with it"
             )
-        settings, run = asked_of(recipe), recipe
+        settings, run = settings_of(recipe), recipe
     else:
         if request.run is None and recipe is None:
             request = replace(request, run=Path("runs") / "new")
         settings, run = request.settings(), request.run_folder()
 
-    from transduce.doctor import examine
-    from transduce.doctor.presentation import lines_of
+    from transduce.doctor import diagnose
+    from transduce.doctor.report import format_diagnosis
     from transduce.logging import Log
     from transduce.process import exit_on_signals
 
-    seconds = max(0.5 * examine.SECONDS, examine.SECONDS - (time.monotonic() - began))  # imports take some of them
+    seconds = max(0.5 * diagnose.SECONDS, diagnose.SECONDS - (time.monotonic() - began))  # less the time for imports
     with exit_on_signals():
-        found = examine.diagnose(
+        found = diagnose.diagnose(
             settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes
         )
-    print_lines([to_json(found.to_json())] if as_json else lines_of(found))
+    print_lines([to_json(found.to_json())] if as_json else format_diagnosis(found))
     if not found.ready:
         raise typer.Exit(2)

@@ -1,7 +1,7 @@
-"""Do the lines of two files belong together? Pure functions of the two sides of some lines.
+"""Detect shifted lines, as pure functions of the two sides of some lines.
 
-Sentences and their translations are long and short together, and carry the same numbers. For a window of lines that is
-looked at under every shift from -20 to 20: if one other than 0 fits and 0 does not, a line was lost or added before.
+A sentence and its translation have similar lengths and the same numbers. A window of lines is compared under every
+shift from -20 to 20. If another shift than 0 fits and 0 does not, a line was lost or added before the window.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FARTHEST = 20  # lines of a shift that is looked for
-_LEAST = 60  # lines of a window that can tell
+MAX_SHIFT = 20  # lines
+_FEWEST = 60  # lines of a window
 _DIGITS = re.compile(r"\d+")
 Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well the sides of a window go together: the best shift, and at it and at none the correlation of lengths.
+    """The best shift of a window, and the correlation of lengths with it (`best`) and without (`straight`).
 
-    `numbers` of them: lines with digits; `same`: whose counterpart has the same, at shift 0.
+    `sure`: the shift is significantly better than none. `numbers`: lines with digits; `same`: lines whose counterpart
+    has the same digits without a shift.
     """
 
     shift: int
@@ -35,7 +36,7 @@ class Fit:
 
 
 def fit(rows: Sequence[Row]) -> Fit:
-    """Look at one window. `sure`: another shift than 0 fits so much better that it is no chance.
+    """Find the shift of a window.
 
     >>> words = [("a" * n, "b" * (2 * n)) for n in (7, 1, 9, 3, 12, 5, 8, 2, 14, 4, 6, 11) * 8]
     >>> fit([(src, words[i - 1][1]) for i, (src, _) in enumerate(words)]).shift
@@ -47,9 +48,9 @@ def fit(rows: Sequence[Row]) -> Fit:
     having = [i for i, (a, _) in enumerate(digits) if a]
     by_shift: dict[int, float] = {}
     scores: dict[int, float] = {}
-    for shift in range(-FARTHEST, FARTHEST + 1):
+    for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
         begin, end = max(0, -shift), min(n, n - shift)
-        if end - begin < _LEAST:
+        if end - begin < _FEWEST:
             continue
         r = correlation(src[begin:end], tgt[begin + shift : end + shift])
         by_shift[shift] = r
@@ -67,19 +68,20 @@ def fit(rows: Sequence[Row]) -> Fit:
 
 
 def lengths(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Logarithms of the characters of both sides."""
-    return tuple(np.log1p([float(len(row[side])) for row in rows]) for side in (0, 1))  # type: ignore[return-value]
+    """Logarithms of the lengths of both sides, in characters."""
+    src, tgt = (np.log1p([float(len(row[side])) for row in rows]) for side in (0, 1))
+    return src, tgt
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's; 0 where one side does not vary."""
+    """Pearson's correlation; 0 if one side is constant."""
     x, y = x - x.mean(), y - y.mean()
     norm = math.sqrt(float(x @ x) * float(y @ y))
     return float(x @ y) / norm if norm > 1e-9 else 0.0
 
 
 def turning_point(rows: Sequence[Row], before: int, after: int) -> int:
-    """The row from which on `after` fits better than `before`: where the sums of the misfits are least."""
+    """The row from which on shift `after` fits better than shift `before`."""
     src, tgt = lengths(rows)
     mean = float(np.median(tgt) - np.median(src))
     digits = [(_digits(a), _digits(b)) for a, b in rows]
@@ -96,7 +98,7 @@ def turning_point(rows: Sequence[Row], before: int, after: int) -> int:
 def locate(
     reread: Callable[[int, int], Sequence[Row]], low: int, high: int, *, before: int, after: int, window: int = 200
 ) -> int:
-    """The line, between `low` (where `before` fits) and `high` (where `after` does), where the shift changes."""
+    """Search the line between `low` (shift `before`) and `high` (shift `after`) where the shift changes."""
     while high - low > 2 * window:
         middle = (low + high) // 2
         found = fit(reread(middle, window))
@@ -108,4 +110,4 @@ def locate(
 
 
 def _digits(text: str) -> tuple[str, ...]:
-    return tuple(sorted(str(int(number[:18])) for number in _DIGITS.findall(text)))  # of any script, full-width too
+    return tuple(sorted(str(int(number[:18])) for number in _DIGITS.findall(text)))  # of any script

@@ -1,6 +1,6 @@
-"""The CHECKS table: what a sample of the data is looked at for. Each check is a pure function of the sample.
+"""The checks of a sample. Each is a pure function of the sample.
 
-Another check is a function, a line of the table, and two tests: a corpus with the fault, and one without.
+To add one: write the function, add a row to CHECKS, and test it with a corpus that has the fault and one that has not.
 """
 
 from __future__ import annotations
@@ -8,47 +8,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transduce.doctor import pairs, texts
+from transduce.doctor import pair_checks, text_checks
 from transduce.doctor.findings import Finding
 from transduce.doctor.sampling import Sample
 from transduce.tasks.base import Form
 
-PAIRS: frozenset[Form] = frozenset({"pairs"})
-LABELLED: frozenset[Form] = frozenset({"labelled"})
-TEXT: frozenset[Form] = frozenset({"text"})
-ALL: frozenset[Form] = PAIRS | LABELLED | TEXT
+ALL: tuple[Form, ...] = ("pairs", "text", "labelled")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table. `quick`: done by every training, on a small sample."""
+    """A check, and the forms of data that it applies to. `quick`: every training runs it on a small sample."""
 
     name: str
-    forms: frozenset[Form]
+    forms: tuple[Form, ...]
     run: Callable[[Sample], list[Finding]]
     quick: bool = False
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("readable", ALL, texts.readable),
-    Check("lines", PAIRS, pairs.line_counts),
-    Check("alignment", PAIRS, pairs.alignment, quick=True),
-    Check("languages", PAIRS, pairs.languages, quick=True),
-    Check("copies", PAIRS, pairs.copies, quick=True),
-    Check("empty", PAIRS, pairs.empty_sides),
-    Check("ratios", PAIRS, pairs.ratios),
-    Check("characters", ALL, texts.characters, quick=True),
-    Check("duplicates", ALL, texts.duplicates),
-    Check("leaks", ALL, texts.leaks),
-    Check("labels", LABELLED, texts.labels),
-    Check("documents", TEXT, texts.documents),
+    Check("readable", ALL, text_checks.readable),
+    Check("lines", ("pairs",), pair_checks.line_counts),
+    Check("alignment", ("pairs",), pair_checks.alignment, quick=True),
+    Check("languages", ("pairs",), pair_checks.languages, quick=True),
+    Check("copies", ("pairs",), pair_checks.copies, quick=True),
+    Check("empty", ("pairs",), pair_checks.empty_sides),
+    Check("ratios", ("pairs",), pair_checks.ratios),
+    Check("characters", ALL, text_checks.characters, quick=True),
+    Check("duplicates", ALL, text_checks.duplicates),
+    Check("leaks", ALL, text_checks.leaks),
+    Check("labels", ("labelled",), text_checks.labels),
+    Check("documents", ("text",), text_checks.documents),
 )
 
 
 def run_checks(sample: Sample, *, quick: bool = False) -> list[Finding]:
-    """What all checks that apply have to say."""
-    found: list[Finding] = []
-    for check in CHECKS:
-        if sample.form in check.forms and (check.quick or not quick):
-            found += check.run(sample)
-    return found
+    """The findings of all checks that apply to the sample."""
+    checks = [check for check in CHECKS if sample.form in check.forms and (check.quick or not quick)]
+    return [finding for check in checks for finding in check.run(sample)]

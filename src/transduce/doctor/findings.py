@@ -1,8 +1,8 @@
-"""What was found: one line for people, numbers for programs."""
+"""A finding of the doctor: one line for people, figures for programs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Level = Literal["obstacle", "warning", "note"]
@@ -10,9 +10,9 @@ Level = Literal["obstacle", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing worth saying. An obstacle keeps training from working or from being worth it; a warning does not.
+    """One result of a check. An obstacle makes training fail or pointless; a warning does not.
 
-    `text` says what was found and where, `advice` what to do; `figures` are what was measured.
+    `text` says what was found and where, `advice` what to do, `figures` are the measurements.
     """
 
     check: str
@@ -23,22 +23,16 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """Both in one line."""
+        """Text and advice in one line."""
         return f"{self.text}; {self.advice}" if self.advice else self.text
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "check": self.check,
-            "level": self.level,
-            "text": self.text,
-            "advice": self.advice,
-            "figures": self.figures,
-        }
+        """Plain values."""
+        return asdict(self)
 
 
 def about(count: float) -> str:
-    """A number that is an estimate, in three digits.
+    """Format an estimate with three significant digits.
 
     >>> about(1234567), about(12.3)
     ('about 1,230,000', 'about 12')
@@ -49,9 +43,18 @@ def about(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share, with a digit behind the point where it is small.
+    """Format a fraction, with more digits if it is small.
 
     >>> percent(0.5), percent(0.013), percent(0.0004)
     ('50 %', '1.3 %', '0.04 %')
     """
     return f"{100 * share:.{0 if share >= 0.1 or not share else 1 if share >= 0.001 else 2}f} %"
+
+
+def size(n_bytes: float) -> str:
+    """Format a number of bytes.
+
+    >>> size(3 * 2**30), size(5e6)
+    ('3.0 GiB', '5 MiB')
+    """
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"

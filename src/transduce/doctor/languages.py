@@ -1,8 +1,7 @@
-"""Which script and, for some languages, which language: by Unicode's names and by the commonest words.
+"""Identify scripts, and some languages by their most common words.
 
-A small test of our own, as those libraries that identify languages well are large or fetch their models. It is made
-to see whole sides that are swapped, or of another language than was said; of a single line it is told only what
-scripts, or two common words and none of the other language, make clear.
+Made to notice that a whole side is swapped or in another language. Libraries that identify languages well are large or
+download their models. Of a single line it only reports what its script, or two common words, make clear.
 """
 
 from __future__ import annotations
@@ -13,63 +12,24 @@ from collections.abc import Iterable, Sequence
 
 from transduce.text.scripts import script
 
-_SCRIPTS = {
-    "Cyrillic": "ru uk bg mk be kk ky mn tg",
-    "Greek": "el grc",
-    "Han": "zh yue cmn",
-    "Kana Han": "ja",
-    "Hangul Han": "ko",
-    "Arabic": "ar fa ur ps ug sd ckb",
-    "Hebrew": "he yi",
-    "Devanagari": "hi mr ne sa",
-    "Bengali": "bn as",
-    "Tamil": "ta",
-    "Telugu": "te",
-    "Kannada": "kn",
-    "Malayalam": "ml",
-    "Gujarati": "gu",
-    "Gurmukhi": "pa",
-    "Thai": "th",
-    "Lao": "lo",
-    "Khmer": "km",
-    "Myanmar": "my",
-    "Georgian": "ka",
-    "Armenian": "hy",
-    "Ethiopic": "am ti",
-    "Sinhala": "si",
-    "Tibetan": "bo",
-    "Latin": (
-        "en de fr es it pt nl sv da no nb nn fi et lv lt pl cs sk sl hr hu ro sq tr id ms vi eu ca gl ga cy is mt af "
-        "sw la eo lb tl ha yo ig zu xh so oc br"
-    ),
+_SCRIPTS = """
+Cyrillic: ru uk bg mk be kk ky mn tg | Greek: el grc | Han: zh yue cmn | Kana Han: ja | Hangul Han: ko
+Arabic: ar fa ur ps ug sd ckb | Hebrew: he yi | Devanagari: hi mr ne sa | Bengali: bn as | Tamil: ta | Telugu: te
+Kannada: kn | Malayalam: ml | Gujarati: gu | Gurmukhi: pa | Thai: th | Lao: lo | Khmer: km | Myanmar: my
+Georgian: ka | Armenian: hy | Ethiopic: am ti | Sinhala: si | Tibetan: bo
+Latin: en de fr es it pt nl sv da no nb nn fi et lv lt pl cs sk sl hr hu ro sq tr id ms vi eu ca gl ga cy is mt af sw la
+Latin: eo lb tl ha yo ig zu xh so oc br
+"""
+SCRIPTS_OF = {
+    code: frozenset(names.split())
+    for names, _, codes in (row.partition(":") for row in _SCRIPTS.replace("\n", "|").split("|"))
+    for code in codes.split()
 }
-SCRIPTS_OF = {code: frozenset(scripts.split()) for scripts, codes in _SCRIPTS.items() for code in codes.split()}
-_SHORT = {
-    "eng": "en",
-    "deu": "de",
-    "ger": "de",
-    "fra": "fr",
-    "fre": "fr",
-    "spa": "es",
-    "ita": "it",
-    "por": "pt",
-    "nld": "nl",
-    "dut": "nl",
-    "rus": "ru",
-    "ukr": "uk",
-    "pol": "pl",
-    "ces": "cs",
-    "swe": "sv",
-    "zho": "zh",
-    "jpn": "ja",
-    "kor": "ko",
-    "ara": "ar",
-    "ell": "el",
-    "tur": "tr",
-    "fin": "fi",
-    "hun": "hu",
-    "ron": "ro",
-}
+_SHORT_CODES = """
+eng=en deu=de ger=de fra=fr fre=fr spa=es ita=it por=pt nld=nl dut=nl rus=ru ukr=uk pol=pl ces=cs swe=sv zho=zh jpn=ja
+kor=ko ara=ar ell=el tur=tr fin=fi hun=hu ron=ro
+"""
+_SHORT = dict(pair.split("=") for pair in _SHORT_CODES.split())
 _COMMON = {
     "en": "the of and to in is that it was for on are with as his they be at have this from an by not you who what",
     "de": "der die und das ist nicht ein eine ich zu mit auf für dem den von sie wir des sich auch im einem einer wird",
@@ -92,13 +52,13 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def language(code: str) -> str:
-    """The short code of a language: `en` of en-US, EN_us and eng; as it is where none is known."""
+    """The two-letter code of a language: en for en-US, EN_us and eng; unknown codes are returned as they are."""
     first = re.split("[-_]", code.lower())[0]
     return _SHORT.get(first, first)
 
 
 def scripts(texts: Iterable[str]) -> dict[str, float]:
-    """The share of each script among the letters, the largest first."""
+    """The fraction of each script among the letters, the largest first."""
     counts: Counter[str] = Counter()
     for character, n in Counter(character for text in texts for character in text).items():
         if found := script(character):
@@ -108,23 +68,17 @@ def scripts(texts: Iterable[str]) -> dict[str, float]:
 
 
 def main_script(text: str) -> str:
-    """The script of most of a text's letters."""
-    counts = Counter(filter(None, map(script, text)))
-    return counts.most_common(1)[0][0] if counts else ""
-
-
-def words(text: str) -> list[str]:
-    """Words in lower case."""
-    return _WORD.findall(text.lower())
+    """The script of most letters of a text."""
+    return next(iter(scripts([text])), "")
 
 
 def looks_like(texts: Sequence[str]) -> str:
-    """The language whose commonest words stand in the texts most often, if they are a tenth of all and clearly ahead.
+    """The language whose common words are a tenth of all words and clearly ahead of other languages, or nothing.
 
     >>> looks_like(["the dog is in the house", "that was for you"] * 30)
     'en'
     """
-    counts = Counter(word for text in texts for word in words(text))
+    counts = Counter(word for text in texts for word in _WORD.findall(text.lower()))
     total = sum(counts.values())
     if total < 200:
         return ""
@@ -135,6 +89,6 @@ def looks_like(texts: Sequence[str]) -> str:
 
 def is_clearly(text: str, code: str, other: str) -> bool:
     """Whether a line has two common words of one language and none that only the other has."""
-    found = set(words(text))
+    found = set(_WORD.findall(text.lower()))
     ours, theirs = COMMON[code] - COMMON[other], COMMON[other] - COMMON[code]
     return len(found & ours) >= 2 and not found & theirs

@@ -1,4 +1,4 @@
-"""The cheap part of the doctor, which every training does by itself: a few warnings in well under a second."""
+"""The checks that every training runs: a few warnings in well under a second."""
 
 from __future__ import annotations
 
@@ -8,60 +8,57 @@ from torch import nn
 
 from transduce.config import Settings
 from transduce.doctor.checks import run_checks
-from transduce.doctor.forecast import Disk, disk_needed
+from transduce.doctor.estimates import Disk, disk_findings, estimate_disk
+from transduce.doctor.findings import size
 from transduce.doctor.measuring import Trial
-from transduce.doctor.resources import disk_findings, size
 from transduce.doctor.sampling import take_sample
 from transduce.errors import UserError
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.tasks.defaults import bytes_a_token
 
-MOST = 3  # lines
+MOST = 3  # warnings
 _BLOCKS, _SECONDS = 2, 0.2
-_STATES = {"adam": 2.0, "adamw": 2.0, "muon": 1.5}  # copies of the weights that an optimizer keeps, roughly
-_PROCESS = 400 << 20  # bytes of a process before any model
+_STATES = {"adam": 2.0, "adamw": 2.0, "muon": 1.5}  # optimizer state relative to the weights, roughly
+_PROCESS = 400 << 20  # bytes of a process without a model
 
 
 def warn_of_data(settings: Settings, log: Log) -> None:
-    """Warn of what a small sample shows: lines that do not belong together, sides swapped, odd characters."""
+    """Check a small sample, and warn of misaligned or swapped sides and unusual characters."""
     try:
         found = run_checks(take_sample(settings, seconds=_SECONDS, most_blocks=_BLOCKS), quick=True)
-    except UserError:  # reading the text says it better
+    except UserError:  # reading the text gives a better message
         return
-    serious = [one for one in found if one.level == "obstacle"] + [one for one in found if one.level == "warning"]
+    serious = sorted((one for one in found if one.level != "note"), key=lambda one: one.level != "obstacle")
     for one in serious[:MOST]:
         log.warn(one.line)
     if serious:
-        log.warn('of the data; "transduce doctor", with the same options, looks at more of it')
+        log.warn('"transduce doctor" with the same options checks the data more thoroughly')
 
 
 def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine: Machine, log: Log) -> None:
-    """Warn of too little memory or disk, by a rough estimate without any update."""
-    for line in resource_warnings(settings, model, place, machine):
-        log.warn(line)
-
-
-def resource_warnings(settings: Settings, model: nn.Module, place: Path, machine: Machine) -> list[str]:
-    """What is to be said of the memory and of the disk at `place`."""
+    """Warn of too little memory or disk space, by a rough estimate."""
     training = settings.training
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    copies = 2.0 + _STATES.get(training.optimizer or "", 2.0) + (training.average == "ema")  # with the gradient
     micro = training.micro_batch_tokens or training.batch_tokens or 1
     batch = micro * bytes_a_token(settings.model, settings.tokenizer.vocab_size or 0)
-    needed, found = round(weights * copies) + batch + _PROCESS, []
+    needed = round(weights * (1.0 + _copies(settings))) + batch + _PROCESS  # 1: the gradient
     if needed > machine.memory:
-        found.append(
+        log.warn(
             f"training will take about {size(needed)} of memory, and {size(machine.memory)} are free; "
-            f"--set training.micro_batch_tokens={max(64, micro // 2)} or a smaller model takes less"
+            f"use --set training.micro_batch_tokens={max(64, micro // 2)} or a smaller model"
         )
-    disk = room_needed(settings, weights, place)
-    return found + [one.line for one in disk_findings(disk)]
+    for one in disk_findings(room_needed(settings, weights, place)):
+        log.warn(one.line)
 
 
 def room_needed(settings: Settings, weights: int, place: Path) -> Disk:
-    """Disk of a run with so many bytes of weights."""
+    """Disk space of a run whose weights have so many bytes."""
+    trial = Trial(checkpoint_bytes=round(weights * _copies(settings)), weight_bytes=weights)
+    return estimate_disk(settings, trial, place, n_tokens=0.0, n_rows=0.0)
+
+
+def _copies(settings: Settings) -> float:
+    """Size of weights, optimizer state and average relative to the weights."""
     training = settings.training
-    copies = 1.0 + _STATES.get(training.optimizer or "", 2.0) + (training.average == "ema")
-    trial = Trial(checkpoint_bytes=round(weights * copies), weight_bytes=weights)
-    return disk_needed(settings, trial, place, n_tokens=0.0, n_rows=0.0)
+    return 1.0 + _STATES.get(training.optimizer or "", 2.0) + (training.average == "ema")

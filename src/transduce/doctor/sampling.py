@@ -1,7 +1,7 @@
 """A sample of the data that settings name: blocks of lines from several places of each corpus, and the held-out sets.
 
-What is read is bounded in time and in memory, whatever the size of the corpus. Nothing is cleaned, and lines that
-cannot be read are told, not raised.
+Reading is bounded in time and memory for any size of corpus. Nothing is cleaned. Lines that cannot be read are
+collected as faults instead of raising.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.corpus import FORMATS, columns_of, corpus_files, corpus_name, json_pair, read_pairs, tsv_pair
-from transduce.data.labelled import labelled_row
+from transduce.data.corpus import FORMATS, Pair, columns_of, corpus_files, corpus_name, json_pair, read_pairs, tsv_pair
+from transduce.data.labelled import Labelled, labelled_row
 from transduce.data.lines import bare_suffix, decode_line, open_bytes
+from transduce.data.sources import MemorySource
 from transduce.demo.corpus import demo_pairs
 from transduce.doctor.scanning import BLOCK, MOST_BLOCKS, Scan, rank, scan
 from transduce.errors import DataError
@@ -25,16 +27,17 @@ from transduce.tasks.registry import find_task
 
 Row = tuple[str, ...]  # (source, target), (line,), or (label, text[, text])
 Parser = Callable[[list[str], int], Row | None]
-"""The row of the lines of each file with this number, none of a header; a `ValueError` says what is wrong with them."""
+"""Turns the lines of each file with this number into a row, or None for a header. Raises `ValueError`."""
 
-WINDOW = 200  # lines that are looked at together
-MOST_CHARACTERS = 2_000_000  # of rows that are worked with, however long they are
+WINDOW = 200  # consecutive lines that are examined together
+MOST_CHARACTERS = 2_000_000  # of rows that are encoded or trained on
 MOST_HELD = 20_000  # rows of a held-out set
+_MOST_FAULTS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A line that cannot be read: training would refuse the file."""
+    """A line that cannot be read. Training would refuse the file."""
 
     place: str
     why: str
@@ -42,16 +45,16 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows that follow one another; `first` is the number of the first one's line, from 1."""
+    """Consecutive rows. `first`: line number of the first row, from 1. `numbers`: line number of each row."""
 
     first: int
     rows: tuple[Row, ...]
-    numbers: tuple[int, ...]  # of each row's line
+    numbers: tuple[int, ...]
     from_end: bool = False
-    """Whether it was counted from the end of both files: its number is a guess."""
+    """Whether lines were counted from the end of both files, so that numbers are estimates."""
 
     def windows(self, n: int = WINDOW) -> Iterator[Block]:
-        """Itself in pieces of at most `n` rows."""
+        """Pieces of at most `n` rows."""
         for begin in range(0, len(self.rows), n):
             cut = slice(begin, begin + n)
             yield Block(self.numbers[begin], self.rows[cut], self.numbers[cut], self.from_end)
@@ -59,7 +62,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was seen of one corpus. `counts`: lines of each file; `total`: rows in all; `counted`: it is no estimate."""
+    """What was read of one corpus.
+
+    `counts`: lines of each file. `total`: rows. `counted`: whether these are exact. `how`: how the sample was drawn.
+    """
 
     name: str
     files: tuple[str, ...]
@@ -68,9 +74,8 @@ class Part:
     counted: bool
     how: str
     blocks: tuple[Block, ...]
-    n_bytes: int = 0
     reread: Callable[[int, int], list[Row]] | None = None
-    """Rows from a line (from 1) on, where files can be read anywhere."""
+    """Reads `n` rows from a line on, for files that can be read anywhere: (line from 1, n)."""
 
     @property
     def n_rows(self) -> int:
@@ -81,33 +86,42 @@ class Part:
         """All rows of the sample."""
         return chain.from_iterable(block.rows for block in self.blocks)
 
+    def source(self, windows: Sequence[Block], form: Form) -> MemorySource[Any]:
+        """Some windows as a source that a task reads; records name their file and line."""
+        records: list[Any] = []
+        file = (*self.files, self.name)[0]
+        for window in windows:
+            for row, number in zip(window.rows, window.numbers, strict=True):
+                if form == "pairs":
+                    records.append(Pair(row[0], row[1], (file, number)))
+                else:
+                    records.append(row[0] if form == "text" else Labelled(row[0], row[1:], (file, number)))
+        return MemorySource(self.name, records, tuple(Path(name).name for name in self.files))
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the checks look at."""
+    """What the checks examine: training corpora, held-out sets and lines that cannot be read."""
 
     form: Form
     settings: Settings
     parts: tuple[Part, ...]
     held: tuple[Part, ...]
     faults: tuple[Fault, ...] = ()
-    seconds: float = 0.0
-    looked_at: int = 0
-    """Rows that were there, where the text itself is not kept."""
 
     @property
     def total(self) -> int:
-        """Training rows in all."""
+        """Number of training rows."""
         return sum(part.total for part in self.parts)
 
     @property
     def n_rows(self) -> int:
         """Training rows in the sample."""
-        return self.looked_at or sum(part.n_rows for part in self.parts)
+        return sum(part.n_rows for part in self.parts)
 
     @property
     def whole(self) -> bool:
-        """Whether the sample is all there is."""
+        """Whether the sample is the whole corpus."""
         return all(part.counted and part.n_rows >= part.total for part in self.parts)
 
     def rows(self) -> Iterator[Row]:
@@ -115,42 +129,41 @@ class Sample:
         return chain.from_iterable(part.rows() for part in self.parts)
 
     def some(self, n: int) -> list[Row]:
-        """About `n` rows at most: whole windows from everywhere, of each corpus as many as its size asks for."""
-        return [row for windows in drawn(self.parts, n) for window in windows for row in window.rows]
+        """About `n` rows: whole windows from everywhere, of each corpus in proportion to its size."""
+        return [row for windows in select(self.parts, n) for window in windows for row in window.rows]
 
 
-def drawn(parts: Sequence[Part], n: int) -> list[list[Block]]:
-    """Of each part windows from everywhere, about `n` rows of all together: as many as its size asks for."""
+def select(parts: Sequence[Part], n: int) -> list[list[Block]]:
+    """Windows of each part, about `n` rows together, in proportion to the sizes of the parts."""
     rows = [row for part in parts for row in part.rows()]
     n_characters = sum(len(text) for row in rows for text in row) / max(1, len(rows))
     n = min(n, round(MOST_CHARACTERS / max(1.0, n_characters)))
-    total, most = max(1, sum(part.total for part in parts)), max(20, n // max(1, len(parts)))
-    chosen = list[list[Block]]()
+    length = min(WINDOW, max(20, n // max(1, len(parts))))
+    total, chosen = max(1, sum(part.total for part in parts)), []
     for part in parts:
-        windows = [window for block in part.blocks for window in block.windows(min(WINDOW, most))]
-        wanted = max(1, round(n / min(WINDOW, most) * part.total / total))
+        windows = [window for block in part.blocks for window in block.windows(length)]
+        wanted = max(1, round(n / length * part.total / total))
         step = max(1.0, len(windows) / wanted)
         chosen.append([windows[int(i * step)] for i in range(min(len(windows), wanted))])
     return chosen
 
 
 def take_sample(settings: Settings, *, seconds: float = 5.0, most_blocks: int = MOST_BLOCKS) -> Sample:
-    """A sample of all text that the settings name, read in about `seconds`. A missing file is a `DataError`."""
-    began, data = time.monotonic(), settings.data
-    form = find_task(settings.task).reads
+    """Sample all text that the settings name, in about `seconds`. A missing file raises `DataError`."""
+    data, form = settings.data, find_task(settings.task).reads
     if data.demo:
         return Sample(form, settings, (_demo(data.demo, settings.training.seed),), ())
-    look = _Look(form, data)
+    reader = _Reader(form, data)
     each = seconds / max(1, len(data.train))
-    parts = tuple(look.part(corpus, each, most_blocks) for corpus in data.train)
+    parts = tuple(reader.part(corpus, each, most_blocks) for corpus in data.train)
     most, corpora = -(-MOST_HELD // BLOCK), (*data.valid, *data.test)
     each = min(1.0, 0.5 * seconds / max(1, len(corpora)))
-    held = tuple(look.part(corpus, each, most) for corpus in corpora) if most_blocks >= most else ()
-    return Sample(form, settings, parts, held, tuple(look.faults), time.monotonic() - began)
+    held = tuple(reader.part(corpus, each, most) for corpus in corpora) if most_blocks >= most else ()
+    return Sample(form, settings, parts, held, tuple(reader.faults))
 
 
-class _Look:
-    """Reads corpora of one form, and collects their faults."""
+class _Reader:
+    """Reads samples of corpora, and collects faults."""
 
     def __init__(self, form: Form, data: DataSettings) -> None:
         self.form, self.data = form, data
@@ -162,20 +175,19 @@ class _Look:
             if bare_suffix(corpus.path) == ".tmx":
                 return self._tmx(corpus, seconds, most_blocks * BLOCK)
             if bare_suffix(corpus.path) not in FORMATS:
-                read_pairs(corpus, src_lang="src", tgt_lang="tgt")  # raises what is to be said of it
+                read_pairs(corpus, src_lang="src", tgt_lang="tgt")  # raises for an unknown format
         until = time.monotonic() + seconds
         scans = [scan(path, seconds=0.6 * seconds / len(files)) for path in files]
         self.faults += [_fault(found.path, found.fault) for found in scans if found.fault]
         counts, whole = tuple(found.total for found in scans), all(found.whole for found in scans)
-        numbers = _numbers(scans, most_blocks)
         parse, headers = self._parser(scans[0], len(scans))
         blocks = list[Block]()
-        for n in sorted(numbers, key=rank):  # the first one first, the others as if drawn: time may not suffice for all
+        for n in sorted(_numbers(scans, most_blocks), key=rank):  # in random order, as time may run out
             blocks.append(self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse))
             if time.monotonic() > until:
                 break
         blocks.sort(key=lambda block: block.first)
-        n_looked_at = len(blocks)
+        how = _how(scans, len(blocks))
         seekable = all(found.seekable for found in scans)
         if seekable and not whole and len(scans) == 2:
             tails = [found.tail(BLOCK) for found in scans]
@@ -188,18 +200,17 @@ class _Look:
 
         return Part(
             name=corpus_name(corpus),
-            files=tuple(str(path) for path in files),
+            files=tuple(map(str, files)),
             counts=counts,
             total=max(0, min(counts) - headers),
             counted=whole,
-            how=_how(scans, n_looked_at),
+            how=how,
             blocks=tuple(block for block in blocks if block.rows),
-            n_bytes=sum(round(found.n_bytes / (found.share or 1)) for found in scans),
             reread=reread if seekable else None,
         )
 
     def _block(self, scans: Sequence[Scan], sides: list[list[bytes]], first: int, parse: Parser) -> Block:
-        """The rows of lines that stand beside each other."""
+        """The rows of lines with the same number."""
         rows, numbers = list[Row](), list[int]()
         for number, raw in enumerate(zip(*sides, strict=False), first):
             texts, file = list[str](), scans[0].path
@@ -209,7 +220,7 @@ class _Look:
                     texts.append(decode_line(line + b"\n", first=number == 1))
                 row = parse(texts, number)
             except ValueError as error:
-                if len(self.faults) < 20:
+                if len(self.faults) < _MOST_FAULTS:
                     self.faults.append(Fault(f"{file}, line {number}", str(error)))
                 continue
             if row is not None:
@@ -218,7 +229,7 @@ class _Look:
         return Block(first, tuple(rows), tuple(numbers))
 
     def _parser(self, first: Scan, n_files: int) -> tuple[Parser, int]:
-        """What makes rows of the lines of a corpus, as training does; and the number of lines that make none."""
+        """The function that turns lines into rows, as training does, and the number of header lines."""
         if self.form == "text" or n_files == 2:
             return lambda texts, number: tuple(texts), 0
         line = next(iter(first.block(0, n=1)), b"").decode("utf-8", errors="replace").removeprefix("\ufeff")
@@ -239,48 +250,43 @@ class _Look:
         return tsv, int(columns is not None and columns.named)
 
     def _tmx(self, corpus: Corpus, seconds: float, most: int) -> Part:
-        """Translation units from the beginning; how many there are is counted by their tags."""
+        """Translation units from the beginning of a TMX file. Their number is counted by their tags."""
         assert corpus.path is not None
-        until, n_units, n_bytes, whole = time.monotonic() + seconds / 2, 0, 0, True
+        until, n_units, counted = time.monotonic() + seconds / 2, 0, True
         with open_bytes(corpus.path) as file:
             rest = b""
-            while chunk := file.read(1 << 20):
-                n_bytes += len(chunk)
+            while counted and (chunk := file.read(1 << 20)):
                 rest = rest[-4:] + chunk
                 n_units += rest.count(b"<tu>") + rest.count(b"<tu ")
-                if time.monotonic() > until:
-                    whole = False
-                    break
-        rows, numbers, ended = list[Row](), list[int](), False
+                counted = time.monotonic() <= until
+        rows, numbers, whole = list[Row](), list[int](), False
         until = time.monotonic() + seconds / 2
-        pairs = read_pairs(corpus, src_lang=self.data.src_lang, tgt_lang=self.data.tgt_lang)
         try:
-            for pair in islice(pairs, most):
+            for pair in islice(read_pairs(corpus, src_lang=self.data.src_lang, tgt_lang=self.data.tgt_lang), most):
                 rows.append((pair.src, pair.tgt))
                 numbers.append(pair.place[1])
                 if time.monotonic() > until:
                     break
             else:
-                ended = len(rows) < most
+                whole = len(rows) < most
         except DataError as error:
             self.faults.append(_fault(corpus.path, str(error)))
-        total = len(rows) if ended else max(n_units, len(rows))
-        how = "read whole" if ended else f"{len(rows):,} units from the beginning"
-        block = Block(1, tuple(rows), tuple(numbers))
-        blocks = (block,) if rows else ()
-        return Part(
-            corpus_name(corpus), (str(corpus.path),), (total,), total, whole and ended, how, blocks, n_bytes=n_bytes
-        )
+        total = len(rows) if whole else max(n_units, len(rows))
+        how = "read completely" if whole else f"{len(rows):,} units from the beginning"
+        blocks = (Block(1, tuple(rows), tuple(numbers)),) if rows else ()
+        return Part(corpus_name(corpus), (str(corpus.path),), (total,), total, counted and whole, how, blocks)
 
 
-def _fault(path: Path, told: str) -> Fault:
-    """What an error says of a file, which it names first, maybe with a line."""
-    behind, _, why = told.removeprefix(str(path)).partition(": ")
-    return Fault(f"{path}{behind}", why) if told.startswith(str(path)) else Fault(str(path), told)
+def _fault(path: Path, message: str) -> Fault:
+    """Split a message that begins with the file, and maybe a line."""
+    if not message.startswith(str(path)):
+        return Fault(str(path), message)
+    place, _, why = message.removeprefix(str(path)).partition(": ")
+    return Fault(f"{path}{place}", why)
 
 
 def _numbers(scans: Sequence[Scan], most: int) -> list[int]:
-    """The blocks that all files have, evenly over them, the first and the last among them."""
+    """Numbers of at most so many blocks that all files have, evenly spaced, with the first and the last."""
     n = -(-min(found.n_lines for found in scans) // BLOCK)
     packed = [found for found in scans if not found.seekable]
     known = sorted(packed[0].kept) if packed else range(n)
@@ -294,14 +300,14 @@ def _how(scans: Sequence[Scan], n_blocks: int) -> str:
     """How the sample was drawn."""
     if all(found.whole for found in scans):
         n = -(-min(found.n_lines for found in scans) // BLOCK)
-        return "read whole" if n_blocks >= n else f"lines counted, {n_blocks} places looked at"
+        return "read completely" if n_blocks >= n else f"all lines counted, {n_blocks} places examined"
     share = min(found.share for found in scans if not found.whole)
     if all(found.seekable for found in scans):
-        return f"{n_blocks} places in the first {share:.0%}, and the end; lines estimated"
-    return f"{n_blocks} places in the first {share:.0%}, as compressed text is read from its beginning; lines estimated"
+        return f"{n_blocks} places in the first {share:.0%} and the end examined; number of lines estimated"
+    return f"compressed: {n_blocks} places in the first {share:.0%} examined; number of lines estimated"
 
 
 def _demo(n: int, seed: int) -> Part:
     rows = tuple((pair.src, pair.tgt) for pair in demo_pairs("train", min(n, 10 * BLOCK), seed=seed))
-    block = Block(1, rows, tuple(range(1, len(rows) + 1)))
-    return Part("built-in corpus", (), (n,), n, True, "made as it is needed", (block,))
+    blocks = (Block(1, rows, tuple(range(1, len(rows) + 1))),)
+    return Part("built-in corpus", (), (n,), n, True, "generated", blocks)

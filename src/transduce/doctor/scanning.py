@@ -1,8 +1,8 @@
-"""Text files looked at in a bounded time: lines counted or estimated, blocks of lines from several places.
+"""Look at a text file in bounded time: count or estimate its lines, and read blocks of lines from several places.
 
-A plain file is counted as fast as the disk gives it, which also tells where its lines lie, so that blocks are read by
-seeking. A compressed file is read from its beginning; of its blocks those are kept that a hash of their number draws,
-fewer the more there are, so that two files read for different times keep blocks of the same numbers.
+A plain file is counted at the speed of the disk, which also records where its lines are, so that blocks are read by
+seeking. A compressed file is read from the beginning. Which of its blocks are kept depends on a hash of the block
+number, and fewer are kept the more there are, so that source and target files keep blocks of the same numbers.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from transduce.errors import DataError
 
 BLOCK = 2_000  # lines
 MOST_BLOCKS = 100  # kept of one file
-MOST_BYTES = 1 << 22  # of one block: of longer ones the first lines are taken
+MOST_BYTES = 1 << 22  # of one block; only the first lines of a longer one are used
 _CHUNK = 1 << 20
-_PATIENCE = 1 << 26  # bytes without an end of a block: no text of sentences
+_MAX_PENDING = 1 << 26  # bytes without the end of a block: not a text of sentences
 
 
 @dataclass(slots=True)
 class Scan:
-    """What a look at a file gave. `n_lines` were counted; all of them where it is `whole`."""
+    """Result of a scan. `n_lines` were counted: all lines if `whole`, otherwise those of the `share` that was read."""
 
     path: Path
     n_lines: int = 0
-    n_bytes: int = 0  # of text, decompressed
+    n_bytes: int = 0  # decompressed
     whole: bool = False
-    share: float = 0.0  # of the file as it lies there that was read
+    share: float = 0.0
     fault: str = ""
-    offsets: list[int] = field(default_factory=list)  # of a plain file: where its chunks begin,
-    lines: list[int] = field(default_factory=list)  # and the number of line ends before
-    kept: dict[int, bytes] = field(default_factory=dict)  # of a compressed file: blocks by number
-    limit: int = 1 << 32  # and the hash up to which all were kept
+    offsets: list[int] = field(default_factory=list)  # plain file: where chunks begin
+    lines: list[int] = field(default_factory=list)  # plain file: number of line ends before each chunk
+    kept: dict[int, bytes] = field(default_factory=dict)  # compressed file: blocks by number
+    limit: int = 1 << 32  # compressed file: blocks with a hash up to this are kept
 
     @property
     def seekable(self) -> bool:
@@ -47,27 +47,24 @@ class Scan:
 
     @property
     def total(self) -> int:
-        """Lines in all; estimated where the file was not read to its end."""
+        """Number of lines, estimated unless the whole file was read."""
         return self.n_lines if self.whole or not self.share else round(self.n_lines / self.share)
 
     def has(self, number: int) -> bool:
-        """Whether the block of this number can be had."""
+        """Whether a block is available."""
         return number * BLOCK < self.n_lines if self.seekable else number in self.kept
 
     def block(self, number: int, *, n: int = BLOCK) -> list[bytes]:
-        """The lines of a block, without their ends; fewer at the end of what was read, or where they are long.
-
-        None where nothing was kept: `fault` tells why.
-        """
-        if not self.seekable:
-            return _lines(self.kept.get(number, b""))[:n]
-        return self.read(number * BLOCK, n)
+        """The lines of a block; fewer at the end of what was read, or if they are very long."""
+        if self.seekable:
+            return self.read(number * BLOCK, n)
+        return _split(self.kept.get(number, b""))[:n]
 
     def read(self, first: int, n: int) -> list[bytes]:
-        """`n` lines of a plain file from line `first` (from 0) on, by seeking."""
+        """`n` lines of a plain file from line `first` (counted from 0)."""
         if first >= self.n_lines:
             return []
-        place = max(0, bisect_left(self.lines, first) - 1)  # a chunk that begins before the line does
+        place = max(0, bisect_left(self.lines, first) - 1)  # a chunk that begins before the line
         with self.path.open("rb") as file:
             file.seek(self.offsets[place])
             skip, data = first - self.lines[place], b""
@@ -82,28 +79,27 @@ class Scan:
                 if (len(data) > MOST_BYTES and b"\n" in data) or data.count(b"\n") >= n:
                     data = data[: data.rindex(b"\n") + 1]
                     break
-        return _lines(data)[: min(n, self.n_lines - first)]
+        return _split(data)[: min(n, self.n_lines - first)]
 
     def tail(self, n: int) -> list[bytes]:
-        """The last lines of a plain file, at most `n`."""
-        size = self.path.stat().st_size
+        """At most the last `n` lines of a plain file."""
+        n_bytes = self.path.stat().st_size
         with self.path.open("rb") as file:
-            file.seek(max(0, size - MOST_BYTES))
-            data = file.read(MOST_BYTES)
-        lines = data.removesuffix(b"\n").split(b"\n")
-        return lines[-n:] if size <= MOST_BYTES else lines[1:][-n:]
+            file.seek(max(0, n_bytes - MOST_BYTES))
+            lines = _split(file.read(MOST_BYTES))
+        return lines[-n:] if n_bytes <= MOST_BYTES else lines[1:][-n:]
 
 
 def scan(path: Path, *, seconds: float) -> Scan:
-    """Look at a file for about so long. Damage is told in `fault`; a missing file is a `DataError`."""
+    """Scan a file for about `seconds`. Damage is reported in `fault`; a missing file raises `DataError`."""
     check_is_text(path)
     found = Scan(path)
     until = time.monotonic() + seconds
     try:
         with open_watched(path) as (file, position):
-            size = max(1, path.stat().st_size)
-            (_count if found.seekable else _draw)(found, file, until)
-            found.share = min(1.0, position() / size)
+            n_bytes = max(1, path.stat().st_size)
+            (_count if found.seekable else _keep_some)(found, file, until)
+            found.share = min(1.0, position() / n_bytes)
     except DataError as error:
         if not found.n_bytes and not path.exists():
             raise
@@ -112,13 +108,13 @@ def scan(path: Path, *, seconds: float) -> Scan:
 
 
 def _count(found: Scan, file: io.BufferedIOBase, until: float) -> None:
-    """Count the lines of a plain file, and note where they lie. A line that is too long ends it."""
-    last, open_ = b"\n", 0  # bytes of the line that goes on
+    """Count the lines of a plain file, and record where they are."""
+    last, pending = b"\n", 0
     while chunk := file.read(_CHUNK):
         found.offsets.append(found.n_bytes)
         found.lines.append(found.n_lines)
-        open_ = _open(found.path, found.n_lines + 1, open_, chunk)
-        found.n_lines += int(np.count_nonzero(np.frombuffer(chunk, np.uint8) == 10))
+        pending = _check_length(found.path, found.n_lines + 1, pending, chunk)
+        found.n_lines += chunk.count(b"\n")
         found.n_bytes += len(chunk)
         last = chunk[-1:]
         if time.monotonic() > until and len(chunk) == _CHUNK:
@@ -127,11 +123,11 @@ def _count(found: Scan, file: io.BufferedIOBase, until: float) -> None:
     found.whole = True
 
 
-def _draw(found: Scan, file: io.BufferedIOBase, until: float) -> None:
-    """Read on, and keep some blocks."""
-    number, rest, open_ = 0, b"", 0
+def _keep_some(found: Scan, file: io.BufferedIOBase, until: float) -> None:
+    """Read a compressed file, and keep some of its blocks."""
+    number, rest, pending = 0, b"", 0
     while chunk := file.read(_CHUNK):
-        open_ = _open(found.path, found.n_lines + rest.count(b"\n") + 1, open_, chunk)
+        pending = _check_length(found.path, found.n_lines + rest.count(b"\n") + 1, pending, chunk)
         found.n_bytes += len(chunk)
         rest += chunk
         ends = np.flatnonzero(np.frombuffer(rest, np.uint8) == 10)
@@ -141,47 +137,42 @@ def _draw(found: Scan, file: io.BufferedIOBase, until: float) -> None:
             number, begin = number + 1, last + 1
         found.n_lines = number * BLOCK
         rest = rest[begin:]
-        if len(rest) > _PATIENCE or (time.monotonic() > until and number):
+        if len(rest) > _MAX_PENDING or (time.monotonic() > until and number):
             return
     if rest:
-        found.n_lines += rest.count(b"\n") + (not rest.endswith(b"\n"))
+        found.n_lines += len(_split(rest))
         _keep(found, number, rest)
     found.whole = True
 
 
 def _keep(found: Scan, number: int, block: bytes) -> None:
-    """Keep a block if its number is drawn; the first one always is."""
+    """Keep a block if its hash is small enough; the first block always is."""
     if rank(number) > found.limit:
         return
-    if len(block) > MOST_BYTES:  # whole lines only; of the first block one at least, as it tells the columns
+    if len(block) > MOST_BYTES:  # whole lines; at least one of the first block, which shows the columns
         end = block.rfind(b"\n", 0, MOST_BYTES) + 1
         block = block[: end or (0 if number else block.find(b"\n") + 1 or len(block))]
-    if not block:
-        return
-    found.kept[number] = block
+    if block:
+        found.kept[number] = block
     while len(found.kept) > MOST_BLOCKS:
         found.limit //= 2
         found.kept = {n: b for n, b in found.kept.items() if rank(n) <= found.limit}
 
 
 def rank(number: int) -> int:
-    """A hash of a block's number, the same everywhere; of 0 it is 0."""
+    """A hash of a block number, the same on every machine; 0 for block 0."""
     value = number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
     value = (value ^ value >> 29) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
     return value >> 32
 
 
-def _lines(data: bytes) -> list[bytes]:
-    """Lines without their ends."""
+def _split(data: bytes) -> list[bytes]:
     return data.removesuffix(b"\n").split(b"\n") if data else []
 
 
-def _open(path: Path, number: int, before: int, chunk: bytes) -> int:
-    """Bytes of the line that goes on behind a chunk; `before`: behind the last one, of the line of this number.
-
-    A line that is longer than any text's is a `DataError`.
-    """
+def _check_length(path: Path, number: int, pending: int, chunk: bytes) -> int:
+    """Raise `DataError` for a line that is too long for text. `pending`: bytes of the line before this chunk."""
     end = chunk.find(b"\n")
-    if before + (len(chunk) if end < 0 else end) >= MAX_LINE:
+    if pending + (len(chunk) if end < 0 else end) >= MAX_LINE:
         raise DataError(f"{path}, line {number}: {TOO_LONG}")
-    return before + len(chunk) if end < 0 else len(chunk) - 1 - chunk.rfind(b"\n")
+    return pending + len(chunk) if end < 0 else len(chunk) - 1 - chunk.rfind(b"\n")

@@ -1,8 +1,8 @@
-"""A few real updates in a process of its own, so that its memory is its own and running out of it kills nothing else.
+"""A trial: a few real updates in a separate process, so that only it is killed if memory runs out.
 
-`python -m transduce.doctor.trial FOLDER UNTIL PROCESSES` trains on what lies prepared in FOLDER, as one of so many
-processes, and prints one JSON object a line as soon as something is known. It ends at UNTIL by the clock, or little
-later. Nothing is written. Batches grow: the last that was printed fitted.
+`python -m transduce.doctor.trial FOLDER UNTIL PROCESSES` trains on the prepared run folder FOLDER, as one of so many
+processes, until the time UNTIL. It prints each measurement as a line of JSON, and writes no files. Batches grow, so the
+last one that was printed fits.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
 from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
 
-LEAST = 1.0  # seconds that a trial tries to take, however late it is; it is ended when its time is over
-ENOUGH = 40  # updates that tell the speed
+LEAST = 1.0  # seconds that a trial takes even if it starts late
+ENOUGH = 40  # updates to measure the speed
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Of the micro-batch that the settings allow, one after another."""
+"""Fractions of the micro-batch that are tried in this order."""
 
 
 class Rehearsal:
-    """The parts of a training, without its loop."""
+    """The parts of a training without its loop."""
 
     def __init__(self, folder: RunFolder, processes: int) -> None:
-        """As the first of so many processes, without the others."""
         self.settings, self.log, self.processes = folder.settings, Log(quiet=True), processes
         hold_few_kernels()
         self.task = find_task(self.settings.task)
@@ -48,8 +47,7 @@ class Rehearsal:
         if self.device.type == "cpu":
             keep_freed_memory()
         torch.manual_seed(training.seed)
-        self.prepared = self.task.find_prepared(folder, self.log)
-        assert self.prepared is not None, "prepared before"
+        self.prepared = self.task.open_prepared(folder)
         tokenizers = self.task.tokenizers(self.prepared)
         self.model = build_model(self.settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(self.device)
         self.updater = Updater(
@@ -61,13 +59,13 @@ class Rehearsal:
         )
 
     def feeder(self, prepared: Any, settings: Settings) -> Feeder:
-        """What gives this process its share of each batch."""
+        """The batches of this process: its share of each."""
         feeder = self.task.feeder(prepared, settings, self.device)
         feeder.n_ranks = self.processes
         return feeder
 
     def update(self, feed: Feed) -> float:
-        """Seconds that one update takes."""
+        """Make one update; its seconds."""
         began = time.perf_counter()
         self.updater.update(feed.batches, 1e-6)
         self.average.after_update()
@@ -76,19 +74,19 @@ class Rehearsal:
         return time.perf_counter() - began
 
     def peak(self) -> int:
-        """Bytes that this process has held at most: of the GPU where it trains there."""
+        """Peak bytes of this process so far, on the device that it trains on."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_reserved())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def saved(self) -> dict[str, int]:
-        """Bytes of a checkpoint, and of the weights alone."""
+        """Bytes of a checkpoint and of the weights alone."""
         tensors = [*self.updater.state()[0].values(), *self.average.tensors().values()]
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return {"checkpoint": weights + sum(t.numel() * t.element_size() for t in tensors), "weights": weights}
 
     def worst(self, share: float) -> Feed:
-        """The largest batch that a plan can make with that share of the micro-batch."""
+        """The largest possible batch with this share of the micro-batch."""
         budget = tokens_at_once(self.settings, self.processes)
         tokens = max(1, self.settings.data.context or 1, round(budget * share))
         settings = self.settings.with_values("training", batch_tokens=tokens, micro_batch_tokens=tokens)
@@ -103,7 +101,7 @@ def largest(feeder: Feeder) -> Feed:
 
 
 def run(folder: RunFolder, seconds: float, processes: int = 1) -> Iterator[dict[str, Any]]:
-    """What becomes known in so long, in order."""
+    """Measurements within so many seconds, in order."""
     until = time.monotonic() + seconds
     trial = Rehearsal(folder, processes)
     yield {"device": trial.device.type, "parameters": count_parameters(trial.model)}
@@ -118,7 +116,7 @@ def run(folder: RunFolder, seconds: float, processes: int = 1) -> Iterator[dict[
 
 
 def memory(trial: Rehearsal, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[dict[str, Any]]:
-    """Peaks of growing batches of the longest rows, as far as the time allows; two sizes at least."""
+    """Peaks of growing batches of the longest rows, as many as time allows, but at least two."""
     took, slots, number = 0.0, 0, 0
     for share in shares:
         feed = trial.worst(share)
@@ -133,7 +131,7 @@ def memory(trial: Rehearsal, until: float, shares: tuple[float, ...] = SHARES) -
 
 
 def speed(trial: Rehearsal, until: float, pace: float) -> Iterator[dict[str, Any]]:
-    """Updates of real batches, the first not counted. `pace`: seconds a slot, roughly; smaller batches where slow."""
+    """Time updates of real batches, smaller ones on slow machines. `pace`: estimated seconds per slot."""
     settings, share = trial.settings, 1.0
     plan = trial.feeder(trial.prepared, settings).plan(0)
     while True:
@@ -170,7 +168,7 @@ def speed(trial: Rehearsal, until: float, pace: float) -> Iterator[dict[str, Any
 
 
 def validation(trial: Rehearsal, seconds: float) -> Iterator[dict[str, Any]]:
-    """The time of the loss on the validation rows of the sample, and of judging a few."""
+    """Time the validation loss of the sample, and the translation of a few of its rows."""
     validator = trial.task.validator(trial.model, trial.prepared, _short(trial.settings), trial.device)
     judge, validator.judge = validator.judge, None
     began = time.monotonic()
@@ -187,12 +185,12 @@ def validation(trial: Rehearsal, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def _short(settings: Settings) -> Settings:
-    """Outputs of the length of a sentence: a model that has learned nothing writes to the very end."""
+    """Limit the output length: an untrained model does not stop by itself."""
     return settings.with_values("decoding", max_length=min(30, settings.decoding.max_length))
 
 
 def main(arguments: list[str]) -> None:
-    """Run a trial, a line of JSON for all that becomes known."""
+    """Run a trial, and print a line of JSON for each measurement."""
     exit_with_parent()
     folder, until, processes = arguments
     left = max(LEAST, float(until) - time.time())

@@ -1,4 +1,4 @@
-"""The pure parts: shifts, languages, memory continued from smaller batches, time, disk, advice."""
+"""Pure functions: shifts, languages, extrapolated memory, time, disk space, advice."""
 
 from __future__ import annotations
 
@@ -9,34 +9,41 @@ import pytest
 
 from transduce.config import Settings
 from transduce.doctor.alignment import fit, turning_point
+from transduce.doctor.estimates import (
+    Disk,
+    disk_findings,
+    estimate_disk,
+    estimate_time,
+    fitting_tokens,
+    memory_findings,
+    time_findings,
+)
 from transduce.doctor.findings import Finding
-from transduce.doctor.forecast import Disk, disk_needed, time_needed
 from transduce.doctor.languages import is_clearly, language, looks_like, main_script, script, scripts
-from transduce.doctor.measuring import Point, Speed, Trial, extrapolated, told, why_it_died
-from transduce.doctor.presentation import histogram
-from transduce.doctor.resources import disk_findings, fitting_tokens, memory_findings, time_findings
-from transduce.doctor.tokens import EDGES, Lengths
+from transduce.doctor.measuring import Point, Speed, Trial, extrapolate, trial_of, why_it_died
+from transduce.doctor.report import histogram
+from transduce.doctor.text_checks import EDGES, Lengths
 from unit.doctor.corpora import good
 
 GIB = 1 << 30
 
 
 @pytest.mark.parametrize("shift", [-20, -4, -1, 1, 7, 20])
-def test_a_window_shows_its_shift(shift: int) -> None:
+def test_shift_of_a_window(shift: int) -> None:
     pairs = good(240)[:200]
     rows = [(pairs[i][0], pairs[(i - shift) % 200][1]) for i in range(200)]
     found = fit(rows)
     assert (found.shift, found.sure) == (shift, True)
 
 
-def test_a_straight_window_is_straight_and_a_short_one_says_nothing() -> None:
+def test_aligned_and_short_windows_have_no_shift() -> None:
     assert fit(good(240)[:200]).shift == 0
     assert not fit(good(240)[1:50]).sure
     assert not fit([("same", "same")] * 200).sure
 
 
-def test_a_sorted_corpus_is_not_taken_for_shifted() -> None:
-    """By length, neighbours are as good as the right ones: nothing is sure."""
+def test_a_sorted_corpus_has_no_shift() -> None:
+    """Sorted by length, neighbours fit as well as the right lines."""
     rows = sorted(good(800), key=lambda pair: len(pair[0]))
     assert not any(fit(rows[i : i + 200]).sure for i in range(0, 800, 100) if len(rows[i : i + 200]) > 60)
 
@@ -61,19 +68,19 @@ def test_scripts_and_languages() -> None:
     assert is_clearly("the dog is at home", "en", "de") and not is_clearly("der Hund ist the", "en", "de")
 
 
-def test_memory_is_continued_on_a_straight_line() -> None:
+def test_memory_is_extrapolated_linearly() -> None:
     points = [Point(share, round(4000 * share), GIB + round(GIB * share), 1.0) for share in (0.0625, 0.125, 0.25)]
-    memory = extrapolated(points)
+    memory = extrapolate(points)
     assert memory is not None and not memory.measured
     assert memory.worst == pytest.approx(2 * GIB) and memory.base == pytest.approx(GIB)
     assert memory.share_for(3 * GIB) == pytest.approx(2.0) and memory.share_for(GIB // 2) == 0.0
-    assert extrapolated([]) is None
+    assert extrapolate([]) is None
 
 
-def test_a_whole_batch_counts_as_measured_however_its_rows_were_rounded() -> None:
-    """A small share may hold more positions than its tokens: one row of the greatest length."""
+def test_a_whole_batch_is_measured_even_if_its_rows_were_rounded() -> None:
+    """A small share may have more positions than tokens: one row of the greatest length."""
     points = [Point(0.1, 500, 500, 1.0), Point(1.0, 3500, 800, 1.0)]
-    memory = extrapolated(points)
+    memory = extrapolate(points)
     assert memory is not None and memory.measured and memory.worst == 800
     assert memory.base == 450
 
@@ -92,7 +99,7 @@ def levels(found: list[Finding]) -> list[str]:
     return [one.level for one in found]
 
 
-def test_memory_that_is_too_little_is_an_obstacle_with_a_way_out() -> None:
+def test_too_little_memory_is_an_obstacle_with_advice() -> None:
     settings = _settings()
     assert memory_findings(settings, _trial(2 * GIB), 8 * GIB) == []
     (near,) = memory_findings(settings, _trial(7 * GIB), 8 * GIB)
@@ -104,7 +111,7 @@ def test_memory_that_is_too_little_is_an_obstacle_with_a_way_out() -> None:
     assert 2 * GIB + tokens / 4096 * 6 * GIB == pytest.approx(6 * GIB, rel=0.05)  # 0.8 of what is free
 
 
-def test_a_model_that_does_not_fit_at_all_is_told_so() -> None:
+def test_a_model_that_does_not_fit_at_all_is_an_obstacle() -> None:
     (one,) = memory_findings(_settings(), _trial(8 * GIB), GIB)
     assert one.level == "obstacle" and "smaller model" in one.advice
     (died,) = memory_findings(_settings(), Trial(died="out of memory"), GIB)
@@ -122,40 +129,40 @@ def test_a_model_that_does_not_fit_at_all_is_told_so() -> None:
         (-9, ""),
     ],
 )
-def test_a_trial_that_finds_no_memory_is_an_obstacle(code: int, err: str) -> None:
+def test_a_trial_without_memory_is_an_obstacle(code: int, err: str) -> None:
     for trial in (Trial(died=why_it_died(code, err)), _trial(GIB, died=why_it_died(code, err))):
         (one,) = memory_findings(_settings(), trial, 8 * GIB)
         assert one.level == "obstacle" and "memory" in one.text and "--set" in one.advice
         assert "DoesNotFit" not in one.line
 
 
-def test_another_end_of_a_trial_is_a_warning_without_names_of_classes() -> None:
+def test_another_failure_of_a_trial_is_a_warning_without_class_names() -> None:
     (one,) = memory_findings(_settings(), Trial(died=why_it_died(1, "a.b.OddError: the wheel is off")), GIB)
     assert one.level == "warning" and one.text.endswith("too early: the wheel is off")
 
 
-def test_a_trial_that_ran_out_of_memory_advises_less_than_what_fitted() -> None:
+def test_advice_after_out_of_memory_is_less_than_what_fitted() -> None:
     (one,) = memory_findings(_settings(), _trial(2 * GIB, died="out of memory"), 8 * GIB)
     assert one.level == "obstacle"
     assert int(one.advice.split("micro_batch_tokens=")[1].split(" ")[0]) <= 4096
 
 
-def test_what_updates_of_many_sizes_held_counts() -> None:
+def test_peak_of_real_updates_counts() -> None:
     trial = replace(_trial(2 * GIB), speed=Speed(30, 1.0, 500.0, 2.0, 100, peak=9 * GIB))
     (one,) = memory_findings(_settings(), trial, 8 * GIB)
-    assert one.level == "obstacle" and "30 updates of many sizes held 9.0 GiB of the 8.0 GiB free" in one.text
+    assert one.level == "obstacle" and "9.0 GiB of the 8.0 GiB free" in one.text
     assert int(one.advice.split("micro_batch_tokens=")[1].split(" ")[0]) < 4096
 
 
 def test_disk(tmp_path: Path) -> None:
     trial = Trial(checkpoint_bytes=1000, weight_bytes=100)
-    few = disk_needed(_settings(keep_checkpoints=1), trial, tmp_path / "not" / "there", n_tokens=0, n_rows=0)
-    more = disk_needed(_settings(keep_checkpoints=5), trial, tmp_path, n_tokens=1000, n_rows=10)
+    few = estimate_disk(_settings(keep_checkpoints=1), trial, tmp_path / "not" / "there", n_tokens=0, n_rows=0)
+    more = estimate_disk(_settings(keep_checkpoints=5), trial, tmp_path, n_tokens=1000, n_rows=10)
     assert more.needed - few.needed == 4 * 1000 + 2 * 1000 + 160
     assert few.free > 0 and disk_findings(few) == []
     assert levels(disk_findings(Disk(1, 10, 9, "x"))) == ["obstacle"]
-    snapshots = disk_needed(_settings(average="best", average_n=7), trial, tmp_path, n_tokens=0, n_rows=0)
-    assert snapshots.needed > disk_needed(_settings(), trial, tmp_path, n_tokens=0, n_rows=0).needed
+    snapshots = estimate_disk(_settings(average="best", average_n=7), trial, tmp_path, n_tokens=0, n_rows=0)
+    assert snapshots.needed > estimate_disk(_settings(), trial, tmp_path, n_tokens=0, n_rows=0).needed
 
 
 @pytest.mark.parametrize(
@@ -165,17 +172,17 @@ def test_disk(tmp_path: Path) -> None:
 def test_time(limits: dict[str, float], by: str, updates: int) -> None:
     """A tenth of the text was tried: 100 batches of 2 seconds."""
     settings = _settings(**limits)
-    time = time_needed(settings, _trial(GIB), scale=10.0, sampled=(100, 100), preparing=5.0)
+    time = estimate_time(settings, _trial(GIB), scale=10.0, sampled=(100, 100), preparing=5.0)
     assert time is not None
     assert (time.updates, time.by, time.updates_an_epoch) == (updates, by or "max_minutes", 1000.0)
     assert time.updating == 2.0 * updates and time.epoch == 2000.0
 
 
-def test_time_that_is_too_long_or_too_short_is_warned_of() -> None:
+def test_too_much_or_too_little_time_is_a_warning() -> None:
     def findings(**limits: float) -> list[str]:
         settings = _settings(**limits)
         return levels(
-            time_findings(settings, time_needed(settings, _trial(GIB), scale=10.0, sampled=(1, 1), preparing=0.0))
+            time_findings(settings, estimate_time(settings, _trial(GIB), scale=10.0, sampled=(1, 1), preparing=0.0))
         )
 
     assert findings(max_epochs=1.0) == []
@@ -183,23 +190,23 @@ def test_time_that_is_too_long_or_too_short_is_warned_of() -> None:
     assert findings(max_minutes=10.0) == ["warning"]
 
 
-def test_what_a_trial_tells() -> None:
+def test_measurements_of_a_trial() -> None:
     facts = [
         {"device": "cpu", "parameters": 7},
         {"memory": {"share": 0.5, "slots": 10, "peak": 100, "seconds": 1.5}},
         {"memory": {"share": 1.0, "slots": 20, "peak": 120, "seconds": 2.5}},
         {"speed": {"updates": 4, "share": 0.5, "targets": 10, "slots": 20, "seconds": 2.0, "batches": 9}},
     ]
-    trial = told(facts, died="it ended")
+    trial = trial_of(facts, died="it ended")
     assert trial.speed is not None and trial.memory is not None
     assert trial.speed.seconds_an_update == pytest.approx(0.5 + (2.0 - 0.5) / 0.5)
     assert trial.memory.worst == 120 and trial.died == "it ended"
 
 
-def test_the_histogram_shows_every_length_once() -> None:
+def test_histogram() -> None:
     counts = [0] * (len(EDGES) + 1)
     counts[1], counts[2], counts[-1] = 30, 60, 10
     lines = histogram([Lengths("source", tuple(counts), 9.0, 8, 2000)])
     assert len(lines) == 1 + len(EDGES)
     assert [line.rsplit(" ", 1)[1] for line in lines[1:3]] == ["30%", "60%"] and lines[-1].endswith("10%")
-    assert "5 - 8" in lines[1] and "1025 on" in lines[-1]
+    assert "5 - 8" in lines[1] and "1025 +" in lines[-1]

@@ -1,0 +1,329 @@
+"""Check data, memory, speed, time and disk space before training: `transduce.diagnose`, and `transduce doctor`.
+
+It reads a sample, runs a few updates in a child process, and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transduce.config import Settings
+from transduce.data.labelled import Labelled, labels_in
+from transduce.data.preparation import has_prepared
+from transduce.data.sources import Sources
+from transduce.distributed.group import check_devices
+from transduce.doctor.checks import run_checks
+from transduce.doctor.estimates import (
+    JUDGED,
+    Disk,
+    Time,
+    disk_findings,
+    estimate_disk,
+    estimate_time,
+    fitting_tokens,
+    memory_findings,
+    time_findings,
+)
+from transduce.doctor.existing_run import Progress, progress_of, why_unusable
+from transduce.doctor.findings import Finding
+from transduce.doctor.measuring import Trial, measure
+from transduce.doctor.sampling import Sample, select, take_sample
+from transduce.doctor.text_checks import Lengths, check_tokens
+from transduce.errors import DataError, UserError
+from transduce.logging import Log
+from transduce.machine import Machine, this_machine
+from transduce.runs.folder import RunFolder, has_read_text
+from transduce.tasks.finetune import Start, learn_more
+from transduce.tasks.resolve import AnyTask, check, resolve, start_of
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
+
+SAMPLED = 12_000  # training rows for the trial and its vocabulary
+HELD = 1_000  # rows of a validation set for the trial
+SECONDS = 20.0
+LEAST = 3.0  # seconds for the trial
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Findings and measurements. None: could not be measured, or was not needed.
+
+    `settings` are the resolved settings of the training. `seconds`: how long the diagnosis took.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    sample: Sample | None = None
+    seconds: float = 0.0
+    machine: str = ""
+    available: int = 0
+    settings: Settings | None = None
+    lengths: tuple[Lengths, ...] = ()
+    trial: Trial | None = None
+    time: Time | None = None
+    disk: Disk | None = None
+    progress: Progress | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is no obstacle."""
+        return not self.obstacles
+
+    @property
+    def obstacles(self) -> tuple[Finding, ...]:
+        """Findings that must be corrected first."""
+        return tuple(one for one in self.findings if one.level == "obstacle")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """Findings that may matter."""
+        return tuple(one for one in self.findings if one.level == "warning")
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run folder contains a finished run."""
+        return self.progress is not None and bool(self.progress.finished)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the trial could not measure."""
+        if self.is_finished:
+            return ()
+        trial = self.trial or Trial()
+        known = {"memory": trial.memory, "speed": trial.speed, "time": self.time, "disk": self.disk}
+        return tuple(name for name, value in known.items() if value is None)
+
+    @property
+    def fitting_tokens(self) -> int | None:
+        """The largest micro-batch that fits into memory, in tokens."""
+        if self.trial is None or self.settings is None:
+            return None
+        return fitting_tokens(self.settings, self.trial, self.available)
+
+    def add(self, *findings: Finding) -> None:
+        """Append findings."""
+        self.findings += findings
+
+    def add_obstacle(self, check: str, error: Exception | str) -> None:
+        """Append an obstacle."""
+        self.add(Finding(check, "obstacle", " ".join(str(error).split())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        sample, trial, time_ = self.sample, self.trial, self.time
+        keys = ("name", "files", "counts", "total", "counted", "how")
+        return {
+            "ready": self.ready,
+            "findings": [finding.to_json() for finding in self.findings],
+            "data": sample
+            and {
+                "kind": sample.form,
+                "corpora": [{key: getattr(part, key) for key in keys} for part in sample.parts],
+                "held_out": [{key: getattr(part, key) for key in keys} for part in sample.held],
+                "looked_at": sample.n_rows,
+            },
+            "lengths": [asdict(side) for side in self.lengths],
+            "machine": self.machine,
+            "available": self.available,
+            "memory": asdict(trial.memory) if trial is not None and trial.memory is not None else None,
+            "fitting_tokens": self.fitting_tokens,
+            "trial": trial and asdict(trial),
+            "time": time_ and {**asdict(time_), "total": time_.total},
+            "disk": self.disk and asdict(self.disk),
+            "run": self.progress and asdict(self.progress),
+            "settings": self.settings and self.settings.model_dump(mode="json"),
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def diagnose(
+    settings: Settings,
+    *,
+    run: Path | str | None = None,
+    log: Log | None = None,
+    seconds: float | None = None,
+    processes: int = 1,
+) -> Diagnosis:
+    """Check data, machine and run folder before a training. Problems are returned as findings, not raised.
+
+    Args:
+        settings: The settings of the training.
+        run: The run folder, new or existing.
+        log: Where progress is printed; default: nowhere.
+        seconds: Time budget (default: 20, which is enough).
+        processes: Number of processes that train together on this machine.
+
+    Returns:
+        The findings and measurements. No file is kept or changed.
+    """
+    examination = _Examination(settings, run, log or Log(quiet=True), seconds or SECONDS, processes)
+    examination.run_all()
+    return examination.found
+
+
+class _Examination:
+    """The steps of a diagnosis, and what they found so far."""
+
+    def __init__(self, asked: Settings, run: Path | str | None, log: Log, seconds: float, processes: int) -> None:
+        self.asked, self.log, self.processes = asked, log, processes
+        self.path, self.has_path = Path(run or "runs"), run is not None
+        self.began = time.monotonic()
+        self.until = self.began + seconds
+        self.found = Diagnosis()
+        self.start: Start | None = None
+
+    def run_all(self) -> None:
+        """All steps."""
+        found = self.found
+        task = machine = None
+        try:
+            task, machine = self.check_settings()
+        except UserError as error:
+            found.add_obstacle("settings", error)
+        known = self.existing_run()
+        if self.start is not None:
+            self.asked = self.start.settings
+        found.sample = self.take_sample()
+        is_empty = any(one.check == "empty" for one in found.obstacles)
+        if task is not None and machine is not None and not found.is_finished and not is_empty:
+            try:
+                self.try_training(task, machine, known)
+            except UserError as error:
+                found.add_obstacle("data", error)
+        found.seconds = time.monotonic() - self.began
+
+    def check_settings(self) -> tuple[AnyTask, Machine]:
+        """Refuse settings that cannot work, and describe the machine."""
+        self.start = None if has_read_text(self.path) else start_of(self.asked)
+        task = check(self.asked if self.start is None else self.start.settings)
+        machine = this_machine(self.asked.training.device).shared(1, self.processes)  # threads of all processes
+        check_devices(torch.device(machine.device), self.processes)
+        self.found.machine, self.found.available = machine.describe(), machine.memory
+        return task, machine
+
+    def existing_run(self) -> RunFolder | None:
+        """The run in the folder, if it is that of these settings and they are resolved."""
+        path = self.path
+        try:
+            if self.has_path and (why := why_unusable(path, self.asked)):
+                self.found.add_obstacle("run", why)
+                return None
+            if not self.has_path or not (path / "manifest.json").exists():
+                return None
+            self.found.progress, findings = progress_of(path)
+            self.found.add(*findings)
+            return RunFolder.open(path, model=False)
+        except UserError as error:
+            if (path / "config.json").exists():
+                self.found.add_obstacle("run", error)
+            return None
+
+    def take_sample(self) -> Sample | None:
+        """A checked sample; None if the files are missing, but the run has stored their text."""
+        try:
+            self.log.say("checking the data ...")
+            sample = take_sample(self.asked, seconds=0.2 * (self.until - time.monotonic()))
+        except UserError as error:
+            if isinstance(error, DataError) and has_read_text(self.path):
+                self.found.add(Finding("data", "note", f"{error}; the run folder contains the encoded text"))
+            elif not self.found.is_finished:
+                self.found.add_obstacle("data", error)
+            return None
+        self.found.add(*run_checks(sample))
+        return sample
+
+    def try_training(self, task: AnyTask, machine: Machine, known: RunFolder | None) -> None:
+        """Resolve the settings, learn a vocabulary, make some updates, and estimate the whole training."""
+        sample = self.found.sample
+        if sample is not None and sample.n_rows:
+            with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
+                self.try_sample(task, machine, sample, known, Path(temporary))
+        elif known is not None and has_read_text(self.path) and has_prepared(known):
+            self.estimate(known.settings, self.measure(self.path), None, 0.0)
+
+    def try_sample(
+        self, task: AnyTask, machine: Machine, sample: Sample, known: RunFolder | None, temporary: Path
+    ) -> None:
+        """Try a training on the sample."""
+        began, quiet = time.monotonic(), Log(quiet=True)
+        small, sources, n_rows = on_sample(self.asked, sample)
+        texts = task.read(small, quiet, sources)
+        scale = sample.total / max(1, n_rows)
+        if known is not None and known.has_tokenizers:
+            settings, tokenizers = known.settings, load_tokenizers(known)
+        else:
+            taken = None
+            if self.start is None:
+                self.log.say("learning a vocabulary from the sample ...")
+            else:
+                taken = learn_more(self.start, *task.lines(texts, small), quiet).tokenizers
+            settings, tokenizers = resolve(task, small, texts, machine, quiet, known=taken, scale=scale)
+        learned = time.monotonic()
+        self.found.lengths, findings = check_tokens(sample, tokenizers, settings)
+        self.found.add(*findings)
+        folder = _prepare(task, texts, settings, tokenizers, temporary / "run")
+        preparing = 0.0
+        if known is None:
+            growth = min(scale, 1e6 / max(1, n_rows)) ** 0.7  # learning a vocabulary uses at most a million rows
+            preparing = (learned - began) * growth + (time.monotonic() - learned) * scale
+        self.estimate(settings, self.measure(folder), sample, preparing, n_rows)
+
+    def measure(self, folder: Path) -> Trial:
+        """Measure updates on a prepared run folder."""
+        self.log.say("trying some updates ...")
+        return measure(folder, seconds=max(LEAST, self.until - time.monotonic()), processes=self.processes)
+
+    def estimate(
+        self, settings: Settings, trial: Trial, sample: Sample | None, preparing: float, n_rows: int = 1
+    ) -> None:
+        """Estimate memory, time and disk space of the whole training from a trial on `n_rows` rows of the sample."""
+        found, scale, total, n_held = self.found, 1.0, 1, 1
+        if sample is not None:
+            weights = [corpus.weight for corpus in self.asked.data.train] or [1.0]  # of the corpora in an epoch
+            scale = sum(w * part.total for w, part in zip(weights, sample.parts, strict=True)) / max(1, n_rows)
+            n_held = sum(part.total for part in sample.held[: len(settings.data.valid)])
+            total = sample.total
+        n_valid = n_held or min(1000, max(1, round(0.01 * total)))
+        tried = min(HELD, n_valid) if n_held else max(1, round(0.01 * n_rows))
+        found.trial, found.settings = trial, settings
+        found.time = estimate_time(settings, trial, scale=scale, sampled=(tried, n_valid), preparing=preparing)
+        found.add(*memory_findings(settings, trial, found.available))
+        if trial.checkpoint_bytes:
+            n_tokens = sum(side.mean for side in found.lengths) * total
+            found.disk = estimate_disk(settings, trial, self.path, n_tokens=n_tokens, n_rows=total)
+            found.add(*disk_findings(found.disk))
+        found.add(*time_findings(settings, found.time))
+
+
+def on_sample(asked: Settings, sample: Sample) -> tuple[Settings, Sources[Any] | None, int]:
+    """Settings and sources for a training on the sample, with as many corpora as asked, and its training rows."""
+    if asked.data.demo:
+        n = min(asked.data.demo, SAMPLED)
+        return asked.with_values("data", demo=n), None, n
+    chosen = select(sample.parts, SAMPLED)
+    held = sample.held[: len(asked.data.valid)]
+    train = [part.source(windows, sample.form) for part, windows in zip(sample.parts, chosen, strict=True)]
+    valid = [part.source(windows, sample.form) for part, windows in zip(held, select(held, HELD), strict=True)]
+    n_rows = sum(len(window.rows) for windows in chosen for window in windows)
+    if sample.form == "labelled" and asked.data.labels is None and n_rows < sample.total:
+        # Rare labels may be missing from the chosen rows. If only a part was read, they may be in held-out text.
+        rows = chain(sample.rows(), () if sample.whole else (row for part in sample.held for row in part.rows()))
+        labels = labels_in(Labelled(row[0], row[1:], ("", 0)) for row in rows)
+        if len(labels) > 1:
+            asked = asked.with_values("data", labels=list(labels))
+    return asked, Sources(tuple(train), tuple(valid)), n_rows
+
+
+def _prepare(task: AnyTask, texts: Any, settings: Settings, tokenizers: Tokenizers, path: Path) -> Path:
+    """A run folder with the encoded sample."""
+    few = min(JUDGED, settings.training.valid_bleu_sentences)
+    settings = settings.with_values("training", valid_bleu_sentences=few)
+    with RunFolder.create(path, settings, "") as folder:
+        folder.write_settings(settings)
+        task.encode(folder, texts, tokenizers, settings, Log(quiet=True))
+    return path

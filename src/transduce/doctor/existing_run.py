@@ -1,0 +1,98 @@
+"""The run folder of a training: whether one can be created, or what state an existing one is in. Nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transduce.config import Settings
+from transduce.doctor.findings import Finding
+from transduce.errors import UserError
+from transduce.logging import duration
+from transduce.metrics_log import MetricsFile
+from transduce.runs.folder import RunFolder
+from transduce.runs.lock import is_locked
+from transduce.runs.manifest import Manifest
+from transduce.runs.run_settings import asked_settings, difference
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of a run. `remaining`: seconds at its speed so far, if known."""
+
+    path: str
+    update: int = 0
+    epochs: float = 0.0
+    progress: float = 0.0
+    seconds: float = 0.0
+    remaining: float | None = None
+    finished: str = ""
+    busy: bool = False
+
+    @property
+    def line(self) -> str:
+        """A line for people."""
+        if self.finished:
+            return f"{self.path} is finished: update {self.update:,}, epoch {self.epochs:.1f} ({self.finished})"
+        if not self.update:
+            where = "has no checkpoint yet; the same command resumes it"
+        else:
+            left = "" if self.remaining is None else f", {duration(self.remaining)} left at its speed so far"
+            where = f"is at update {self.update:,}, epoch {self.epochs:.2f}, {self.progress:.0%}{left}"
+        return f"{self.path} {where}{'; another process is training in it' if self.busy else ''}"
+
+
+def settings_of(path: Path) -> Settings:
+    """The settings that a run was started with. Raises `RunFolderError` if there is no run."""
+    return asked_settings(Manifest.read(path))
+
+
+def why_unusable(path: Path, settings: Settings) -> str:
+    """Why a training of these settings cannot use the folder, or an empty string if it can."""
+    if not (path / "manifest.json").exists():
+        if path.is_dir() and any(path.iterdir()):
+            return f"{path} is not empty and not a run folder; use another folder (--run)"
+        return _why_not_writable(path)
+    if not (found := difference(settings_of(path), settings)):
+        return ""
+    return f"{path} contains another run: {found}; use the same settings to resume it, or another folder (--run)"
+
+
+def _why_not_writable(path: Path) -> str:
+    nearest = path.absolute()
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        return f"{path} cannot be created: {nearest} is not a folder; use another folder (--run)"
+    try:
+        if nearest == path.absolute():
+            return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} is not writable; use another folder (--run)"
+        Path(tempfile.mkdtemp(prefix=".transduce-doctor-", dir=nearest)).rmdir()
+    except OSError as error:
+        return f"{path} cannot be created in {nearest}: {error.strerror or error}; use another folder (--run)"
+    return ""
+
+
+def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
+    """The progress of a run, and findings about its checkpoints."""
+    folder = RunFolder.open(path, model=False)
+    events = MetricsFile(path / "metrics.jsonl").read()
+    end = next((event for event in events if event["event"] == "end"), None)
+    if end is not None:
+        at = end.get("update", 0), end.get("epochs", 0.0), 1.0, end.get("seconds", 0.0), 0.0
+        return Progress(str(path), *at, end["reason"]), []
+    busy = is_locked(path)
+    try:
+        checkpoint = folder.latest_checkpoint()
+    except UserError as error:
+        return Progress(str(path), busy=busy), [Finding("run", "obstacle", str(error))]
+    if checkpoint is None:
+        return Progress(str(path), busy=busy), []
+    state: dict[str, Any] = checkpoint.state["training"]
+    share, seconds = float(state["progress"]), float(state["seconds"])
+    remaining = seconds * (1 - share) / share if share > 0 else None
+    here = Progress(str(path), state["update"], state["epochs"], share, seconds, remaining, state["finished"], busy)
+    return here, [Finding("run", "warning", note) for note in checkpoint.notes]
