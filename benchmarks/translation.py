@@ -30,7 +30,7 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     import torch
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
-    from transduce.convert.exchange import import_run
+    from transduce.convert.importing import import_run
     from transduce.decoding.batches import Source
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator

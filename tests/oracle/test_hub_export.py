@@ -17,8 +17,9 @@ import berts
 import text_runs
 from oracle.cases import combination
 from text_runs import BERT, GPT, vocabulary
-from transduce.convert import check, exporting_hub
-from transduce.convert.exchange import export_run, import_run, open_outgoing
+from transduce.convert import hub_export, parity
+from transduce.convert.exporting import export_run, open_outgoing
+from transduce.convert.importing import import_run
 from transduce.convert.tokenizer_json import hard_texts
 from transduce.decoding.generator import Generator
 from transduce.decoding.mask_filler import Filler
@@ -232,9 +233,9 @@ def test_what_cannot_go(tmp_path: Path, options: dict[str, Any], said: str) -> N
 
 def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = text_runs.make_run(tmp_path / "run", **GPT)
-    plain = exporting_hub.plain_form
-    monkeypatch.setattr(exporting_hub, "plain_form", lambda s, t: plain(s.model_copy(update={"positions": "none"}), t))
+    plain = hub_export.normalize
+    monkeypatch.setattr(hub_export, "normalize", lambda s, t: plain(s.model_copy(update={"positions": "none"}), t))
     with pytest.raises(TransduceError, match="not the same"):
         list(export_run(run, "huggingface", tmp_path / "out"))
-    monkeypatch.setattr(check, "TEXTS", ())
+    monkeypatch.setattr(parity, "TEXTS", ())
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from hard_strings import HARD
 from marians import LINES, make_run, state_of, tokenizers
 from oracle.adapter import randomize
-from transduce.convert import check, marian
-from transduce.convert.check import examples
-from transduce.convert.exchange import export_run, import_run
-from transduce.convert.vocabulary import Rows
+from transduce.convert import marian, parity
+from transduce.convert.exporting import export_run
+from transduce.convert.importing import import_run
+from transduce.convert.parity import examples
+from transduce.convert.weight_map import Rows
 from transduce.data.batch import pad_sources
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.search import beam_search
@@ -213,7 +214,7 @@ def test_an_export_checks_itself_and_translates_alike(tmp_path: Path, joint: boo
 
 def test_an_export_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
-    monkeypatch.setattr(marian, "column_order", lambda d_model: torch.arange(d_model))
+    monkeypatch.setattr(marian, "column_order", lambda s: torch.arange(s.d_model))
     with pytest.raises(TransduceError, match="not the same"):
         list(export_run(run, "huggingface", tmp_path / "out"))
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -256,7 +257,7 @@ def test_ctranslate2_quantized_and_refused(tmp_path: Path, monkeypatch: pytest.M
     other = make_run(tmp_path / "other", positions="rotary")
     with pytest.raises(TransduceError, match=r"model\.positions = 'rotary'"):
         list(export_run(other, "ctranslate2", tmp_path / "x"))
-    monkeypatch.setattr(check, "BOUND", 0.0)
+    monkeypatch.setattr(parity, "BOUND", 0.0)
     with pytest.raises(TransduceError, match="not the same"):
         list(export_run(run, "ctranslate2", tmp_path / "x"))
     assert not (tmp_path / "x").exists()

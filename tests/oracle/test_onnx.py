@@ -1,6 +1,6 @@
-"""Exported ONNX graphs in onnxruntime beside ours: every option of every table, cached steps, whole translations.
+"""Exported ONNX graphs in onnxruntime compared with ours: random options, cached steps, whole translations.
 
-More random configurations: TRANSDUCE_ONNX_MODELS=200.
+Tracing takes seconds per model. More random configurations: TRANSDUCE_ONNX_MODELS=200.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -18,26 +19,32 @@ import torch
 import marians
 import text_runs
 from marians import LINES
-from oracle.cases import CHOICES, SINGLE, combination
-from transduce.convert import check
-from transduce.convert.exchange import export_run
+from oracle.cases import SINGLE, combination
+from transduce.convert import parity
+from transduce.convert.exporting import export_run
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling, TranslationOptions
 from transduce.decoding.translator import Translator
-from transduce.errors import TransduceError, UserError
+from transduce.errors import TransduceError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
 from onnx_user import first_state, translate  # noqa: E402
-from transduce.convert import onnx_layers  # noqa: E402
+from transduce.convert import onnx_graphs  # noqa: E402
 
 BOUND = 2e-5
-N_MODELS = int(os.environ.get("TRANSDUCE_ONNX_MODELS", "12"))
+N_MODELS = int(os.environ.get("TRANSDUCE_ONNX_MODELS", "3"))
 
 
 def export(run: Path, **options: Any) -> tuple[Path, list[str]]:
+    """Export with type checks off: while the exporter traces, sizes are symbols and not of type int."""
     out = run.parent / "onnx"
-    return out, list(export_run(run, "onnx", out, **options))
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        return out, list(export_run(run, "onnx", out, **options))
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -93,19 +100,19 @@ def stepped_difference(
 def test_translators_of_random_configurations(tmp_path: Path, seed: int) -> None:
     options = combination(seed)
     run = marians.make_run(tmp_path / "run", joint=options["tie"] == "three_way", **options)
-    out, told = export(run)
-    assert "checked: outputs of onnxruntime" in told[1]
+    out, lines = export(run)
+    assert "checked: outputs of onnxruntime" in lines[1]
     assert translator_difference(run, out) <= BOUND, options
 
 
-@pytest.mark.parametrize("name", ["sines, then cosines, odd", "conv 3", "modern", "shared projection", "one key head"])
+@pytest.mark.parametrize("name", ["sines, then cosines, odd", "learned", "conv 3"])
 def test_translators_of_single_options(tmp_path: Path, name: str) -> None:
     run = marians.make_run(tmp_path / "run", **SINGLE[name])
     out, _ = export(run)
     assert translator_difference(run, out) <= BOUND
 
 
-@pytest.mark.parametrize("seed", range(N_MODELS // 3))
+@pytest.mark.parametrize("seed", range(max(1, N_MODELS // 3)))
 def test_language_models_of_random_configurations(tmp_path: Path, seed: int) -> None:
     run = text_runs.make_run(tmp_path / "run", **{**combination(100 + seed), **text_runs.GPT})
     out, _ = export(run)
@@ -128,16 +135,17 @@ def test_encoders_of_random_configurations(tmp_path: Path, kind: str, seed: int)
         "n_encoder_layers": draw.choice([1, 2]),
     }
     run = text_runs.make_run(tmp_path / "run", **{**combination(200 + seed), **more, "kind": kind})
-    out, told = export(run)
-    assert "checked" in told[1]
+    out, lines = export(run)
+    assert "checked" in lines[1]
     how, graphs = open_folder(out)
     ids = torch.tensor([[2, 7, 9, 3, 8, 3], [2, 11, 3, 0, 0, 0]])
     segments = torch.tensor([[0, 0, 0, 0, 1, 1], [0] * 6]) % max(1, more["n_segments"])
     given = {"ids": ids.numpy(), "mask": (ids != 0).numpy(), "segments": segments.numpy()}
     outputs = graphs["encoder"].run(None, {name: given[name] for name in how["encoder"]["inputs"]})
-    from transduce.convert.exchange import open_outgoing
+    from transduce.convert.exporting import open_outgoing
 
-    expected = check.outputs_of(open_outgoing(run).model, ids, segments)
+    with torch.no_grad():
+        expected = parity.head_outputs(open_outgoing(run).model, ids, segments)
     assert list(expected) == how["encoder"]["outputs"]
     for name, found in zip(expected, outputs, strict=True):
         real = ids != 0 if found.ndim == 3 else torch.tensor([True, True])
@@ -146,10 +154,13 @@ def test_encoders_of_random_configurations(tmp_path: Path, kind: str, seed: int)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1}]
+    ("joint", "options"),
+    [
+        (True, {}),
+        (False, {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1}),
+    ],
 )
-@pytest.mark.parametrize("joint", [True, False])
-def test_a_translation_without_us(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
+def test_translation_without_transduce(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
     """Text to text by onnxruntime and sentencepiece: what `transduce translate --beam 1` gives."""
     run = marians.make_run(tmp_path / "run", joint=joint, tie="two_way", seed=5, **options)
     out, _ = export(run)
@@ -159,7 +170,7 @@ def test_a_translation_without_us(tmp_path: Path, joint: bool, options: dict[str
     assert len({found.text for found in expected}) > len(texts) // 2
 
 
-def test_text_goes_on_without_us(tmp_path: Path) -> None:
+def test_generation_without_transduce(tmp_path: Path) -> None:
     import sentencepiece
 
     run = text_runs.make_run(tmp_path / "run", **{**text_runs.GPT, "positions": "rotary"})
@@ -179,21 +190,16 @@ def test_text_goes_on_without_us(tmp_path: Path) -> None:
     assert tuple(found) == expected.ids
 
 
-def test_every_option_has_nodes_or_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transduce.models.registry import _TABLES
+def test_positions_beyond_the_table(tmp_path: Path) -> None:
+    """Computed positions have no limit in the graph either."""
+    run = marians.make_run(tmp_path / "run", max_positions=8, n_encoder_layers=1)
+    out, _ = export(run)
+    assert translator_difference(run, out) <= BOUND
 
-    tables = {"positions", "norm", "activation", "feed_forward", "projection", "residual", "pooling"}
-    assert tables == _TABLES.keys() - {"kind"} <= CHOICES.keys() | {"pooling"}
+
+def test_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = marians.make_run(tmp_path / "run")
-    monkeypatch.delitem(onnx_layers.FEED_FORWARDS, "plain")
-    with pytest.raises(UserError, match=r"cannot express model\.feed_forward = 'plain' \(there: 'gated' or 'conv'\)"):
-        export(run)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = marians.make_run(tmp_path / "run")
-    monkeypatch.setitem(onnx_layers.ACTIVATIONS, "relu", lambda graph, x: graph.op("Abs", x))
+    monkeypatch.setattr(onnx_graphs._TracedPositions, "add", lambda self, x, offset: x)
     with pytest.raises(TransduceError, match="the exported model is not the same"):
         export(run)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -203,40 +209,40 @@ def test_int8(tmp_path: Path) -> None:
     run = marians.make_run(tmp_path / "run", n_encoder_layers=3, d_ff=500)
     whole, _ = export(run)
     size = (whole / "encoder.onnx").stat().st_size
-    told = list(export_run(run, "onnx", tmp_path / "int8", quantization="int8"))
-    assert "checked" in told[1] and "int8 moves outputs by" in told[2]
-    assert (tmp_path / "int8" / "encoder.onnx").stat().st_size < 0.6 * size
-    assert translate(tmp_path / "int8", LINES[:1])[0]
-    assert {path.name for path in (tmp_path / "int8").iterdir()} == {path.name for path in whole.iterdir()}
+    whole = whole.rename(tmp_path / "float32")
+    out, lines = export(run, quantization="int8")
+    assert "checked" in lines[1] and "int8 moves outputs by" in lines[2]
+    assert (out / "encoder.onnx").stat().st_size < 0.6 * size
+    assert translate(out, LINES[:1])[0]
+    assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
-def test_many_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transduce.convert import onnx_graph
-
-    monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
-    run = marians.make_run(tmp_path / "run")
-    out, told = export(run)
-    assert (out / "encoder.weights").stat().st_size > (out / "encoder.onnx").stat().st_size and "checked" in told[1]
+def test_large_weights_go_into_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_graphs, "MAX_INLINE_BYTES", 1000)
+    run = marians.make_run(tmp_path / "run", d_ff=500)
+    out, lines = export(run)
+    assert (out / "encoder.onnx.data").stat().st_size > 2 * 4 * 16 * 500 * 2 and "checked" in lines[1]
+    assert (out / "encoder.onnx").stat().st_size < (out / "encoder.onnx.data").stat().st_size
     assert translator_difference(run, out) <= BOUND
 
 
 @pytest.mark.parametrize("tie", ["none", "two_way"])
-def test_int8_of_many_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: str) -> None:
-    """No float32 weights are left beside; an output matrix of its own is multiplied in int8."""
+def test_int8_of_large_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: str) -> None:
+    """No float32 matrices are left; an untied output matrix is multiplied in int8."""
     import onnx
 
-    from transduce.convert import onnx_graph
-
-    monkeypatch.setattr(onnx_graph, "LARGEST", 1000)
+    monkeypatch.setattr(onnx_graphs, "MAX_INLINE_BYTES", 1000)
     run = marians.make_run(tmp_path / "run", d_ff=500, tie=tie, joint=False)
-    out, told = export(run, quantization="int8")
-    assert "int8 moves outputs by" in told[2] and translate(out, LINES[:1])[0]
+    out, lines = export(run, quantization="int8")
+    assert "int8 moves outputs by" in lines[2] and translate(out, LINES[:1])[0]
     files = {path.name for path in out.iterdir()}
-    assert {"decoder.onnx", "decoder.onnx.data"} < files and not [name for name in files if name.endswith(".weights")]
+    assert files == {
+        *("encoder.onnx", "encoder.onnx.data", "decoder.onnx", "decoder.onnx.data"),
+        *("source.spm", "target.spm", "transduce.json"),
+    }
     graph = onnx.load(out / "decoder.onnx", load_external_data=False).graph
-    named = {one.external_data[0].value for one in graph.initializer if one.external_data}
-    assert named == {"decoder.onnx.data"}
+    assert {one.external_data[0].value for one in graph.initializer if one.external_data} == {"decoder.onnx.data"}
     whole = [one.name for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2]
-    assert whole == [] and [node.op_type for node in graph.node].count("Transpose") >= (tie == "two_way")
-    quantized = {name for node in graph.node if node.op_type == "MatMulInteger" for name in node.input}
-    assert ("output_embedding.weight.T_quantized" in quantized) == (tie == "none")
+    assert whole == []
+    n_products = [node.op_type for node in graph.node].count("MatMulInteger")
+    assert n_products == 6 + (tie == "none")  # query-key-value, 2 outputs, query, expand, contract; the output matrix

@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from marians import tokenizers
 from transduce.convert import bert, gpt2, marian
-from transduce.convert.exchange import IMPORTERS
-from transduce.convert.vocabulary import Rows
-from transduce.convert.weight_map import Line, write
+from transduce.convert.importing import IMPORTERS
+from transduce.convert.weight_map import Entry, Rows, write
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, PAD, UNK
 
@@ -51,7 +50,7 @@ class Twins:
 
     theirs: Any
     ours: Any
-    lines: list[Line]
+    lines: list[Entry]
     tied: dict[str, str]
     found: Found
 
@@ -203,7 +202,7 @@ def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
                                        "model.decoder.embed_tokens.weight")},
     )  # fmt: skip
     model = found.settings.model
-    return Twins(theirs, ours, marian.lines(model, src=src, tgt=tgt), marian.tied_names(model), told)
+    return Twins(theirs, ours, marian.entries(model, src=src, tgt=tgt), marian.tied_names(model), told)
 
 
 def words(n: int) -> list[str]:
@@ -248,11 +247,11 @@ def bert_twins(path: Path, seed: int, larger: bool) -> Twins:
     told = BERT_HEADS[found.settings.model.kind](theirs, ours, ids, segments, rows)
     names = set(theirs.state_dict())
     prefix = bert.prefix_of(names)
-    lines = bert.lines(
+    lines = bert.entries(
         found.settings.model,
         rows=rows,
         prefix=prefix,
-        labels=bert.labels_head(names) or "",
+        labels=bert.label_head(names) or "",
         pooler=bert.has_pooler(names),
     )
     told.names = {"cls.predictions.decoder.bias": "cls.predictions.bias"} if config.tie_word_embeddings else {}
@@ -341,7 +340,7 @@ def gpt2_twins(path: Path, seed: int, larger: bool) -> Twins:
         F.cross_entropy(logits, rows.index[out[real]]),
     )
     model, prefix = found.settings.model, "transformer."
-    return Twins(theirs, ours, gpt2.lines(model, rows=rows, prefix=prefix), gpt2.tied_names(model), told)
+    return Twins(theirs, ours, gpt2.entries(model, rows=rows, prefix=prefix), gpt2.tied_names(model), told)
 
 
 FAMILIES: dict[str, Callable[[Path, int, bool], Twins]] = {

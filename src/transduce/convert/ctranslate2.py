@@ -1,6 +1,6 @@
-"""A run as a folder for CTranslate2, written through its own specifications.
+"""Export of translators to CTranslate2, through its model specifications.
 
-Its converter for Marian is not used: it starts the decoder from a zero vector, which a model of ours does not.
+Its converter for Marian models is not used, as it starts the decoder from a zero vector.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from transduce.config import TransformerSettings
-from transduce.convert.check import LONGEST, compare_all, examples, logits_of, settle
-from transduce.convert.exporting import Outgoing
+from transduce.convert.models import Outgoing
 from transduce.convert.normalize import position_table
-from transduce.convert.requirements import ONE_HEAD_COUNT, Needed, inexpressible
-from transduce.convert.vocabulary import NEVER
+from transduce.convert.parity import MAX_TOKENS, compare_all, examples, logits_of, settle
+from transduce.convert.requirements import ONE_HEAD_COUNT, Expressible, inexpressible
+from transduce.convert.weight_map import NEVER
 from transduce.errors import UserError
 from transduce.nn.block import norm_eps
 from transduce.text.special import BOS, PAD
@@ -27,7 +27,7 @@ from transduce.text.tokenizer import Tokenizers
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-NEEDED: Needed = {
+EXPRESSIBLE: Expressible = {
     "positions": ("sinusoidal", "sinusoidal_halves", "learned", "none"),
     "feed_forward": ("plain", "gated"),
     "activation": tuple(_ACTIVATIONS),
@@ -37,13 +37,14 @@ NEEDED: Needed = {
 
 
 def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
-    """Write the folder `out`, check it against the model, and tell what was found. CTranslate2 must be installed.
+    """Write the folder `out`, compare it with the model, and return lines that report the result.
 
-    What is quantized is checked before that, in float32; how far quantization moves it is told, too.
+    The comparison is made in float32. With quantization a second line reports how far the log-probabilities move.
+    Raises `UserError` where CTranslate2 is not installed or lacks one of the settings.
     """
     s, tokenizers, tensors, quantization = run.settings.model, run.tokenizers, run.tensors, run.quantization
     assert isinstance(s, TransformerSettings)
-    if lacking := inexpressible(s, NEEDED):
+    if lacking := inexpressible(s, EXPRESSIBLE):
         raise UserError(f"CTranslate2 cannot express {', '.join(lacking)}")
     try:
         import ctranslate2
@@ -52,18 +53,18 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     spec = _spec(s, tokenizers, tensors)
     _save(spec, out, None)
     what = f"log-probabilities of ctranslate2 {ctranslate2.__version__}"
-    told = [settle(f"{what}, float32", compare_all(_log_probs(out, run.model, tokenizers, s))).line()]
+    lines = [settle(f"{what}, float32", compare_all(_log_probs(out, run.model, tokenizers, s))).line()]
     if quantization not in (None, "float32"):
         shutil.rmtree(out)
         _save(_spec(s, tokenizers, tensors), out, quantization)
         found = _log_probs(out, run.model, tokenizers, s)
         moved = torch.cat([(theirs - ours)[ours > NEVER / 2].abs() for theirs, ours in found])
-        told.append(
+        lines.append(
             f"{quantization} moves log-probabilities by {moved.mean():.4f} on average, {moved.max():.4f} at most"
         )
     for name, side in (("source.spm", tokenizers.src), ("target.spm", tokenizers.tgt)):
         (out / name).write_bytes(side.model)
-    return told
+    return lines
 
 
 def _save(spec: Any, out: Path, quantization: str | None) -> None:
@@ -74,7 +75,7 @@ def _save(spec: Any, out: Path, quantization: str | None) -> None:
 
 
 def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, Tensor]) -> Any:
-    """CTranslate2's description of the model, with the weights."""
+    """The model's specification with its weights."""
     from ctranslate2.specs import common_spec, transformer_spec
 
     spec = transformer_spec.TransformerSpec.from_config(
@@ -86,7 +87,7 @@ def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, 
         ffn_glu=s.feed_forward == "gated",
         rms_norm=s.norm == "rms",
     )
-    # copies: what quantizes them does so in place, and they are the model's own
+    # copies, as quantization changes them in place
     arrays = {name: tensor.detach().cpu().float().clone().numpy() for name, tensor in tensors.items()}
     for side, stack, embedding in (
         ("encoder", spec.encoder, spec.encoder.embeddings[0]),
@@ -104,7 +105,7 @@ def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, 
             _layer(layer, arrays, f"{side}.blocks.{number}", gated=s.feed_forward == "gated")
     spec.decoder.projection.weight = arrays["output_embedding.weight"]
     bias = tensors["output_bias"].detach().cpu().float().clone() if s.output_bias else torch.zeros(tokenizers.n_tgt)
-    bias[[PAD, BOS]] = NEVER  # it must not write them
+    bias[[PAD, BOS]] = NEVER  # never generated
     spec.decoder.projection.bias = bias.numpy()
     _vocabularies(spec, tokenizers, s)
     return spec
@@ -113,7 +114,7 @@ def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, 
 def _vocabularies(spec: Any, tokenizers: Tokenizers, s: TransformerSettings) -> None:
     pieces = [side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt)]
     if any(len(set(side)) < len(side) for side in pieces):
-        raise UserError("the vocabulary holds a piece twice, which CTranslate2 cannot have")
+        raise UserError("the vocabulary contains a piece twice, which CTranslate2 does not support")
     spec.register_source_vocabulary(pieces[0])
     spec.register_target_vocabulary(pieces[1])
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = "<unk>", "<s>", "</s>"
@@ -138,7 +139,7 @@ def _layer(layer: Any, arrays: Mapping[str, Any], at: str, *, gated: bool) -> No
             _linear(layer.attention.linear[place], arrays, f"{at}.cross_attention.{part}")
         _norm(layer.attention.layer_norm, arrays, f"{at}.cross_attention_residual.norm")
     expand = f"{at}.feed_forward.expand"
-    if gated:  # the gate's rows first
+    if gated:  # the gate's rows come first
         half = len(arrays[f"{expand}.weight"]) // 2
         _linear(layer.ffn.linear_0, arrays, expand, slice(None, half))
         _linear(layer.ffn.linear_0_noact, arrays, expand, slice(half, None))
@@ -161,16 +162,16 @@ def _norm(spec: Any, arrays: Mapping[str, Any], name: str) -> None:
 
 
 def _log_probs(out: Path, model: Any, tokenizers: Tokenizers, s: TransformerSettings) -> list[tuple[Tensor, Tensor]]:
-    """The log-probability of each token, given random sources and targets: theirs and ours, a sentence each."""
+    """Pairs of their and our log-probabilities of each token of random targets, sentence by sentence."""
     import ctranslate2
 
     engine = ctranslate2.Translator(str(out), device="cpu", compute_type="default", inter_threads=1, intra_threads=1)
-    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=min(LONGEST, s.max_positions - 1))
-    logits = logits_of(model, batch)
+    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=min(MAX_TOKENS, s.max_positions - 1))
+    logits = logits_of(model, batch.src, batch.tgt_in)
     logits[..., [PAD, BOS]] = NEVER
     expected = logits.log_softmax(-1).gather(-1, batch.tgt_out[..., None])[..., 0]
     src = [[i for i in row if i != PAD][:-1] for row in batch.src.tolist()]
     tgt = [[i for i in row if i not in (PAD, BOS)] for row in batch.tgt_in.tolist()]
     found = engine.score_batch([tokenizers.src.pieces(ids) for ids in src], [tokenizers.tgt.pieces(ids) for ids in tgt])
-    told = [torch.tensor(score.log_probs) for score in found]
-    return [(row, ours[: len(row)]) for row, ours in zip(told, expected, strict=True)]
+    theirs = [torch.tensor(score.log_probs) for score in found]
+    return [(row, ours[: len(row)]) for row, ours in zip(theirs, expected, strict=True)]

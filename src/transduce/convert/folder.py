@@ -1,9 +1,8 @@
-"""A folder in the form of the Hugging Face hub: config.json, weights, and whatever its tokenizer needs."""
+"""Reading a model folder in Hugging Face's layout: JSON files and weights. Everything in it is untrusted data."""
 
 from __future__ import annotations
 
 import json
-import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,111 +12,115 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.convert.limits import check_is_file, read_bytes
 from transduce.errors import RunFolderError, UserError
+from transduce.runs import atomic
 from transduce.runs.tensors import load_tensors
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
-_TIMES = 8
-"""How often, at most, the tensors of a pickle may name the same numbers: tied weights stand there several times."""
+
+MAX_BYTES = 1 << 26
+"""Largest JSON file or vocabulary that is read: 64 MiB. As Python objects, JSON can take twenty times its size."""
+
+_MAX_SHARING = 8
+"""How much larger the tensors of a pickle may be than the file. Tied weights are stored once."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; `RunFolderError` where it is missing, not a regular file, or too large."""
+    return atomic.read_bytes(path, most=MAX_BYTES)
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; `RunFolderError` where it is missing (unless optional) or damaged."""
+    """The object in a JSON file; `RunFolderError` where it is missing (unless `optional`) or damaged."""
     if optional and not path.exists():
         return {}
-    try:
-        value = json.loads(read_bytes(path).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path} is damaged: {why_no_json(error)}") from None
+    value = parse_json(read_bytes(path), path)
     if not isinstance(value, dict):
-        raise RunFolderError(f"{path} is damaged: it does not hold a JSON object")
+        raise RunFolderError(f"{path} is damaged: it does not contain a JSON object")
     return value
 
 
-def why_no_json(error: Exception) -> str:
-    """What is wrong with a JSON file, for people: Python's own words only where they tell of the file."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
-    return str(error) if isinstance(error, json.JSONDecodeError) else "it holds a number with too many digits"
-
-
-def _kind_of(config: Mapping[str, Any]) -> tuple[str, str | None]:
-    """model_type, and the first of the architectures if it says any."""
-    named = config.get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else None
-    return str(config.get("model_type")), architecture
+def parse_json(content: bytes, path: Path) -> Any:
+    """The value in the content of a JSON file; `RunFolderError` where it is damaged."""
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError:
+        why = "it is nested too deeply"
+    except UnicodeDecodeError:
+        why = "it is not UTF-8"
+    except json.JSONDecodeError as error:
+        why = str(error)
+    except ValueError:
+        why = "it contains a number with too many digits"
+    raise RunFolderError(f"{path} is damaged: {why}")
 
 
 def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a model of another kind; `supported`: architectures by model_type; a file may leave its own out."""
-    found, architecture = _kind_of(config)
-    if architecture not in (*supported.get(found, ()), None) or found not in supported:
+    """Refuse a config.json of another model. `supported`: architectures by model_type; a file may name none."""
+    model_type, named = str(config.get("model_type")), config.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else None
+    if model_type not in supported or architecture not in (*supported[model_type], None):
         known = "; ".join(f"model_type {kind}: {', '.join(names)}" for kind, names in supported.items())
-        raise UserError(f"{folder} holds {architecture or 'a model'} (model_type {found}); supported here: {known}")
+        found = f"{architecture or 'a model'} (model_type {model_type})"
+        raise UserError(f"{folder} contains {found}; supported here: {known}")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder's weights; a `UserError` where the file is missing, damaged or refused.
+    """All tensors of the folder's weights; `UserError` where the file is missing, damaged or refused.
 
-    A pickled file is read by PyTorch's restricted reader, which makes tensors and runs nothing; one that asks for more
-    is refused, and so is one that would become larger in memory than it is.
+    `pytorch_model.bin` is read with `weights_only`, PyTorch's restricted reader, which runs no code. A file that asks
+    for anything but tensors is refused, and so is one whose tensors would be much larger than the file.
     """
     if (folder / SAFE).exists():
-        check_is_file(folder / SAFE)
+        if not (folder / SAFE).is_file():
+            raise RunFolderError(f"{folder / SAFE} is not a file")
         return load_tensors(folder / SAFE, sealed=False)
     path = folder / PICKLED
-    if not path.exists():
+    if not path.is_file():
+        if path.exists():
+            raise RunFolderError(f"{path} is not a file")
         parts = sorted(p.name for p in folder.glob("*.index.json"))
-        why = f" (weights in several files, as {parts[0]} lists them, are not read)" if parts else ""
-        raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} is there{why}")
-    check_is_file(path)
+        why = f" (weights in several files, listed in {parts[0]}, are not supported)" if parts else ""
+        raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} exists{why}")
+    return _read_pickled(path)
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
     _check_archive(path)
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         why = _short(str(error).split("WeightsUnpickler error:")[-1])
-        raise UserError(
-            f"{path} is refused: it is a pickle that holds more than tensors, or is damaged ({why})"
-        ) from None
-    except Exception as error:  # what a reader of hostile files raises has no end
+        raise UserError(f"{path} is refused: it contains more than tensors, or is damaged ({why})") from None
+    except Exception as error:  # a hostile file can cause any error in the reader
         if "weights_only" in str(error):
-            raise UserError(f"{path} is refused: it is no plain file of tensors ({_short(str(error))})") from None
+            raise UserError(f"{path} is refused: it is not a plain file of tensors ({_short(str(error))})") from None
         raise RunFolderError(f"{path} is damaged: {_short(str(error)) or type(error).__name__}") from None
-    if not isinstance(tensors, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
-    ):
-        raise UserError(f"{path} is refused: it does not hold named tensors")
-    _check_memory(tensors, path)
+    if not isinstance(tensors, dict):
+        raise UserError(f"{path} is refused: it does not contain named tensors")
+    for name, tensor in tensors.items():
+        plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if not isinstance(name, str) or not plain or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise UserError(f"{path} is refused: {str(name)[:200]} is not a dense tensor with a name")
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if total > _MAX_SHARING * path.stat().st_size:
+        raise UserError(f"{path} is refused: its tensors would take {total:,} bytes, many times the size of the file")
     return dict(tensors)
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse a zip file, which newer pickles are, that would grow: PyTorch stores its tensors as they are."""
+    """Refuse a compressed zip archive: PyTorch stores tensors uncompressed, so this one would grow in memory."""
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            return
     try:
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                return
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
+    except Exception as error:  # a hostile file can cause any error in the reader
         raise RunFolderError(f"{path} is damaged: {_short(str(error))}") from None
-    grown = sum(entry.file_size for entry in entries)
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or grown > path.stat().st_size:
-        raise UserError(f"{path} is refused: it is a compressed archive, of {grown:,} bytes once unpacked")
-
-
-def _check_memory(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse tensors that are not dense ones in main memory, and such as take more of it than the file has bytes."""
-    for name, tensor in tensors.items():
-        plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-        if not plain or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_complex():
-            raise UserError(f"{path} is refused: {name[:200]} is no dense tensor of numbers")
-    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if total > _TIMES * path.stat().st_size:
-        raise UserError(f"{path} is refused: its tensors would take {total:,} bytes, many times as many as it has")
+    size = sum(entry.file_size for entry in entries)
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or size > path.stat().st_size:
+        raise UserError(f"{path} is refused: it is a compressed archive of {size:,} bytes")
 
 
 def _short(text: str) -> str:

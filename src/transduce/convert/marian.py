@@ -1,6 +1,9 @@
-"""Marian's encoder-decoder (Junczys-Dowmunt et al. 2018) as transformers' MarianMTModel has it: settings and tensors.
+"""Marian's encoder-decoder (Junczys-Dowmunt et al. 2018) as transformers stores it: config.json, weight map, ids.
 
 Post-norm, plain feed-forward, sinusoids as two halves, a bias on the logits; no norm of embeddings, no final norm.
+
+Marian's vocabulary has eos 0, unk 1 and pad, which starts the decoder and is never generated. Ours has PAD, UNK, BOS,
+EOS = 0 to 3. Our BOS is their pad. Our PAD, which is never an input, has a row there only in exports of our models.
 """
 
 from __future__ import annotations
@@ -12,110 +15,93 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import Settings, TransformerSettings
-from transduce.convert.limits import MOST_LAYERS, no_sizes
-from transduce.convert.requirements import ONE_HEAD_COUNT, Needed
-from transduce.convert.vocabulary import NEVER, Rows
-from transduce.convert.weight_map import ACTIVATIONS, Line
+from transduce.config import TransformerSettings
+from transduce.convert.requirements import (
+    ACTIVATIONS,
+    MAX_LAYERS,
+    ONE_HEAD_COUNT,
+    ConfigFormat,
+    Expressible,
+    model_from,
+)
+from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
 from transduce.errors import UserError
 from transduce.nn.block import norm_eps
 from transduce.nn.positions import halves, sinusoids
+from transduce.text.special import BOS, EOS, PAD, SPECIAL_PIECES, UNK
 
 ARCHITECTURES = {"marian": ("MarianMTModel",)}
 
 POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
-_SIZES = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
-          "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size")  # fmt: skip
-_EQUAL = (("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads"))
-_ONLY = {  # what transformers' implementation does, whatever the file says
-    "normalize_before": False,
-    "normalize_embedding": False,
-    "add_final_layer_norm": False,
-    "static_position_embeddings": True,
-    "is_encoder_decoder": True,
-}
-_DEFAULTS: dict[str, Any] = {  # of MarianConfig, for what a file may leave out
-    "activation_function": "gelu",
-    "scale_embedding": False,
-    "share_encoder_decoder_embeddings": True,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 1024,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-}
+FORMAT = ConfigFormat(
+    sizes={
+        "d_model": "d_model",
+        "encoder_layers": "n_encoder_layers",
+        "decoder_layers": "n_decoder_layers",
+        **{f"{side}_attention_heads": "n_heads" for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": "d_ff" for side in ("encoder", "decoder")},
+        "vocab_size": None,
+        "max_position_embeddings": "max_positions",
+    },
+    values={
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "activation_dropout",
+        "scale_embedding": "scale_embeddings",
+    },
+    activation="activation_function",
+    defaults={  # of MarianConfig
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 1024,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+    },
+    only={  # what transformers' implementation does, whatever the file says
+        "normalize_before": (False,),
+        "normalize_embedding": (False,),
+        "add_final_layer_norm": (False,),
+        "static_position_embeddings": (True,),
+        "is_encoder_decoder": (True,),
+    },
+    equal=(("encoder_ffn_dim", "decoder_ffn_dim"), ("encoder_attention_heads", "decoder_attention_heads")),
+)
 # (share_encoder_decoder_embeddings, tie_word_embeddings) to ours
 _TIES = {(True, True): "three_way", (False, True): "two_way", (False, False): "none"}
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> TransformerSettings:
-    """Our settings of a model with this config.json; a `UserError` lists all that cannot be."""
-    config = {**_DEFAULTS, **config}
+    """Our settings for a model with this config.json; `UserError` lists everything that is not supported."""
+    config = {**FORMAT.defaults, **config}
+    problems = []
+    tied = bool(config["share_encoder_decoder_embeddings"]), bool(config["tie_word_embeddings"])
+    if tied not in _TIES:
+        problems.append("share_encoder_decoder_embeddings = true with tie_word_embeddings = false is not supported")
     pad, start = config.get("pad_token_id"), config.get("decoder_start_token_id")
-    own_tgt = ("decoder_vocab_size",) if config.get("decoder_vocab_size") is not None else ()
-    told = no_sizes(config, (*_SIZES, *own_tgt, "max_position_embeddings"))
-    told += [f"{a} and {b} differ" for a, b in _EQUAL if config.get(a) != config.get(b)]
-    told += [
-        f"{key} = {config[key]!r}; supported: {only}" for key, only in _ONLY.items() if config.get(key, only) != only
-    ]
-    if str(config["activation_function"]) not in ACTIVATIONS:
-        told.append(f"activation_function = {config['activation_function']!r}; supported: {', '.join(ACTIVATIONS)}")
-    shared = bool(config["share_encoder_decoder_embeddings"]), bool(config["tie_word_embeddings"])
-    if shared not in _TIES:
-        told.append("share_encoder_decoder_embeddings = true with tie_word_embeddings = false is not supported")
     if type(pad) is not int or start != pad:
-        told.append(
-            f"decoder_start_token_id = {start}, pad_token_id = {pad}: supported is only a decoder that pad starts"
-        )
-    if told:
-        raise UserError(f"{origin / 'config.json'}: {'; '.join(told)}")
-    values = dict(
-        d_model=config["d_model"],
-        d_ff=config["encoder_ffn_dim"],
-        n_heads=config["encoder_attention_heads"],
-        n_encoder_layers=config["encoder_layers"],
-        n_decoder_layers=config["decoder_layers"],
-        dropout=config["dropout"],
-        attention_dropout=config["attention_dropout"],
-        activation_dropout=config["activation_dropout"],
-        positions="sinusoidal_halves",
-        activation=ACTIVATIONS[config["activation_function"]],
-        scale_embeddings=bool(config["scale_embedding"]),
-        tie=_TIES[shared],
-        output_bias=True,
-        max_positions=config["max_position_embeddings"],
-    )
-    found = Settings.from_mapping({"model": values}, origin=str(origin / "config.json")).model
-    assert isinstance(found, TransformerSettings)
-    return found
+        problems.append(f"decoder_start_token_id = {start}, pad_token_id = {pad}: the decoder must start with pad")
+    FORMAT.check(config, origin=origin, optional_sizes=("decoder_vocab_size",), more=problems)
+    own = {"positions": "sinusoidal_halves", "tie": _TIES[tied], "output_bias": True}
+    return model_from(TransformerSettings, FORMAT.read(config) | own, origin=origin)
 
 
 def config_of(s: TransformerSettings, *, n_src: int, n_tgt: int, pad: int) -> dict[str, Any]:
-    """The config.json of a model of ours that Marian's architecture can express."""
+    """The config.json of a model of ours."""
     share, tie = next(key for key, ours in _TIES.items() if ours == s.tie)
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == s.activation)
-    sides = {
-        f"{side}_{key}": value
-        for side, layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers))
-        for key, value in (("layers", layers), ("attention_heads", s.n_heads), ("ffn_dim", s.d_ff), ("layerdrop", 0.0))
-    }
-    return {
+    return FORMAT.write(s) | {
         "architectures": list(ARCHITECTURES["marian"]),
         "model_type": "marian",
         "vocab_size": n_src,
         "decoder_vocab_size": n_tgt,
-        "d_model": s.d_model,
-        **sides,
-        "activation_function": activation,
-        "dropout": s.dropout,
-        "attention_dropout": s.attention_dropout,
-        "activation_dropout": s.activation_dropout,
-        "max_position_embeddings": s.max_positions,
-        "scale_embedding": s.scale_embeddings,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
         "share_encoder_decoder_embeddings": share,
         "tie_word_embeddings": tie,
-        **_ONLY,
+        **{key: values[0] for key, values in FORMAT.only.items()},
         "bos_token_id": None,
         "eos_token_id": 0,
         "forced_eos_token_id": 0,
@@ -125,7 +111,7 @@ def config_of(s: TransformerSettings, *, n_src: int, n_tgt: int, pad: int) -> di
     }
 
 
-NEEDED: Needed = {
+EXPRESSIBLE: Expressible = {
     "residual": ("post",),
     "norm": ("layer",),
     "norm_eps": (None, norm_eps("layer")),
@@ -136,60 +122,66 @@ NEEDED: Needed = {
     "projection": ("full",),
     "n_kv_heads": ONE_HEAD_COUNT,
     "bias": (True,),
-    "n_encoder_layers": range(1, MOST_LAYERS + 1),
+    "n_encoder_layers": range(1, MAX_LAYERS + 1),
 }
-"""What its architecture can express of our settings."""
 
 
-def lines(s: TransformerSettings, *, src: Rows, tgt: Rows, output_bias: bool = True) -> list[Line]:
-    """The table of a model with these settings. `output_bias` false: theirs is all zeros, and ours has none."""
+NULL = "<null>"
+"""The name of our PAD in an exported vocabulary, which keeps its row where it is needed for an identical re-import."""
+
+
+def entries(s: TransformerSettings, *, src: Rows, tgt: Rows, output_bias: bool = True) -> list[Entry]:
+    """The weight map of a model. `output_bias` false: our model has none, and theirs is zero."""
     found = _embeddings(s, src, tgt)
-    bias = Line("output_bias", ("final_logits_bias",), (1, tgt.n_theirs), rows=tgt.index, filler=NEVER, flat=True)
-    found += [bias] if output_bias else []
+    if output_bias:
+        shape = (1, tgt.n_theirs)
+        found.append(Entry("output_bias", ("final_logits_bias",), shape, rows=tgt.index, filler=NEVER, flat=True))
     for side, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
         for layer in range(n_layers):
             found += _block(f"{side}.blocks.{layer}", f"model.{side}.layers.{layer}", s, decoder=side == "decoder")
     return found
 
 
-def column_order(d_model: int) -> Tensor:
-    """Our column of each of theirs, for a model of ours with the paper's sinusoids."""
-    return halves(d_model)
-
-
-def check_positions(tensors: Mapping[str, Tensor], s: TransformerSettings, *, origin: Path) -> None:
-    """Old files hold the sinusoids; a `UserError` where they are not what we compute."""
-    shape = (s.max_positions, s.d_model)
-    for table, name in ((tensors[name], name) for name in POSITION_TABLES if name in tensors):
-        if table.shape != shape or not _are_sinusoids(table):
-            raise UserError(f"{origin}: {name} {list(table.shape)} does not hold sinusoids {list(shape)}")
-
-
-def _embeddings(s: TransformerSettings, src: Rows, tgt: Rows) -> list[Line]:
-    encoder, decoder = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
-    head = "lm_head.weight"
-    shape = (tgt.n_theirs, s.d_model)
+def _embeddings(s: TransformerSettings, src: Rows, tgt: Rows) -> list[Entry]:
+    encoder, decoder, head = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
+    tgt_name, shape = "tgt_embedding.table.weight", (tgt.n_theirs, s.d_model)
     if s.tie == "three_way":
-        names = ("model.shared.weight",), (encoder, decoder, head)
-        return [Line("tgt_embedding.table.weight", names[0], shape, also=names[1], rows=tgt.index, stream=1)]
+        names = (encoder, decoder, head)
+        return [Entry(tgt_name, ("model.shared.weight",), shape, also=names, rows=tgt.index, stream=1)]
+    also = (head,) if s.tie == "two_way" else ()
     found = [
-        Line("src_embedding.table.weight", (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1),
-        Line(
-            "tgt_embedding.table.weight",
-            (decoder,),
-            shape,
-            also=(head,) if s.tie == "two_way" else (),
-            rows=tgt.index,
-            stream=1,
-        ),
+        Entry("src_embedding.table.weight", (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1),
+        Entry(tgt_name, (decoder,), shape, also=also, rows=tgt.index, stream=1),
     ]
     if s.tie == "none":
-        found.append(Line("output_embedding.weight", (head,), shape, rows=tgt.index, stream=1))
+        found.append(Entry("output_embedding.weight", (head,), shape, rows=tgt.index, stream=1))
+    return found
+
+
+def _block(ours: str, theirs: str, s: TransformerSettings, *, decoder: bool) -> list[Entry]:
+    d, square = s.d_model, (s.d_model, s.d_model)
+    query_key_value = tuple(f"{theirs}.self_attn.{x}_proj" for x in "qkv")
+    found = [
+        *linear(f"{ours}.self_attention.query_key_value", query_key_value, square, stream=1),
+        *linear(f"{ours}.self_attention.output", (f"{theirs}.self_attn.out_proj",), square, stream=0),
+        *norm(f"{ours}.self_attention_residual.norm", f"{theirs}.self_attn_layer_norm", d, stream=0),
+        *linear(f"{ours}.feed_forward.expand", (f"{theirs}.fc1",), (s.d_ff, d), stream=1),
+        *linear(f"{ours}.feed_forward.contract", (f"{theirs}.fc2",), (d, s.d_ff), stream=0),
+        *norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.final_layer_norm", d, stream=0),
+    ]
+    if decoder:
+        own, cross = f"{ours}.cross_attention", f"{theirs}.encoder_attn"
+        found += [
+            *linear(f"{own}.query", (f"{cross}.q_proj",), square, stream=1),
+            *linear(f"{own}.key_value", (f"{cross}.k_proj", f"{cross}.v_proj"), square, stream=1),
+            *linear(f"{own}.output", (f"{cross}.out_proj",), square, stream=0),
+            *norm(f"{own}_residual.norm", f"{cross}_layer_norm", d, stream=0),
+        ]
     return found
 
 
 def tied_names(s: TransformerSettings) -> dict[str, str]:
-    """Names under which our model holds a tensor of the table once more, and that tensor."""
+    """Other names of the tensors in the weight map in our model."""
     table = "tgt_embedding.table.weight"
     return {
         "three_way": {"src_embedding.table.weight": table, "output_embedding.weight": table},
@@ -198,40 +190,55 @@ def tied_names(s: TransformerSettings) -> dict[str, str]:
     }[s.tie]
 
 
-def _block(ours: str, theirs: str, s: TransformerSettings, *, decoder: bool) -> list[Line]:
-    """One block; (ours, theirs, shape of one weight, the weight's axis on the residual stream)."""
-    square, wide, tall = (s.d_model, s.d_model), (s.d_ff, s.d_model), (s.d_model, s.d_ff)
-    parts: list[tuple[str, Sequence[str], tuple[int, ...], int]] = [
-        ("self_attention.query_key_value", [f"self_attn.{x}_proj" for x in "qkv"], square, 1),
-        ("self_attention.output", ["self_attn.out_proj"], square, 0),
-        ("self_attention_residual.norm", ["self_attn_layer_norm"], (s.d_model,), 0),
-        ("feed_forward.expand", ["fc1"], wide, 1),
-        ("feed_forward.contract", ["fc2"], tall, 0),
-        ("feed_forward_residual.norm", ["final_layer_norm"], (s.d_model,), 0),
-    ]
-    if decoder:
-        parts += [
-            ("cross_attention.query", ["encoder_attn.q_proj"], square, 1),
-            ("cross_attention.key_value", [f"encoder_attn.{x}_proj" for x in "kv"], square, 1),
-            ("cross_attention.output", ["encoder_attn.out_proj"], square, 0),
-            ("cross_attention_residual.norm", ["encoder_attn_layer_norm"], (s.d_model,), 0),
-        ]
-    found = []
-    for own, names, shape, stream in parts:
-        found.append(Line(f"{ours}.{own}.weight", tuple(f"{theirs}.{n}.weight" for n in names), shape, stream=stream))
-        on_stream = None if stream else 0  # a bias lies where the weight's rows do
-        found.append(
-            Line(f"{ours}.{own}.bias", tuple(f"{theirs}.{n}.bias" for n in names), shape[:1], stream=on_stream)
+def column_order(s: TransformerSettings) -> Tensor | None:
+    """Our column for each of theirs: ours differ where the model has the paper's sinusoids."""
+    return halves(s.d_model) if s.positions == "sinusoidal" else None
+
+
+def check_positions(tensors: Mapping[str, Tensor], s: TransformerSettings, *, origin: Path) -> None:
+    """`UserError` where a file contains position tables that are not the sinusoids that we compute."""
+    shape = (s.max_positions, s.d_model)
+    for name in POSITION_TABLES:
+        if (table := tensors.get(name)) is None:
+            continue
+        expected = sinusoids(*shape)[:, halves(s.d_model)]
+        if table.shape != shape or not bool((table.float() - expected).abs().max() <= 1e-3):
+            raise UserError(f"{origin}: {name} {list(table.shape)} does not contain sinusoids {list(shape)}")
+
+
+def pieces_and_rows(
+    ids: Mapping[str, int], *, n: int, special: Mapping[int, int], origin: object
+) -> tuple[list[str], Rows]:
+    """Our pieces and their rows, from their vocab.json; `UserError` where it contradicts itself or the model.
+
+    n: rows of their embedding. special: their id of our UNK, BOS and EOS.
+    """
+    if any(type(i) is not int or not 0 <= i < n for i in ids.values()):
+        raise UserError(f"{origin}: has ids outside 0 .. {n - 1}, the vocab_size in config.json")
+    names = {i: piece for piece, i in ids.items()}
+    if len(names) < len(ids):
+        raise UserError(f"{origin}: two pieces have one id")
+    if len(set(special.values())) < len(special) or not all(0 <= i < n for i in special.values()):
+        raise UserError(f"{origin}: unknown, pad and end of sentence need three ids within 0 .. {n - 1}: {special}")
+    null = ids.get(NULL)
+    taken = {*special.values(), null}
+    others = [i for i in range(n) if i not in taken]
+    index = [-1 if null is None else null, special[UNK], special[BOS], special[EOS], *others]
+    pieces = [*SPECIAL_PIECES, *(names.get(i, f"<unnamed {i}>") for i in others)]
+    return pieces, Rows(torch.tensor(index), n)
+
+
+def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> tuple[dict[str, int], Rows]:
+    """Their vocab.json for our pieces: eos 0, unk 1, pad last or third, the others in our order."""
+    pad, null = [("<pad>", BOS)], [(NULL, PAD)] if keep_null else []
+    others = [(piece, i) for i, piece in enumerate(pieces) if i > EOS]
+    head = [("</s>", EOS), ("<unk>", UNK)]
+    order = [*head, *others, *null, *pad] if pad_last else [*head, *pad, *others, *null]
+    ids = {piece: row for row, (piece, _) in enumerate(order)}
+    if len(ids) < len(order):
+        raise UserError(
+            f"the vocabulary contains a piece twice, or one of {NULL}, <pad>, <unk>, </s> as an ordinary piece"
         )
-    return found
-
-
-def _are_sinusoids(table: Tensor) -> bool:
-    n, d_model = table.shape
-    difference = (table.float() - sinusoids(n, d_model)[:, halves(d_model)]).abs().max()
-    return bool(difference <= 1e-3)
-
-
-def is_zero(bias: Tensor | None) -> bool:
-    """Whether a bias does nothing."""
-    return bias is None or not bool(torch.count_nonzero(bias))
+    index = torch.full((len(pieces),), -1)
+    index[torch.tensor([i for _, i in order])] = torch.arange(len(order))
+    return ids, Rows(index, len(order))

@@ -1,4 +1,4 @@
-"""A model of ours as an equal one in the form of GPT-2 and BERT: learned positions, no scale, biases, segments."""
+"""Rewriting a model of ours as an equal one that GPT-2 and BERT can express."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from transduce.config import BertSettings, EncoderSettings, ModelSettings, OutputSettings
-from transduce.convert.weight_map import Line
+from transduce.convert.weight_map import Entry
 from transduce.nn.positions import POSITIONS
 
 SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 
 
-def plain_form(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, dict[str, Tensor]]:
-    """Settings and tensors of an equal model with learned positions and embeddings as they are, up to `max_positions`.
+def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, dict[str, Tensor]]:
+    """Settings and tensors of an equal model with learned positions, unscaled embeddings, segments and biases.
 
-    A scale goes into the embeddings, which then are no longer the output matrix. What is so already stays, bit by bit.
+    The models are equal up to `max_positions`. Scaled embeddings are no longer tied to the output matrix. Tensors that
+    need no change keep their bits.
     """
     found, changes = dict(tensors), dict[str, Any]()
     if s.positions != "learned":
@@ -39,16 +40,17 @@ def plain_form(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, 
 
 
 def position_table(s: ModelSettings) -> Tensor:
-    """The vectors [max_positions, D] that positions which are computed add."""
-    made = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
-    return made.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]
+    """The vectors [max_positions, D] that computed positions add to embeddings."""
+    positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
+    return positions.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]
 
 
-def for_table(tensors: Mapping[str, Tensor], lines: Sequence[Line]) -> dict[str, Tensor]:
-    """The tensors that a table asks for; biases that the model has not are zero."""
+def with_biases(tensors: Mapping[str, Tensor], entries: Sequence[Entry]) -> dict[str, Tensor]:
+    """The tensors of a weight map, with zeros for biases that the model does not have."""
 
     def tensor(name: str) -> Tensor:
-        weight, is_bias = name.removesuffix(".bias"), name.endswith(".bias")
-        return torch.zeros(len(tensors[f"{weight}.weight"])) if is_bias and name not in tensors else tensors[name]
+        if name not in tensors and name.endswith(".bias"):
+            return torch.zeros(len(tensors[f"{name.removesuffix('.bias')}.weight"]))
+        return tensors[name]
 
-    return {line.ours: tensor(line.ours) for line in lines}
+    return {entry.ours: tensor(entry.ours) for entry in entries}

@@ -1,23 +1,100 @@
-"""What another program must know of our settings: a table for each, and the refusal by name of what it does not."""
+"""What a format can express: checks of another program's config.json, and of our settings before an export."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-from transduce.config import ModelSettings
+from transduce.config import ModelSettings, Settings
+from transduce.errors import UserError
 
-Needed = Mapping[str, Collection[Any]]
-"""The values that a program can express, by setting."""
+ACTIVATIONS = {  # theirs to ours; of several names for one of ours, the first is written
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "swish": "silu",
+    "silu": "silu",
+}
+
+MAX_LAYERS, MAX_POSITIONS, MAX_SIZE = 1 << 10, 1 << 16, 1 << 24
+"""Largest sizes accepted: far beyond any published model, and small enough to build a list of weights for."""
+
+SettingsT = TypeVar("SettingsT", bound=ModelSettings)
+
+Expressible = Mapping[str, Collection[Any]]
+"""The values of our settings that a program supports."""
 
 ONE_HEAD_COUNT: tuple[None] = (None,)
-"""Of `n_kv_heads`: as many heads of keys and values as of queries, however that is said."""
+"""For `n_kv_heads`: only as many key and value heads as query heads."""
 
 
-def inexpressible(s: ModelSettings, needed: Needed) -> list[str]:
-    """The settings that a program cannot express, each with what it would have to be."""
-    told = []
-    for key, allowed in needed.items():
+@dataclass(frozen=True, slots=True)
+class ConfigFormat:
+    """The keys of a config.json, for both directions.
+
+    `sizes` and `values`: our setting for each key, or None; sizes are positive whole numbers. `defaults`: for keys that
+    a file may leave out. `only`: supported values of other keys, the assumed one first. `equal`: pairs of keys that
+    must agree. `activation`: the key of the activation.
+    """
+
+    sizes: Mapping[str, str | None]
+    values: Mapping[str, str]
+    activation: str
+    defaults: Mapping[str, Any]
+    only: Mapping[str, tuple[Any, ...]]
+    equal: tuple[tuple[str, str], ...] = ()
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of our settings from a complete config.json that was checked."""
+        found = {ours: config[key] for key, ours in (*self.sizes.items(), *self.values.items()) if ours is not None}
+        return found | {"activation": ACTIVATIONS[config[self.activation]]}
+
+    def write(self, s: ModelSettings) -> dict[str, Any]:
+        """The part of a config.json that follows from our settings alone."""
+        found = {key: getattr(s, ours) for key, ours in (*self.sizes.items(), *self.values.items()) if ours is not None}
+        found[self.activation] = next(name for name, known in ACTIVATIONS.items() if known == s.activation)
+        return found
+
+    def check(
+        self, config: Mapping[str, Any], *, origin: Path, optional_sizes: Sequence[str] = (), more: Sequence[str] = ()
+    ) -> None:
+        """`UserError` with everything in `config`, completed by the defaults, that is not supported, and `more`."""
+        found = list[str]()
+        for key in (*self.sizes, *(key for key in optional_sizes if config.get(key) is not None)):
+            if key not in config:
+                found.append(f"{key} is missing")
+                continue
+            value, largest = config[key], _max_size(key)
+            if type(value) is not int or value < (2 if "position" in key else 1):
+                found.append(f"{key} = {repr(value)[:40]} is not a size")
+            elif value > largest:
+                found.append(f"{key} = {repr(value)[:40]} is too large; at most {largest:,}")
+        for a, b in self.equal:
+            if config.get(a) != config.get(b):
+                found.append(f"{a} = {config.get(a)!r} and {b} = {config.get(b)!r} differ")
+        for key, allowed in self.only.items():
+            if config.get(key, allowed[0]) not in allowed:
+                found.append(f"{key} = {config[key]!r}; supported: {allowed[0]}")
+        if str(config[self.activation]) not in ACTIVATIONS:
+            found.append(f"{self.activation} = {config[self.activation]!r}; supported: {', '.join(ACTIVATIONS)}")
+        if found or more:
+            raise UserError(f"{origin / 'config.json'}: {'; '.join([*found, *more])}")
+
+
+def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: Path) -> SettingsT:
+    """Our settings with these values, which come from the config.json in `origin`."""
+    found = Settings.from_mapping({"model": dict(values)}, origin=str(origin / "config.json")).model
+    assert isinstance(found, section)
+    return found
+
+
+def inexpressible(s: ModelSettings, expressible: Expressible) -> list[str]:
+    """The settings that a program does not support, each with what it would have to be."""
+    found = []
+    for key, allowed in expressible.items():
         if key not in type(s).model_fields:
             continue
         value = getattr(s, key)
@@ -27,5 +104,11 @@ def inexpressible(s: ModelSettings, needed: Needed) -> list[str]:
                 choices = f"{allowed[0]} to {allowed[-1]}"
             else:
                 choices = " or ".join(repr(one) for one in dict.fromkeys(allowed) if one is not None)
-            told.append(f"model.{key} = {value!r}" + (f" (there: {choices})" if choices else ""))
-    return told
+            found.append(f"model.{key} = {value!r}" + (f" (there: {choices})" if choices else ""))
+    return found
+
+
+def _max_size(key: str) -> int:
+    if "position" in key:
+        return MAX_POSITIONS
+    return MAX_LAYERS if "layer" in key else MAX_SIZE

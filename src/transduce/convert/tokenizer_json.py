@@ -1,9 +1,9 @@
-"""A SentencePiece vocabulary of ours as a tokenizer.json, which transformers loads without code of ours.
+"""A SentencePiece vocabulary as a tokenizer.json, which transformers loads.
 
-The `tokenizers` library does the same in other ways; what it makes is held against ours on hard texts before it goes.
-Two differences are left. The names of special pieces in a text are these pieces there, as in all folders of
-transformers. And where the same pieces of a unigram vocabulary can stand in two orders, `ll l` or `l ll`, both are as
-likely; SentencePiece, which adds up in float32, and the library, in float64, may choose the other.
+The `tokenizers` library is configured to do the same as SentencePiece, and compared with it on hard texts. Two
+differences remain. Names of special pieces in a text are special pieces there, as in all folders of transformers. And
+where a unigram vocabulary has two segmentations of equal probability, such as `ll l` and `l ll`, the library, which
+adds in float64, may choose another than SentencePiece, which adds in float32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from transduce.convert.check import TEXTS
+from transduce.convert.parity import TEXTS
 from transduce.errors import UserError
 from transduce.text.hub_parts import SPACES
 from transduce.text.masks import encode_gaps
@@ -19,13 +19,13 @@ from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, U
 from transduce.text.tokenizer import Tokenizer
 
 _SPACE = "\u2581"
-_UNLIKELY = -1e9  # the score of what only stands in for other pieces
+_UNLIKELY = -1e9  # score of pieces that must not be chosen
 
 
 def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
-    """The content of tokenizer.json. `frame`: what is put around a text ("single") and a pair ("pair"), or nothing.
+    """The content of tokenizer.json. `frame`: templates for a text ("single") and a pair ("pair"), if any.
 
-    Raises `UserError` where it would cut a text otherwise than ours.
+    Raises `UserError` where the library would split a text differently.
     """
     try:
         import tokenizers
@@ -34,31 +34,27 @@ def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
         raise UserError(f"{error.name} is not installed: pip install 'transduce[interchange]'") from None
     proto = format_of.ModelProto.FromString(vocabulary.model)  # type: ignore[attr-defined]
     made = tokenizers.Tokenizer(_model(vocabulary, proto))
-    _normalization(made, proto, exact=vocabulary.exact)
+    _set_normalization(made, proto, exact=vocabulary.exact)
     named = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED]
+    special = [(piece, False) for piece in SPECIAL_PIECES] + [(piece, True) for piece in named if piece != "\n"]
     made.add_special_tokens(
-        [tokenizers.AddedToken(piece, special=True, normalized=False) for piece in SPECIAL_PIECES]
-        + [
-            tokenizers.AddedToken(piece, special=True, normalized=False, lstrip=True)
-            for piece in named
-            if piece != "\n"
-        ]
+        [tokenizers.AddedToken(piece, special=True, normalized=False, lstrip=strip) for piece, strip in special]
     )
     made.add_tokens([tokenizers.AddedToken("\n", normalized=False)] if "\n" in named else [])
     if frame:
         ends = [(SPECIAL_PIECES[i], i) for i in (BOS, EOS)]
         made.post_processor = tokenizers.processors.TemplateProcessing(**frame, special_tokens=ends)
-    _check(made, vocabulary)
+    _compare(made, vocabulary)
     return bytes(made.to_str(), "utf-8")
 
 
 def _model(vocabulary: Tokenizer, proto: Any) -> Any:
-    """What cuts. In an exact vocabulary a space is a space: U+2581 in a text is then a character like any other."""
+    """The segmentation model. In an exact vocabulary a space is a space, and U+2581 an ordinary character."""
     from tokenizers import models
 
     own = [_named(piece.piece, vocabulary.exact) for piece in proto.pieces]
     if len(set(own)) < len(own):
-        raise UserError("the vocabulary holds a piece twice, which tokenizer.json cannot have")
+        raise UserError("the vocabulary contains a piece twice, which tokenizer.json does not support")
     kind = vocabulary.algorithm
     if kind == "unigram":
         scores = [piece.score if piece.type == piece.NORMAL else _UNLIKELY for piece in proto.pieces]
@@ -75,7 +71,7 @@ def _named(piece: str, exact: bool) -> str:
 
 
 def _merges(pieces: list[Any], exact: bool) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes one, the best one first: SentencePiece joins what makes a piece, however."""
+    """Every pair of pieces that makes a piece, by its score: SentencePiece merges any such pair."""
     score = {_named(one.piece, exact): one.score for one in pieces}
     found = []
     for piece in sorted(score, key=score.__getitem__, reverse=True):
@@ -84,8 +80,7 @@ def _merges(pieces: list[Any], exact: bool) -> list[tuple[str, str]]:
     return found
 
 
-def _normalization(made: Any, proto: Any, *, exact: bool) -> None:
-    """Before the cutting, and after it."""
+def _set_normalization(made: Any, proto: Any, *, exact: bool) -> None:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     if exact:
@@ -102,7 +97,7 @@ def _normalization(made: Any, proto: Any, *, exact: bool) -> None:
 
 
 def hard_texts(vocabulary: Tokenizer, *, n: int = 300, seed: int = 1) -> list[str]:
-    """Texts that tokenizers disagree about, and random ones of the vocabulary's own pieces, joined anyhow."""
+    """Texts on which tokenizers tend to differ, and random sequences of the vocabulary's pieces and characters."""
     draw = random.Random(seed)
     pieces = [piece.replace(_SPACE, " ") for piece in vocabulary.pieces(range(EOS + 1, vocabulary.vocab_size))]
     pieces = [piece for piece in pieces if piece != MASK_PIECE and not piece.startswith("<0x")]
@@ -114,15 +109,15 @@ def hard_texts(vocabulary: Tokenizer, *, n: int = 300, seed: int = 1) -> list[st
     return found
 
 
-def _check(made: Any, vocabulary: Tokenizer) -> None:
+def _compare(made: Any, vocabulary: Tokenizer) -> None:
     texts = hard_texts(vocabulary)
-    asked = [(text, vocabulary.encode(text)) for text in texts]
+    expected = [(text, vocabulary.encode(text)) for text in texts]
     if vocabulary.pieces([MASK])[0] == MASK_PIECE:
-        gapped = [f"{a} {MASK_PIECE}{b}" for a, b in zip(texts[:40], texts[40:80], strict=True)]
-        asked += [(text, encode_gaps(vocabulary, text)) for text in gapped]
-    for text, ids in asked:
+        masked = [f"{a} {MASK_PIECE}{b}" for a, b in zip(texts[:40], texts[40:80], strict=True)]
+        expected += [(text, encode_gaps(vocabulary, text)) for text in masked]
+    for text, ids in expected:
         found = made.encode(text, add_special_tokens=False).ids
         if found != ids and sorted(found) != sorted(ids):
             raise UserError(
-                f"the vocabulary cannot be written as tokenizer.json: the tokenizers library cuts {text!r} otherwise"
+                f"the vocabulary cannot become a tokenizer.json: the tokenizers library splits {text!r} differently"
             )

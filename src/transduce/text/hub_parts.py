@@ -2,7 +2,7 @@
 
 The file is data, but data that steers: a regular expression that never ends, a replacement that grows with each round,
 or a part that makes the library abort would come with it. Named here is what vocabularies of BERT and GPT-2 consist of,
-and what `interchange.tokenizer_json` makes of one of SentencePiece's.
+and what `convert.tokenizer_json` makes of one of SentencePiece's.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ from berts import WORDS, config, make_folder, randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
 from transduce.config import ModelSettings  # noqa: E402
 from transduce.convert import bert  # noqa: E402
-from transduce.convert.importing_hub import import_bert  # noqa: E402
-from transduce.convert.vocabulary import Rows  # noqa: E402
-from transduce.convert.weight_map import read  # noqa: E402
+from transduce.convert.hub_import import import_bert  # noqa: E402
+from transduce.convert.weight_map import Rows, read  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.models.registry import build_model  # noqa: E402
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK  # noqa: E402
@@ -37,7 +36,7 @@ def twins(architecture: str, seed: int, **options: Any) -> tuple[Any, torch.nn.M
     for name in bert.buffers(prefix):
         tensors.pop(name, None)
     s = bert.model_settings(theirs.config.to_dict() | {"id2label": _text_keys(theirs)}, names=tensors, origin=Path("x"))
-    state = read(tensors, bert.lines(s, rows=SAME, prefix=prefix), origin="x", known=bert.unused(s, prefix=prefix))
+    state = read(tensors, bert.entries(s, rows=SAME, prefix=prefix), origin="x", known=bert.unused(s, prefix=prefix))
     state |= {name: state[kept] for name, kept in bert.tied_names(s).items()}
     ours = build_model(s, n_src=len(WORDS), n_tgt=len(WORDS)).eval()
     ours.load_state_dict(state)
@@ -81,7 +80,7 @@ def test_pre_training_gives_their_logits_loss_and_gradients(seed: int) -> None:
     assert difference(loss, out.loss) <= BOUND
     gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     gradients["cls.predictions.decoder.bias"] = theirs.cls.predictions.bias.grad
-    lines = [line for line in bert.lines(s, rows=SAME, prefix="bert.")]
+    lines = [line for line in bert.entries(s, rows=SAME, prefix="bert.")]
     own = dict(ours.named_parameters())
     for line in lines:
         names = [n for n in line.theirs if n in gradients] or [n for n in line.also if n in gradients]
@@ -161,7 +160,7 @@ def test_what_does_not_fit_is_listed_whole(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "16 missing: bert.encoder.layer.2.attention.self.query.weight" in refused(num_hidden_layers=3)
-    assert "16 left over: bert.encoder.layer.1." in refused(num_hidden_layers=1)
+    assert "16 unexpected: bert.encoder.layer.1." in refused(num_hidden_layers=1)
     assert "misshapen: bert.encoder.layer.0.intermediate.dense.weight is" in refused(intermediate_size=7)
     told = refused(hidden_act="mish", position_embedding_type="relative_key", hidden_size=...)
     assert all(part in told for part in ("hidden_size is missing", "'mish'; supported", "'relative_key'; supported"))

@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers")
 
 from berts import randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
-from transduce.convert.exchange import import_run  # noqa: E402
-from transduce.convert.importing_hub import import_gpt2  # noqa: E402
+from transduce.convert.hub_import import import_gpt2  # noqa: E402
+from transduce.convert.importing import import_run  # noqa: E402
 from transduce.data.objectives import causal  # noqa: E402
 from transduce.data.text import Piece  # noqa: E402
 from transduce.data.text_store import TextStore  # noqa: E402

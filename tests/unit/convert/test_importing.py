@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from marians import LINES, make_folder, make_run, state_of
-from transduce.convert.exchange import export_run, import_run
+from transduce.convert.exporting import export_run
+from transduce.convert.importing import import_run
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 from transduce.errors import UserError
@@ -98,20 +99,20 @@ def test_their_search_becomes_the_runs(copy: Path) -> None:
     ("values", "said"),
     [
         ({"model_type": "t5", "architectures": ["T5Model"]}, r"T5Model \(model_type t5\); supported.*MarianMTModel"),
-        ({"architectures": ["MarianForCausalLM"]}, "holds MarianForCausalLM"),
+        ({"architectures": ["MarianForCausalLM"]}, "MarianForCausalLM"),
         ({"activation_function": "mish"}, "'mish'; supported: relu, gelu"),
         ({"normalize_before": True, "static_position_embeddings": False}, "normalize_before = True.*static_position"),
-        ({"encoder_ffn_dim": 25}, "encoder_ffn_dim and decoder_ffn_dim differ"),
+        ({"encoder_ffn_dim": 25}, "encoder_ffn_dim = 25 and decoder_ffn_dim = 24 differ"),
         ({"d_model": ..., "vocab_size": ...}, "d_model is missing; vocab_size is missing"),
-        ({"d_model": "16"}, "'16' is no size"),
+        ({"d_model": "16"}, "'16' is not a size"),
         ({"tie_word_embeddings": False}, "not supported"),
         ({"decoder_start_token_id": 0}, "decoder_start_token_id = 0"),
         ({"dropout": "a"}, "dropout"),
         ({"encoder_attention_heads": 3, "decoder_attention_heads": 3}, "not divisible"),
         ({"vocab_size": 20, "decoder_vocab_size": 20}, r"model\.shared\.weight is \[.*should be \[20, 16\]"),
-        ({"eos_token_id": 5}, "</s> be 5"),
+        ({"eos_token_id": 5}, "</s> with id 5"),
         ({"encoder_layers": 3}, r"16 missing: model\.encoder\.layers\.2\..*"),
-        ({"encoder_layers": 1}, r"16 left over: model\.encoder\.layers\.1\."),
+        ({"encoder_layers": 1}, r"16 unexpected: model\.encoder\.layers\.1\."),
         (
             {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
             r"9 misshapen: .*fc1\.weight is \[24, 16\], should be \[48, 16\]",
@@ -165,15 +166,15 @@ def _untied(path: Path) -> None:
         ("model.safetensors", _cut, "model.safetensors is damaged"),
         ("model.safetensors", _flip, "does not match its checksum"),
         ("model.safetensors", _not_a_number, "not finite numbers of 16, 32 or 64 bits: model.shared.weight"),
-        ("model.safetensors", _untied, "are one, and they differ: model.shared.weight and lm_head.weight"),
+        ("model.safetensors", _untied, "differ: model.shared.weight and lm_head.weight"),
         ("config.json", Path.unlink, "config.json is missing"),
         ("config.json", _cut, "config.json is damaged"),
         ("source.spm", Path.unlink, "source.spm is missing"),
         ("source.spm", _cut, "source.spm is damaged"),
         ("target.spm", lambda path: path.write_bytes(b""), "target.spm is damaged"),
         ("vocab.json", Path.unlink, "vocab.json is missing"),
-        ("vocab.json", lambda path: path.write_text("[]"), "does not hold a JSON object"),
-        ("vocab.json", lambda path: path.write_text('{"a": 0}'), "<unk> must be there"),
+        ("vocab.json", lambda path: path.write_text("[]"), "JSON object"),
+        ("vocab.json", lambda path: path.write_text('{"a": 0}'), "needs <unk>"),
         ("vocab.json", lambda path: change(path, a=7), "two pieces have one id"),
         ("vocab.json", lambda path: change(path, a="7"), "ids outside"),
     ],
@@ -207,7 +208,7 @@ def test_a_hostile_pickle_runs_nothing(copy: Path, tmp_path_factory: pytest.Temp
     tensors = load_file(copy / "model.safetensors")
     (copy / "model.safetensors").unlink()
     torch.save({**tensors, "x": _Hostile(trace)}, copy / "pytorch_model.bin")
-    assert "refused: it is a pickle that holds more than tensors" in refused(copy)
+    assert "is refused: it contains more than tensors" in refused(copy)
     assert not trace.exists()
     torch.load(copy / "pytorch_model.bin", weights_only=False)
     assert trace.exists()  # it would have
@@ -231,7 +232,7 @@ def test_old_files_hold_their_sinusoids(copy: Path) -> None:
     shutil.rmtree(copy.parent / "kept")
     tensors["model.encoder.embed_positions.weight"] = known + 0.1
     save_file(tensors, copy / "model.safetensors")
-    assert "does not hold sinusoids" in refused(copy)
+    assert "sinusoids" in refused(copy)
 
 
 def test_an_export_that_cannot_be_checked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +251,9 @@ def test_names_and_places(folder: Path, tmp_path: Path) -> None:
     for call, said in (
         (lambda: import_run("marain", folder, tmp_path / "x"), "did you mean 'marian'"),
         (lambda: import_run("marian", tmp_path / "none", tmp_path / "x"), "there is no folder"),
-        (lambda: import_run("marian", folder, folder), "is there already"),
+        (lambda: import_run("marian", folder, folder), "exists already"),
         (lambda: export_run(tmp_path, "hugingface", tmp_path / "x"), "did you mean 'huggingface'"),
-        (lambda: export_run(tmp_path, "huggingface", tmp_path / "x", quantization="int8"), "--quantization goes with"),
+        (lambda: export_run(tmp_path, "huggingface", tmp_path / "x", quantization="int8"), "--quantization needs --to"),
     ):
         with pytest.raises(UserError, match=said):
             list(call())

@@ -73,11 +73,9 @@ def test_processes_share_a_batch() -> None:
 
 def test_every_task_is_in_the_tables_of_tasks() -> None:
     from transduce.config.purposes import PURPOSES
-    from transduce.convert.exchange import EXPORTS
     from transduce.evaluation.wording import WORDINGS
 
     assert set(TASKS) == set(WORDINGS) and set(TASKS) | {"encoding"} == set(PURPOSES)
-    assert all(set(target.exporters) <= set(PURPOSES) for target in EXPORTS.values())
     assert {task.reads for task in TASKS.values()} == {"pairs", "text", "labelled"}
 
 

@@ -26,9 +26,9 @@ import marians
 import toys
 from system.commands import transduce
 from transduce.config import Settings, apply_override, read_recipe
-from transduce.convert.exchange import import_run
 from transduce.convert.folder import read_weights
-from transduce.convert.hub import tokenizer_file
+from transduce.convert.hub_vocabulary import read_tokenizer
+from transduce.convert.importing import import_run
 from transduce.data.arrays import check_ids, check_lengths, check_offsets, map_array
 from transduce.data.lines import FREE, read_lines
 from transduce.data.store import TokenStore
@@ -426,7 +426,7 @@ def test_ids_that_would_end_the_process(tmp_path: Path, value: object) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": value}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(RunFolderError, match=r"the vocabulary in .* is damaged"):
-        tokenizer_file(tmp_path, [])
+        read_tokenizer(tmp_path, [])
 
 
 def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
     ("name", "values", "told"),
     [
         ("config.json", {"architectures": 3}, None),  # an oddity that changes nothing
-        ("config.json", {"architectures": [["x"]]}, "holds"),
+        ("config.json", {"architectures": [["x"]]}, "supported here"),
         ("generation_config.json", {"max_length": [1]}, "max_length"),
         ("generation_config.json", {"num_beams": "x"}, "num_beams"),
         ("config.json", {"d_model": 1 << 40}, "d_model"),

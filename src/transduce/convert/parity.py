@@ -1,4 +1,4 @@
-"""An exported model beside ours: the same random inputs through both, padding included."""
+"""Comparison of an exported model with ours: the same random inputs, padding included, through both."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import EncoderSettings
-from transduce.convert.vocabulary import NEVER
+from transduce.config import EncoderSettings, ModelSettings
+from transduce.convert.weight_map import NEVER
 from transduce.data.batch import Batch, collate
 from transduce.data.encoder_batch import pad_rows
 from transduce.data.objectives import Example
 from transduce.data.sentence_pairs import pack
 from transduce.errors import TransduceError
-from transduce.models.masked_lm import MaskedLM, PooledEncoder
+from transduce.models.masked_lm import MaskedLM, PooledEncoder, TextEncoder
 from transduce.text.special import EOS
 
-LONGEST = 24
-"""Tokens of the longest sentence that is tried."""
+MAX_TOKENS = 24
+"""Length of the longest example."""
 
 BOUND = 1e-4
-"""The largest difference of a float32 logit or log-probability that an export may show."""
+"""Largest accepted difference of a float32 logit or log-probability."""
 
 TEXTS = (
     "",
@@ -35,8 +35,7 @@ TEXTS = (
     "a\tb",
     "1,000.50 €",
 )
-"""Strings that tokenizers disagree about, if anywhere."""
-
+"""Strings on which tokenizers tend to differ."""
 
 Difference = tuple[float, float]
 """The largest difference, and the largest number compared."""
@@ -44,21 +43,29 @@ Difference = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was compared, and the largest difference; None where nothing could be compared, and why."""
+    """A comparison and its largest difference; without one, `what` is the reason that nothing was compared."""
 
     what: str
     difference: float | None = None
     bound: float = BOUND
 
     def line(self) -> str:
-        """For people."""
+        """A line for the user."""
         if self.difference is None:
             return f"not checked: {self.what}"
         return f"checked: {self.what}: largest difference {self.difference:.1e} (bound {self.bound:.0e})"
 
 
-def examples(n_src: int, n_tgt: int, *, n: int = 12, longest: int = LONGEST, seed: int = 1) -> Batch:
-    """Random sentences of ordinary ids, of several lengths, one token and the longest among them."""
+UNCHECKED = Check("transformers is not installed; pip install transformers, and export again")
+
+
+def longest_example(s: ModelSettings) -> int:
+    """Length of the longest example that the model takes with one more token."""
+    return min(MAX_TOKENS, s.max_positions - 1) if s.positions == "learned" else MAX_TOKENS
+
+
+def examples(n_src: int, n_tgt: int, *, n: int = 12, longest: int = MAX_TOKENS, seed: int = 1) -> Batch:
+    """Random sentence pairs of ordinary ids; one has a single token, another `longest` tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [1, longest, *torch.randint(1, longest + 1, (n - 2,), generator=generator).tolist()]
 
@@ -68,17 +75,9 @@ def examples(n_src: int, n_tgt: int, *, n: int = 12, longest: int = LONGEST, see
     return collate([Example(ids(k, n_src), ids(lengths[-i], n_tgt)) for i, k in enumerate(lengths, 1)])
 
 
-def logits_of(model: Any, batch: Batch) -> Tensor:
-    """Our logits [B, T, V]."""
-    with torch.no_grad():
-        return model.logits(model(batch.src, batch.tgt_in)).float()
-
-
 def text_examples(s: EncoderSettings, n_ids: int, *, n: int = 12, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Random texts and pairs of texts in their frame, ids and segments [B, S], padded: the shortest and the longest
-    among them that are tried.
-    """
-    longest = min(LONGEST, s.max_positions) - 3  # what the frame of a pair leaves
+    """Random texts and text pairs between their special tokens, padded: ids and segments [B, S]."""
+    longest = min(MAX_TOKENS, s.max_positions) - 3  # a pair has three special tokens
     generator = torch.Generator().manual_seed(seed)
 
     def ids(at_most: int) -> list[int]:
@@ -90,20 +89,28 @@ def text_examples(s: EncoderSettings, n_ids: int, *, n: int = 12, seed: int = 1)
     return pad_rows([row.ids for row in rows]), pad_rows([row.segments for row in rows])
 
 
-def outputs_of(model: Any, ids: Tensor, segments: Tensor) -> dict[str, Tensor]:
-    """What the heads of an encoder alone give; per-token values [B, S, ...], those of the whole [B, ...]."""
+def logits_of(model: Any, *inputs: Tensor) -> Tensor:
+    """Our logits [B, T, V] for source and target of a translator, or for the ids of a language model."""
     with torch.no_grad():
-        if isinstance(model, MaskedLM):
-            hidden, follows = model(ids, segments, torch.arange(ids.numel()))
-            told = {"logits": model.logits(hidden).view(*ids.shape, -1)}
-            return told if follows is None else told | {"next_sentence": follows}
-        if isinstance(model, PooledEncoder):
-            return dict(zip(("hidden", "pooled"), model(ids, segments), strict=True))
-        return {"logits": model(ids, segments)}
+        return model.logits(model(*inputs)).float()
+
+
+def head_outputs(model: TextEncoder, ids: Tensor, segments: Tensor | None) -> dict[str, Tensor]:
+    """The outputs of an encoder's head by name: for each token [B, S, ...], for the whole text [B, ...]."""
+    if isinstance(model, MaskedLM):
+        hidden, is_next = model(ids, segments, torch.arange(ids.shape[0] * ids.shape[1]))
+        found = {"logits": model.logits(hidden).view(*ids.shape, -1)}
+        return found if is_next is None else found | {"next_sentence": is_next}
+    if isinstance(model, PooledEncoder):
+        return dict(zip(("hidden", "pooled"), model(ids, segments), strict=True))
+    return {"logits": model(ids, segments)}
 
 
 def compare(found: Tensor, ours: Tensor) -> Difference:
-    """The largest difference, and the largest number compared. What ours rules out need only be ruled out there."""
+    """The largest difference and the largest number compared.
+
+    Logits that our model rules out only need to be ruled out in `found`.
+    """
     real = ours > NEVER / 2
     if not bool((found[~real] <= NEVER / 2).all()):
         return math.inf, 0.0
@@ -112,15 +119,15 @@ def compare(found: Tensor, ours: Tensor) -> Difference:
 
 
 def compare_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
-    """The same of many pairs (found, ours)."""
+    """`compare` over many pairs (found, ours)."""
     differences, sizes = zip(*(compare(found, ours) for found, ours in pairs), strict=True)
     return max(differences), max(sizes)
 
 
 def settle(what: str, found: Difference) -> Check:
-    """The check of what `compare` told; a difference over the bound is an error.
+    """The check of a comparison; `TransduceError` if the difference is over the bound.
 
-    The bound is for logits up to 32; beyond, float32 itself is that much coarser.
+    The bound applies to logits up to 32; for larger ones it grows with them, as the spacing of float32 does.
     """
     difference, size = found
     bound = BOUND * max(1.0, size / 32)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from transduce.convert.check import compare, compare_all, settle
-from transduce.convert.vocabulary import NEVER
+from transduce.convert.parity import compare, compare_all, settle
+from transduce.convert.weight_map import NEVER
 from transduce.errors import TransduceError
 
 

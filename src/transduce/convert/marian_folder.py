@@ -1,0 +1,282 @@
+"""Import and export of translators as a folder for transformers' MarianMTModel and MarianTokenizer."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.config import DataSettings, DecodingSettings, Settings, TokenizerSettings, TransformerSettings
+from transduce.convert import marian
+from transduce.convert.folder import check_model_type, read_bytes, read_object, read_weights
+from transduce.convert.marian import NULL
+from transduce.convert.models import Imported, Outgoing
+from transduce.convert.parity import MAX_TOKENS, TEXTS, UNCHECKED, Check, compare, examples, logits_of, settle
+from transduce.convert.requirements import inexpressible
+from transduce.convert.weight_map import NEVER, Rows, check, check_padding, read, type_note, write
+from transduce.errors import RunFolderError, TransduceError, UserError
+from transduce.runs.atomic import write_json, write_text
+from transduce.runs.tensors import write_tensors
+from transduce.text.pieces import PieceTokenizer
+from transduce.text.special import BOS, EOS, PAD, UNK, Vocabulary
+from transduce.text.tokenizer import Tokenizers
+
+_OWN = "transduce"
+"""The key in an exported config.json for what only we read: the kind of positions."""
+
+_SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>"}
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0),
+    "do_sample": (None, False),
+    "num_beam_groups": (None, 1),
+    "suppress_tokens": (None, []),
+    "forced_bos_token_id": (None,),
+}
+"""Rules of their search that ours does not have, and the values with which they have no effect."""
+
+
+# -- import
+
+
+def import_marian(folder: Path) -> Imported:
+    """Read a folder with config.json, weights, source.spm, target.spm and vocab.json.
+
+    `UserError` lists everything that is missing, damaged, contradictory or not supported.
+    """
+    config = read_object(folder / "config.json")
+    check_model_type(folder, config, marian.ARCHITECTURES)
+    model = marian.model_settings(config, origin=folder)
+    tokenizer_config = read_object(folder / "tokenizer_config.json", optional=True)
+    tensors = read_weights(folder)
+    n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
+    sizes = marian.entries(model, src=Rows.of_size(n_src), tgt=Rows.of_size(n_tgt))
+    check(tensors, sizes, origin=folder, known=marian.POSITION_TABLES)  # before anything of these sizes is allocated
+    src, tgt, tokenizers = _read_vocabularies(folder, config, tokenizer_config, separate=model.tie != "three_way")
+    own = config.get(_OWN)
+    if isinstance(own, dict) and own.get("positions") == "sinusoidal":
+        model = model.model_copy(update={"positions": "sinusoidal"})
+    entries = marian.entries(model, src=src, tgt=tgt)
+    order = marian.column_order(model)
+    state = read(tensors, entries, origin=folder, known=marian.POSITION_TABLES, order=order)
+    bias = tensors.get("final_logits_bias")
+    if min(int(src.index[PAD]), int(tgt.index[PAD])) >= 0 and (bias is None or not bool(bias.any())):
+        del state["output_bias"]
+    model = model.model_copy(update={"output_bias": "output_bias" in state})
+    marian.check_positions(tensors, model, origin=folder)
+    state |= {name: state[kept] for name, kept in marian.tied_names(model).items()}
+    generation = read_object(folder / "generation_config.json", optional=True)
+    settings = Settings(
+        name=folder.absolute().name,
+        data=DataSettings(
+            src_lang=_language(tokenizer_config.get("source_lang")) or "src",
+            tgt_lang=_language(tokenizer_config.get("target_lang")) or "tgt",
+            max_length=model.max_positions,
+        ),
+        tokenizer=TokenizerSettings(kind="marian", vocab_size=max(tokenizers.n_src, 8), joint=model.tie == "three_way"),
+        model=model,
+        decoding=_decoding(config, generation, model.max_positions),
+    )
+    notes = [type_note(tensors)]
+    if ignored := _ignored_rules({**config, **generation}, {config["pad_token_id"], int(tgt.index[PAD])}, tgt):
+        notes.append(f"not taken over, as the search here has no such rule: {', '.join(ignored)}")
+    return Imported(settings, tokenizers, state, tuple(notes))
+
+
+def _read_vocabularies(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, separate: bool
+) -> tuple[Rows, Rows, Tokenizers]:
+    """Rows and tokenizers of both sides."""
+    n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
+    two = bool(tokenizer_config.get("separate_vocabs"))
+    if (n_src != n_tgt or two) and not (separate and two):
+        raise UserError(
+            f"{folder / 'config.json'}: vocab_size {n_src}, decoder_vocab_size {n_tgt}: two vocabularies need "
+            "separate_vocabs in tokenizer_config.json, and embeddings that are not shared"
+        )
+    unk, eos = (str(tokenizer_config.get(key) or default) for key, default in _SPECIAL.items())
+    sides = []
+    for name, spm, n in (
+        ("vocab.json", "source.spm", n_src),
+        ("target_vocab.json" if two else "vocab.json", "target.spm", n_tgt),
+    ):
+        ids, path, eos_id = read_object(folder / name), folder / name, config.get("eos_token_id")
+        if unk not in ids or ids.get(eos) != eos_id:
+            raise UserError(f"{path}: needs {unk}, and {eos} with id {eos_id} as in config.json")
+        special = {UNK: ids[unk], BOS: config["pad_token_id"], EOS: ids[eos]}
+        pieces, rows = marian.pieces_and_rows(ids, n=n, special=special, origin=path)
+        check_padding(max(ids.values()) + 1, n=n, origin=path)
+        try:
+            sides.append((rows, PieceTokenizer(read_bytes(folder / spm), pieces)))
+        except ValueError as error:
+            raise RunFolderError(f"{folder / spm} is damaged: {error}") from None
+    (src, src_tokenizer), (tgt, tgt_tokenizer) = sides
+    return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
+
+
+def _language(value: object) -> str | None:
+    return value if isinstance(value, str) and re.fullmatch(r"[\w.-]{1,32}", value) else None
+
+
+def _ignored_rules(asked: Mapping[str, Any], never_generated: set[int], tgt: Rows) -> list[str]:
+    """Rules of their search that ours does not follow. `never_generated`: ids that ours does not generate either."""
+    neutral = _NEUTRAL | {"forced_eos_token_id": (None, int(tgt.index[EOS]))}
+    found = [f"{key} = {repr(asked[key])[:40]}" for key, values in neutral.items() if asked.get(key) not in values]
+    words = asked.get("bad_words_ids") or []
+    if not isinstance(words, list) or any(word not in [[i] for i in never_generated] for word in words):
+        found.append(f"bad_words_ids = {repr(words)[:40]}")
+    return found
+
+
+def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
+    """Their search settings, and our defaults for the rest. Their max_length counts the decoder's start token."""
+    asked = {key: generation.get(key, config.get(key)) for key in ("num_beams", "length_penalty", "max_length")}
+    for key, value in asked.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise UserError(f"generation_config.json or config.json: {key} = {repr(value)[:40]} is not a number")
+        if value is not None and key != "length_penalty" and not value >= 1:
+            raise UserError(f"generation_config.json or config.json: {key} = {value}; at least 1 is needed")
+    default = DecodingSettings()
+    values = {
+        "beam": asked["num_beams"] or default.beam,
+        "length_penalty": default.length_penalty if asked["length_penalty"] is None else asked["length_penalty"],
+        "max_length": max(1, min(asked["max_length"] or default.max_length + 1, longest) - 1),
+    }
+    return Settings.from_mapping({"decoding": values}, origin="generation_config.json").decoding
+
+
+# -- export
+
+
+def export_marian(out: Path, run: Outgoing) -> list[str]:
+    """Write the folder `out`, compare it with the model if transformers is installed, and return lines on the result.
+
+    Raises `UserError` where Marian's architecture lacks one of the settings, `TransduceError` where the models differ.
+    """
+    settings, tensors, s = run.settings, run.tensors, run.settings.model
+    assert isinstance(s, TransformerSettings)
+    if lacking := inexpressible(s, marian.EXPRESSIBLE):
+        raise UserError(
+            f"transformers' Marian cannot express {', '.join(lacking)}; use --to onnx or --to ctranslate2, or "
+            "train with settings that it supports"
+        )
+    src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in (run.tokenizers.src, run.tokenizers.tgt))
+    shared, keep_null = src_pieces == tgt_pieces, not _pad_is_unused(tensors)
+    (src_ids, src), (tgt_ids, tgt) = (
+        marian.ids_and_rows(pieces, keep_null=keep_null, pad_last=shared) for pieces in (src_pieces, tgt_pieces)
+    )
+    pad = int(tgt.index[BOS])
+    out.mkdir()
+    config = marian.config_of(s, n_src=src.n_theirs, n_tgt=tgt.n_theirs, pad=pad) | {_OWN: {"positions": s.positions}}
+    write_json(out / "config.json", config)
+    write_json(out / "generation_config.json", _generation_config(settings, pad, int(tgt.index[PAD])))
+    distinct = {name: tensor for name, tensor in tensors.items() if name not in marian.tied_names(s)}
+    entries = marian.entries(s, src=src, tgt=tgt, output_bias=bool(s.output_bias))
+    theirs = write(distinct, entries, order=marian.column_order(s))
+    theirs.setdefault("final_logits_bias", torch.zeros(1, tgt.n_theirs))
+    write_tensors(out / "model.safetensors", theirs)
+    _write_tokenizer(out, run, src_ids, None if shared else tgt_ids)
+    write_text(out / "README.md", _card(settings))
+    return [_compare(out, run.model, run.tokenizers, src, tgt).line()]
+
+
+def _pad_is_unused(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether our PAD has zero vectors and is never generated, so that its row can be left out."""
+    bias = tensors.get("output_bias")
+    tables = (tensors[f"{name}.weight"] for name in ("src_embedding.table", "tgt_embedding.table", "output_embedding"))
+    return bias is not None and float(bias[PAD]) == NEVER and not any(bool(table[PAD].any()) for table in tables)
+
+
+def _generation_config(settings: Settings, pad: int, null: int) -> dict[str, Any]:
+    decoding = settings.decoding
+    return {
+        "decoder_start_token_id": pad,
+        "pad_token_id": pad,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "bad_words_ids": [[pad]] if null < 0 else [[pad], [null]],
+        "num_beams": decoding.beam,
+        "length_penalty": decoding.length_penalty,
+        "max_length": min(decoding.max_length + 1, settings.model.max_positions),  # with the decoder's start token
+    }
+
+
+def _write_tokenizer(out: Path, run: Outgoing, src_ids: dict[str, int], tgt_ids: dict[str, int] | None) -> None:
+    for name, side in (("source.spm", run.tokenizers.src), ("target.spm", run.tokenizers.tgt)):
+        (out / name).write_bytes(side.model)
+    write_json(out / "vocab.json", src_ids)
+    if tgt_ids is not None:
+        write_json(out / "target_vocab.json", tgt_ids)
+    config = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": run.settings.data.src_lang,
+        "target_lang": run.settings.data.tgt_lang,
+        "model_max_length": run.settings.model.max_positions,
+        "separate_vocabs": tgt_ids is not None,
+        "unk_token": "<unk>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+    }
+    write_json(out / "tokenizer_config.json", config)
+
+
+def _card(settings: Settings) -> str:
+    src, tgt = settings.data.src_lang, settings.data.tgt_lang
+    return (
+        f"# {settings.name or 'A translator'}\n\nFrom `{src}` to `{tgt}`, exported by transduce.\n\n```python\n"
+        "from transformers import MarianMTModel, MarianTokenizer\n\n"
+        'tokenizer, model = MarianTokenizer.from_pretrained("THIS"), MarianMTModel.from_pretrained("THIS")\n'
+        'found = model.generate(**tokenizer(["..."], return_tensors="pt", padding=True))\n'
+        "print(tokenizer.batch_decode(found, skip_special_tokens=True))\n```\n\n"
+        "The decoder starts from the vector of `<pad>`, which need not be zero. CTranslate2's converter for Marian "
+        "models assumes that it is: use `transduce export RUN --to ctranslate2 OUT` instead.\n"
+        f"`{NULL}` in the vocabulary is a row that is never generated.\n"
+    )
+
+
+def _compare(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows) -> Check:
+    """Compare token ids and logits with those of transformers."""
+    try:
+        import transformers
+    except ImportError:
+        return UNCHECKED
+    transformers.utils.logging.disable_progress_bar()
+    theirs = transformers.MarianMTModel.from_pretrained(out, local_files_only=True).eval()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*sacremoses")  # it is loaded there, and not used
+        tokenizer = transformers.MarianTokenizer.from_pretrained(out, local_files_only=True)
+    for name, side, rows in (("text", tokenizers.src, src), ("text_target", tokenizers.tgt, tgt)):
+        _compare_tokenizer(tokenizer, name, side, rows)
+    longest = min(MAX_TOKENS, theirs.config.max_position_embeddings - 1)
+    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=longest)
+    pad = int(tgt.index[BOS])
+
+    def their_ids(ids: Tensor, rows: Rows) -> Tensor:
+        return rows.index[ids].masked_fill(ids == PAD, pad)
+
+    with torch.no_grad():
+        found = theirs(
+            input_ids=their_ids(batch.src, src),
+            attention_mask=(batch.src != PAD).long(),
+            decoder_input_ids=their_ids(batch.tgt_in, tgt),
+        ).logits
+    exists, real = tgt.index >= 0, batch.tgt_out != PAD
+    ours = logits_of(model, batch.src, batch.tgt_in)[real][:, exists]
+    difference = compare(found[real][:, tgt.index[exists]], ours)
+    return settle(f"logits of transformers {transformers.__version__}", difference)
+
+
+def _compare_tokenizer(tokenizer: Any, name: str, side: Vocabulary, rows: Rows) -> None:
+    for text in TEXTS:
+        given = {"text": None, name: text} if name != "text" else {"text": text}
+        found = tokenizer(**given, add_special_tokens=False)["input_ids"]
+        if found != rows.index[torch.tensor(side.encode(text), dtype=torch.long)].tolist():
+            raise TransduceError(f"the exported tokenizer is not the same: it splits {text!r} differently")

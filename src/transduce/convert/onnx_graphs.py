@@ -1,0 +1,252 @@
+"""ONNX graphs of our models, traced by PyTorch's exporter: an encoder, and a decoder that takes and returns its cache.
+
+A graph is a small module around the model with plain tensors as inputs and outputs. The layers are the model's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transduce.config import ModelSettings
+from transduce.convert.parity import head_outputs
+from transduce.models.causal_lm import CausalLM
+from transduce.models.masked_lm import TextEncoder
+from transduce.models.transformer import Transformer
+from transduce.nn.cache import DecoderState, LayerCache
+from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.masks import attention_bias
+from transduce.nn.positions import (
+    HalvedSinusoidalPositions,
+    LearnedPositions,
+    NoPositions,
+    SinusoidalPositions,
+    halves,
+    sinusoids,
+)
+from transduce.text.special import PAD
+
+OPSET = 20
+"""Version of the standard operators; onnxruntime supports it since 1.17."""
+
+MAX_INLINE_BYTES = 1 << 30
+"""Weights of this size or more go into a second file, as protobuf is limited to 2 GB."""
+
+Shape = Sequence[int | str]
+"""Sizes of a tensor: numbers, and names of sizes that are known only when the graph runs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A module to trace, with the shapes of its inputs and the names of its outputs.
+
+    `inputs`: the shape of each input, by name; `integers` and `booleans` name those that are not float32.
+    `state`: of the inputs that carry over from step to step, the shape at the first step. The outputs after the first
+    are the next step's values, in the same order.
+    """
+
+    module: nn.Module
+    inputs: Mapping[str, Shape]
+    outputs: Sequence[str]
+    state: Mapping[str, Shape] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Trace the module and write the graph to `path`; large weights go to `path` + .data."""
+        sizes = {"batch": 2, "source": 5, "length": 5, "new": 3, "past": 4}  # other than 0 and 1, which are constants
+        examples = []
+        for name, shape in self.inputs.items():
+            example = torch.ones([sizes[n] if isinstance(n, str) else n for n in shape])
+            examples.append(example.to({"ids": torch.long, "segments": torch.long, "mask": torch.bool}.get(name)))
+        dynamic = tuple({i: n for i, n in enumerate(shape) if isinstance(n, str)} for shape in self.inputs.values())
+        with (
+            _quiet(),
+            _traceable(self.module),
+            torch.enable_grad(),
+        ):  # without gradients a linear layer may use an operator of one CPU
+            program = torch.onnx.export(
+                self.module,
+                tuple(examples),
+                dynamo=True,
+                dynamic_shapes=(dynamic,),
+                input_names=list(self.inputs),
+                output_names=list(self.outputs),
+                opset_version=OPSET,
+                verbose=False,
+            )
+        assert program is not None
+        n_bytes = sum(p.numel() * p.element_size() for p in self.module.parameters())
+        program.save(path, external_data=n_bytes >= MAX_INLINE_BYTES)
+
+
+def graphs_of(model: nn.Module, s: ModelSettings) -> dict[str, Graph]:
+    """The graphs of a model, by name: "encoder", "decoder" or both."""
+    if isinstance(model, Transformer):
+        return {"encoder": _source_encoder(model, s), "decoder": _decoder(model, s)}
+    if isinstance(model, CausalLM):
+        return {"decoder": _decoder(model, s)}
+    assert isinstance(model, TextEncoder)
+    return {"encoder": _text_encoder(model)}
+
+
+class _SourceEncoder(nn.Module):
+    """A translator's encoder: ids and mask [B, S] to the keys and values of each decoder block's cross-attention."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        ids, mask = inputs
+        memory = self.model.encode(ids.masked_fill(~mask, PAD))
+        return [values for block in self.model.decoder.blocks for values in block.cross_attention.key_value(memory)]
+
+
+def _source_encoder(model: Transformer, s: ModelSettings) -> Graph:
+    inputs = {"ids": ("batch", "source"), "mask": ("batch", "source")}
+    return Graph(_SourceEncoder(model), inputs, list(_cross_inputs(s)))
+
+
+class _Decoder(nn.Module):
+    """The next ids [B, T], the mask and the encoder's outputs (of a translator) and the state to logits and new state.
+
+    `names`: what each input is.
+    """
+
+    def __init__(self, model: Transformer | CausalLM, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        given = dict(zip(self.names, inputs, strict=True))
+        ids, mask = given["ids"], given.get("mask")
+        layers: list[LayerCache] = []
+        for i in range(len(self.model.decoder.blocks)):
+            history = [given[name] for place in (0, 1) if (name := f"past_window.{i}.{place}") in given]
+            cross = (given.get(f"cross_keys.{i}"), given.get(f"cross_values.{i}"))
+            layers.append(_GrowingCache(given[f"past_keys.{i}"], given[f"past_values.{i}"], *cross, list(history)))
+        bias = torch.zeros(ids.shape[0], 1, 1, 0) if mask is None else attention_bias(mask[:, None])
+        state = _TracedState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
+        logits = self.model.step(ids, state)
+        after: dict[str, Any] = {f"past_keys.{i}": layer.keys for i, layer in enumerate(layers)}
+        after |= {f"past_values.{i}": layer.values for i, layer in enumerate(layers)}
+        after |= {f"past_window.{i}.{j}": x for i, layer in enumerate(layers) for j, x in enumerate(layer.history)}
+        return [logits, *(after[name] for name in self.names if name.startswith("past_"))]
+
+
+def _decoder(model: Transformer | CausalLM, s: ModelSettings) -> Graph:
+    inputs: dict[str, Shape] = {"ids": ("batch", "new")}
+    if isinstance(model, Transformer):
+        inputs |= {"mask": ("batch", "source")} | _cross_inputs(s)
+    state: dict[str, Shape] = {}
+    kept: Shape = ("batch", s.n_kv_heads or s.n_heads, "past", s.d_head)
+    state |= {f"past_{part}.{i}": kept for part in ("keys", "values") for i in range(s.depth[-1])}
+    if s.kernel_size > 1:
+        for i in range(s.depth[-1]):
+            for place, width in enumerate((s.d_model, s.d_ff)):
+                state[f"past_window.{i}.{place}"] = ("batch", s.kernel_size - 1, width)
+    inputs |= state
+    first = {name: [0 if n == "past" else n for n in shape] for name, shape in state.items()}
+    outputs = ["logits", *(name.removeprefix("past_") for name in state)]
+    return Graph(_Decoder(model, list(inputs)), inputs, outputs, first)
+
+
+def _cross_inputs(s: ModelSettings) -> dict[str, Shape]:
+    shape: Shape = ("batch", s.n_kv_heads or s.n_heads, "source", s.d_head)
+    return {f"cross_{part}.{i}": shape for i in range(s.depth[-1]) for part in ("keys", "values")}
+
+
+class _TextEncoder(nn.Module):
+    """An encoder with its head: ids, mask and segments (if it has any) [B, S] to the outputs of its head."""
+
+    def __init__(self, model: TextEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        ids, mask, segments = (*inputs, None)[:3]
+        assert ids is not None and mask is not None
+        return list(head_outputs(self.model, ids.masked_fill(~mask, PAD), segments).values())
+
+
+def _text_encoder(model: TextEncoder) -> Graph:
+    names = ("ids", "mask") if model.segment_embedding is None else ("ids", "mask", "segments")
+    with torch.no_grad():
+        one = torch.ones(1, 1, dtype=torch.long)
+        outputs = list(head_outputs(model, one, None))
+    return Graph(_TextEncoder(model), {name: ("batch", "length") for name in names}, outputs)
+
+
+# -- parts of the model in a form that can be traced: sizes are symbols, on which nothing may branch
+
+
+class _GrowingCache(LayerCache):
+    """A cache that concatenates, as a graph cannot write into a buffer."""
+
+    def append(self, keys: Tensor, values: Tensor, known: int) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        return self.keys, self.values
+
+
+class _TracedState(DecoderState):
+    """A decoder's state of one beam whose mask is the same computation for one new token and for many."""
+
+    def next_bias(self, n_steps: int) -> Tensor:
+        query, key = torch.arange(n_steps) + self.length, torch.arange(n_steps + self.length)
+        return attention_bias((key <= query[:, None])[None])
+
+
+class _TracedPositions(NoPositions):
+    """The positions of another module, computed without a table of limited length."""
+
+    def __init__(self, original: NoPositions) -> None:
+        super().__init__(d_model=original.d_model, d_head=original.d_head, max_positions=original.max_positions)
+        self.original = original
+
+    def add(self, x: Tensor, offset: int) -> Tensor:
+        p, n = self.original, x.shape[1]
+        if isinstance(p, LearnedPositions):
+            return x + p.embedding(torch.arange(n) + offset)
+        if isinstance(p, SinusoidalPositions):
+            rows = sinusoids(n, p.d_model, offset=offset)
+            return x + (rows[:, halves(p.d_model)] if isinstance(p, HalvedSinusoidalPositions) else rows)
+        return p.add(x, offset)
+
+    def rotate(self, x: Tensor, offset: int) -> Tensor:
+        return self.original.rotate(x, offset)
+
+
+@contextmanager
+def _traceable(model: nn.Module) -> Iterator[None]:
+    """Replace the positions of all embeddings by ones that can be traced, and restore them afterwards."""
+    embeddings = [module for module in model.modules() if isinstance(module, TokenEmbedding)]
+    originals = [embedding.positions for embedding in embeddings]
+    try:
+        for embedding, original in zip(embeddings, originals, strict=True):
+            embedding.positions = _TracedPositions(original)
+        yield
+    finally:
+        for embedding, original in zip(embeddings, originals, strict=True):
+            embedding.positions = original
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on packages that are not installed and on names of sizes."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
