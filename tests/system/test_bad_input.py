@@ -106,8 +106,8 @@ def cut_gzip(texts: Path) -> None:
         (empty, ["there is no text"]),
         (bytes_in_the_middle, ["train.de, line 17: not valid UTF-8", "0xff at byte 1 of the line"]),
         (utf16, ["train.de, line 1: this is UTF-16", "iconv"]),
-        (blank, ["no sentence pair is left of 60", "empty"]),
-        (one_pair, ["one sentence pair is too little"]),
+        (blank, ["no sentence pair", "60", "empty"]),
+        (one_pair, ["one sentence pair"]),
     ],
 )
 def test_bad_text(spoil: Callable[[Path], None], parts: list[str], texts: Path) -> None:
@@ -137,8 +137,8 @@ def test_a_compressed_file_that_was_cut_short(texts: Path) -> None:
         (["training.device=gpu"], ["training.device = 'gpu': allowed are auto, cpu and cuda"]),
         (["evaluation.tokenize=13b"], ["13b", "13a"]),
         (["tokenizer.normalization=nfd"], ["tokenizer.normalization = 'nfd'", "known: "]),
-        (["tokenizer.vocab_size=20"], ["tokenizer.vocab_size = 20", "characters of the text alone need"]),
-        (["data.max_length=1"], ["no sentence pair is left", "too long", "raise data.max_length"]),
+        (["tokenizer.vocab_size=20"], ["tokenizer.vocab_size = 20", "characters"]),
+        (["data.max_length=1"], ["no sentence pair", "too long", "raise data.max_length"]),
         (["model.positions=learned", "model.max_positions=10"], ["model.max_positions = 10", "learned positions"]),
         (["tokenizer.joint=false", "model.tie=three_way"], ["three_way", "tokenizer.joint"]),
         (["training"], ["--set training: expected key=value"]),
@@ -163,7 +163,7 @@ def test_a_vocabulary_too_large_for_the_text_is_reduced(texts: Path) -> None:
     sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
     done = transduce("train", *sides, "--run", texts.parent / "run", *small("tokenizer.vocab_size=100000"))
     assert done.code == 0, done.err
-    assert "pieces instead of 100,000, which is all that the text supports" in done.err
+    assert "pieces instead of 100,000" in done.err
     size = RunFolder.open(texts.parent / "run").settings.tokenizer.vocab_size
     assert size is not None and size < 3000
 
@@ -178,8 +178,7 @@ def test_leaked_test_pairs_are_counted_in_a_warning(texts: Path) -> None:
     done = train(texts, "--test-src", texts / "test.en", "--test-tgt", texts / "test.de", "--valid-src",
                  texts / "test.en", "--valid-tgt", texts / "test.de")  # fmt: skip
     assert done.code == 0, done.err
-    warning = "warning: test: 3 of 10 pairs stand in the training text too, and 1 more source with another translation"
-    assert warning in done.err
+    assert "warning: test: 3 of 10 pairs" in done.err and "1 more source with another translation" in done.err
     report = json.loads((texts.parent / "run" / "data.json").read_text())
     assert [leak["leaked"] for leak in report["leaks"]] == [3, 3]
     assert "overlap with the training text" in (texts.parent / "run" / "report.html").read_text()
@@ -189,7 +188,7 @@ def test_the_folder_of_another_run_is_not_changed(trained: Path) -> None:
     before = {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()}
     sides = ["--src", trained / "train.en", "--tgt", trained / "train.de", "--run", trained / "run"]
     done = transduce("train", *sides, *small("training.seed=2"))
-    assert_refused(done, "holds another run: training.seed is 1 there and 2 here", "--run")
+    assert_refused(done, "training.seed is 1 there and 2 here", "--run")
     assert {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()} == before
 
 
@@ -197,10 +196,10 @@ def test_a_folder_that_is_no_run_is_not_changed(texts: Path) -> None:
     run = texts.parent / "run"
     run.mkdir()
     (run / "thesis.txt").write_text("years of work")
-    assert_refused(train(texts), "is no run folder and not empty", "thesis.txt")
+    assert_refused(train(texts), "not empty", "thesis.txt")
     assert [path.name for path in run.iterdir()] == ["thesis.txt"]
-    assert_refused(transduce("translate", run), "is no run folder")
-    assert_refused(transduce("translate", run / "none"), "there is no run folder")
+    assert_refused(transduce("translate", run), f"{run} is no")
+    assert_refused(transduce("translate", run / "none"), "no run folder")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model.safetensors", "manifest.json"])
@@ -280,14 +279,14 @@ def test_a_sentence_longer_than_training_saw_is_translated_with_a_warning(traine
     (tmp_path / "long.en").write_text("dog " * 700 + "\nA dog.\n")
     done = transduce("translate", trained / "run", tmp_path / "long.en", "--max-length", "5")
     assert done.code == 0 and done.out.count("\n") == 2
-    assert "warning: line 1:" in done.err and "training saw at most 256" in done.err
+    assert "warning: line 1:" in done.err and "256" in done.err
 
 
 def test_an_untranslated_line_is_always_reported(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "in.en").write_text("A dog runs.\n" * 9 + "dog " * 30_000 + "\n")
     done = transduce("translate", trained / "run", tmp_path / "in.en", "--max-length", "1", "--beam", "1")
     assert done.code == 0 and done.out.count("\n") == 10
-    assert "line 10: not translated: its" in done.err
+    assert "line 10: not translated" in done.err
 
 
 def test_divergence_is_a_one_line_error(texts: Path) -> None:

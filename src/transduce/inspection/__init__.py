@@ -1,1 +1,1 @@
-"""Looking inside: what every head attends to, as a picture in the terminal, SVG, PNG or one offline page."""
+"""Attention weights: captured from a model, and drawn for the terminal, SVG, PNG and HTML."""
