@@ -6,7 +6,7 @@ import importlib
 
 __version__ = "0.1.0"
 _LAZY = {
-    "Filler": "transduce.decoding.mask_filler",
+    "MaskFiller": "transduce.decoding.mask_filler",
     "Generator": "transduce.decoding.generator",
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
@@ -14,7 +14,7 @@ _LAZY = {
     "diagnose": "transduce.doctor.diagnose",
     "train": "transduce.pipeline",
 }
-__all__ = ["Filler", "Generator", "Settings", "TextClassifier", "Translator", "__version__", "diagnose", "train"]
+__all__ = ["Generator", "MaskFiller", "Settings", "TextClassifier", "Translator", "__version__", "diagnose", "train"]
 
 
 def __getattr__(name: str) -> object:

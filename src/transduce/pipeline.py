@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from transduce.config import Settings, to_toml
-from transduce.config.purposes import PURPOSES
 from transduce.data.preparation import check_prepared, has_prepared, seal_prepared
 from transduce.distributed.group import check_devices, joined
 from transduce.doctor.quick import warn_of_data, warn_of_resources
@@ -66,8 +65,11 @@ def _train_in(
             log.warn(folder.lock_note)
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
-            renew(RunFolder.open(path), log=log)  # names a file that is missing or damaged and cannot be made again
-            log.say(f"{path} is finished already: it {PURPOSES[task.name].told()}; or name another folder with --run")
+            # Opening the folder names a file that is missing or damaged and cannot be made again.
+            renew(RunFolder.open(path), task.wording, log=log)
+            log.say(
+                f"{path} is finished; its model {task.wording.usage}; name another folder with --run to train again"
+            )
             return
         if end is None and has_read_text(path) and not has_prepared(folder):
             raise RunFolderError(

@@ -22,7 +22,7 @@ from transduce.convert.exporting import export_run, open_outgoing
 from transduce.convert.importing import import_run
 from transduce.convert.tokenizer_json import hard_texts
 from transduce.decoding.generator import Generator
-from transduce.decoding.mask_filler import Filler
+from transduce.decoding.mask_filler import MaskFiller
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import TransduceError, UserError
 from transduce.runs.tensors import load_tensors
@@ -142,15 +142,15 @@ def test_our_masked_models_fill_alike(tmp_path: Path, kind: str, options: dict[s
     theirs = transformers.AutoModelForPreTraining if options.get("next_sentence") else transformers.AutoModelForMaskedLM
     model = theirs.from_pretrained(tmp_path / "out").eval()
     text = "a man <mask> the ball ."
-    (expected,) = Filler.load(run).fill([text], top=3)
+    (expected,) = MaskFiller.load(run).fill([text], top=3)
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs)[0][0, inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)]
     logits[:5] = float("-inf")
     best = logits.softmax(-1).topk(3)
-    assert best.values.tolist() == pytest.approx([c.probability for c in expected.gaps[0]], abs=BOUND)
+    assert best.values.tolist() == pytest.approx([c.probability for c in expected.masks[0]], abs=BOUND)
     pieces = [piece.lstrip("\u2581") or piece for piece in tokenizer.convert_ids_to_tokens(best.indices.tolist())]
-    assert pieces == [c.token for c in expected.gaps[0]]
+    assert pieces == [c.token for c in expected.masks[0]]
     pair = tokenizer("a man", "two women")
     assert pair["input_ids"].count(3) == 2 and pair["input_ids"][0] == 2 and pair["token_type_ids"][-1] == 1
 

@@ -56,7 +56,7 @@ def run(text: Path) -> Path:
     given = ["--text", text, "--valid-text", text, "--test-text", text]
     done = transduce("train", *given, "--run", folder, *small(*learning, *more))
     assert done.code == 0, done.err
-    told = ("bytes of text to train on", "tokenizer.exact", "model.kind", "gpt", "bits a byte", "poem.txt: perplexity")
+    told = ("bytes of text to train on", "tokenizer.exact", "gpt-tiny", "bits a byte", "poem.txt: perplexity")
     for part in told:
         assert part in done.err, done.err
     return folder
@@ -78,7 +78,7 @@ def test_a_run_folder_tells_its_story(run: Path) -> None:
     report, card = (run / "report.html").read_text("utf-8"), (run / "README.md").read_text("utf-8")
     for part in ("bits a byte", "nats a token", "poem.txt", "Texts", LINES[0].split()[0]):
         assert part in report
-    for part in ("transduce generate", "Generator.load", "goes on with text", "sees 32 tokens"):
+    for part in ("transduce generate", "Generator.load", "continues text", "sees 32 tokens"):
         assert part in card
     assert "label-smoothed" not in report and "translat" not in card.lower()
     data = json.loads((run / "data.json").read_text())
@@ -141,8 +141,8 @@ def test_other_tasks_commands_are_refused(run: Path, text: Path) -> None:
         ["inspect", run, "a"],
         ["evaluate", run, "--src", text, "--ref", text],
     ):
-        assert_refused(transduce(*command), "goes on with text, with `transduce generate`")
-    assert_refused(transduce("evaluate", run, "--src", text, "--ref", text), "evaluate` judges it on --text")
+        assert_refused(transduce(*command), "task 'causal'")
+    assert_refused(transduce("evaluate", run, "--src", text, "--ref", text), "evaluate it with --text")
     useless = ["--beam", 7, "--hyp", text, "--tokenize", "zh"]
     assert_refused(transduce("evaluate", run, "--text", text, *useless), "--beam, --hyp, --tokenize: no effect on")
     assert_refused(transduce("evaluate", run), "--src and --ref", "--text")

@@ -12,7 +12,7 @@ import pytest
 
 from system.commands import Done
 from system.commands import transduce as command
-from transduce import Filler, TextClassifier
+from transduce import MaskFiller, TextClassifier
 from transduce.errors import TrainingError
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
@@ -132,11 +132,11 @@ def classifier(folder: Path) -> Path:
 
 
 def test_it_learns_what_stands_in_gaps(masked: Path) -> None:
-    filler = Filler.load(masked)
+    filler = MaskFiller.load(masked)
     for name, food in NAMES.items():
         (found,) = filler.fill([f"the {name} wants <mask>"], top=3)
-        assert found.gaps[0][0].text == f"the {name} wants {food}", found
-        assert 0.5 < found.gaps[0][0].probability <= 1 and len(found.gaps[0]) == 3
+        assert found.masks[0][0].text == f"the {name} wants {food}", found
+        assert 0.5 < found.masks[0][0].probability <= 1 and len(found.masks[0]) == 3
     scores = json.loads((masked / "masked_scores.json").read_text())["sets"]
     assert {found["name"] for found in scores} == {"valid", "valid.txt"}
     assert all(found["masked_accuracy"] > 0.5 for found in scores), scores
@@ -173,13 +173,13 @@ def test_a_masked_run_is_judged_on_text(masked: Path, folder: Path) -> None:
     for name in ("loss", "perplexity", "masked_accuracy"):
         assert told[name] == pytest.approx(kept[0][name], rel=1e-4), name
     assert "next_sentence_accuracy" not in told and 0 < told["hidden"] < told["tokens"]
-    assert Filler.load(masked).evaluate(folder / "valid.txt").masked_accuracy == told["masked_accuracy"]
+    assert MaskFiller.load(masked).evaluate(folder / "valid.txt").masked_accuracy == told["masked_accuracy"]
     small = json.loads(transduce(*text, "--json", "--batch-tokens", 40).out)
     assert small["nll"] == pytest.approx(told["nll"], rel=1e-4) and small["hidden"] == told["hidden"]
     done = transduce(*text)
     assert done.code == 0 and "masked tokens told" in done.out and done.out.count("\n") == 2
     assert_refused(transduce(*text, "--stride", 4), "--stride: no effect on a run of task 'masked'")
-    assert_refused(transduce("evaluate", masked, "--labels", folder / "valid.tsv"), "judges it on --text")
+    assert_refused(transduce("evaluate", masked, "--labels", folder / "valid.tsv"), "evaluate it with --text")
     (folder / "nothing.txt").write_text("\n")
     assert_refused(transduce("evaluate", masked, "--text", folder / "nothing.txt"), "nothing.txt: there is no text")
 
@@ -198,7 +198,7 @@ def test_fill_prints_candidates(masked: Path) -> None:
     )
     done = transduce("fill", masked, "--json", stdin="the <mask> wants <mask>\nthe cat <mask> milk now\n")
     first, second = map(json.loads, done.out.splitlines())
-    assert len(first["gaps"]) == 2 and len(first["gaps"][0]) == 5 and second["gaps"][0][0]["token"] == "eats"
+    assert len(first["masks"]) == 2 and len(first["masks"][0]) == 5 and second["masks"][0][0]["token"] == "eats"
     assert_refused(transduce("fill", masked, "no gap"), "there is no <mask> in 'no gap'")
     assert_refused(transduce("fill", masked, "<mask> " + "the cat " * 40), "the model sees 32")
     assert_refused(transduce("translate", masked, stdin=""), "transduce fill")
@@ -256,7 +256,7 @@ def test_a_masked_model_is_tuned_on_plain_text(masked: Path, folder: Path) -> No
     settings, tokenizer = RunFolder.open(run).settings, load_tokenizers(RunFolder.open(run)).tgt
     assert (settings.task, settings.model.kind) == ("masked", "bert")
     assert tokenizer.pieces([4]) == ["<mask>"] and "蟹" in tokenizer.pieces(range(100, tokenizer.vocab_size))
-    assert Filler.load(run).fill(["the <mask> eats 蟹"])[0].gaps
+    assert MaskFiller.load(run).fill(["the <mask> eats 蟹"])[0].masks
 
 
 def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
     ("recipe", "values", "said"),
     [
         ("masked", ["data.documents=line"], "a document of one sentence has no next one"),
-        ("masked", ["model.kind=gpt"], "'gpt' does not do task 'masked', which takes bert"),
+        ("masked", ["model.kind=gpt"], "model.kind = 'gpt' does not fit task 'masked'"),
         ("masked", ["tokenizer.mask=false"], "task 'masked' needs a piece <mask>"),
         ("masked", ["model.positions=learned", "model.max_positions=16"], "learned positions hold model.max_positions"),
         ("masked", ["data.documents=file"], "train text has 1 document: model.next_sentence = true needs two"),

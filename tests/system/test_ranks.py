@@ -207,4 +207,4 @@ def test_a_mistake_is_told_once_and_ends_all(team: Team) -> None:
     assert team.said("right", 1) == ""
     assert events(team.path / "run", "end")[0]["update"] == 2
     team.finish(team.command("again", 2, *asked), 0, 0)
-    assert "is finished already" in team.said("again", 0)
+    assert "is finished" in team.said("again", 0)

@@ -10,14 +10,7 @@ from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json
 
 _SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens"})
-_TAKES: dict[str, frozenset[str]] = {
-    "translation": _SEARCH
-    | {"--src", "--ref", "--hyp", "--against", "--tokenize", "--lowercase or --cased", "--output"},
-    "causal": frozenset({"--text", "--stride", "--batch-tokens"}),
-    "masked": frozenset({"--text", "--batch-tokens"}),
-    "classification": frozenset({"--labels"}),
-}
-"""The options that have an effect, besides those of all tasks."""
+"""Options without effect if the translations are given."""
 _INPUTS = {"--src": "--src and --ref", "--text": "--text", "--labels": "--labels"}
 
 
@@ -118,9 +111,9 @@ def evaluate(
 def _text_scores(run: Path, task: str, text: Path, *, stride: int | None, batch_tokens: int | None, device: str) -> Any:
     """Perplexity of a language model, or accuracy of a masked one, on a text file (`-`: stdin)."""
     if task == "masked":
-        from transduce.decoding.mask_filler import Filler
+        from transduce.decoding.mask_filler import MaskFiller
 
-        return Filler.load(run, device=device).evaluate(text, batch_tokens=batch_tokens)
+        return MaskFiller.load(run, device=device).evaluate(text, batch_tokens=batch_tokens)
     from transduce.data.text import read_pieces
     from transduce.data.text_store import TextStore
     from transduce.decoding.generator import Generator
@@ -135,9 +128,9 @@ def _text_scores(run: Path, task: str, text: Path, *, stride: int | None, batch_
 
 def _check_options(given: set[str], run: Path, against: Path | None) -> str:
     """Return the task of the run. Refuse missing inputs, inputs of another task, and options without effect."""
-    from transduce.config.purposes import PURPOSES
     from transduce.errors import SettingsError
     from transduce.runs.folder import RunFolder
+    from transduce.tasks.registry import TASK_INFOS
 
     inputs = [name for name in _INPUTS if name in given]
     if len(inputs) != 1 or (inputs == ["--src"]) != ("--ref" in given):
@@ -145,14 +138,15 @@ def _check_options(given: set[str], run: Path, against: Path | None) -> str:
             "evaluate needs --src and --ref (translator), --text (language model or masked model) or --labels "
             "(classifier)"
         )
-    task = RunFolder.open(run).settings.task
-    purpose = PURPOSES.get(task)  # an unknown task is reported when the model is loaded
-    if purpose is not None and purpose.judged != inputs[0]:
-        how = f"; `transduce evaluate` scores it on {_INPUTS[purpose.judged]}" if purpose.judged else ""
-        raise SettingsError(f"{run} cannot do that: it {purpose.told()}{how}")
-    allowed, where = _TAKES.get(task, frozenset(given)), f"for a run of task '{task}'"
+    name = RunFolder.open(run).settings.task
+    if (task := TASK_INFOS.get(name)) is None:  # reported when the model is loaded
+        return name
+    if task.evaluated_on != inputs[0]:
+        how = f"; evaluate it with {_INPUTS[task.evaluated_on]}" if task.evaluated_on else ""
+        raise SettingsError(f"{run}: a run of task '{name}', whose model {task.wording.usage}{how}")
+    allowed, where = task.evaluate_options | {task.evaluated_on}, f"for a run of task '{name}'"
     if "--hyp" in given and not given - allowed and (against is None or not against.is_dir()):
         allowed, where = allowed - _SEARCH, "if --hyp gives the translations"
     if unused := sorted(given - allowed):
         raise SettingsError(f"{', '.join(unused)}: no effect {where}; remove it")
-    return task
+    return name

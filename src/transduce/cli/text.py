@@ -87,15 +87,15 @@ def fill(
     from dataclasses import asdict
 
     from transduce.data.lines import read_lines
-    from transduce.decoding.mask_filler import Filler
+    from transduce.decoding.mask_filler import MaskFiller
 
-    found = Filler.load(run, device=device).fill(list(read_lines(STDIN)) if texts is None else texts, top=top)
+    found = MaskFiller.load(run, device=device).fill(list(read_lines(STDIN)) if texts is None else texts, top=top)
     if json:
         print_lines(to_json(asdict(one)) for one in found)
         return
     for one in found:
-        for number, gap in enumerate(one.gaps, 1):
-            head = [f"mask {number}:"] if len(one.gaps) > 1 else []
+        for number, gap in enumerate(one.masks, 1):
+            head = [f"mask {number}:"] if len(one.masks) > 1 else []
             print_lines([*head, *(f"{c.probability:6.1%}  {c.token}\t{c.text}" for c in gap)])
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.config import to_toml
-from transduce.config.purposes import PURPOSES
 from transduce.convert import bert, gpt2, hub_vocabulary, marian
 from transduce.convert.download import download, hub_name
 from transduce.convert.folder import PICKLED, SAFE, check_model_type, read_object
@@ -21,6 +20,7 @@ from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting, write_aside
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
+from transduce.tasks.registry import TASK_INFOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,12 @@ def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[
 
 def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: its origin and its use."""
-    settings, purpose = found.settings, PURPOSES[found.settings.task]
+    settings, wording = found.settings, TASK_INFOS[found.settings.task].wording
     weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
     lines = [
         f"# {plain(settings.name)}",
         "",
-        f"{purpose.head_of(settings.data)}, imported, not trained with transduce.",
+        f"{wording.title_for(settings.data)}, imported, not trained with transduce.",
         "",
         "## Origin",
         "",
@@ -151,7 +151,7 @@ def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
         "## Use",
         "",
         "```sh",
-        purpose.command,
+        wording.command,
         "```",
     ]
     return "\n".join(lines) + "\n"

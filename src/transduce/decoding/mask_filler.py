@@ -1,4 +1,4 @@
-"""Text with gaps in, what may stand there out: `Filler`."""
+"""Text with gaps in, what may stand there out: `MaskFiller`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transduce.text.special import MASK, MASK_PIECE, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Prediction:
     """What may stand in a gap: a piece, the text with it (other gaps filled with their likeliest), how likely it is."""
 
     token: str
@@ -37,10 +37,10 @@ class Filling:
     """A text, and for each of its gaps the likeliest candidates, best first."""
 
     text: str
-    gaps: tuple[tuple[Candidate, ...], ...]
+    masks: tuple[tuple[Prediction, ...], ...]
 
 
-class Filler:
+class MaskFiller:
     """Tells the words behind <mask>."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary, settings: Settings) -> None:
@@ -51,7 +51,7 @@ class Filler:
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Filler:
+    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> MaskFiller:
         """The model of a run of task "masked". Raises `RunFolderError`, `SettingsError`."""
         folder, model, tokenizers = open_model(path, task="masked", device=device, precision=precision)
         if MASK not in encode_gaps(tokenizers.tgt, f"a {MASK_PIECE} b"):
@@ -113,6 +113,6 @@ class Filler:
             ),
         )
 
-    def _candidate(self, filled: list[int], place: int, token: int, probability: float) -> Candidate:
+    def _candidate(self, filled: list[int], place: int, token: int, probability: float) -> Prediction:
         text = self.vocabulary.decode([*filled[:place], token, *filled[place + 1 :]])
-        return Candidate(bare(self.vocabulary.pieces([token])[0]), text, probability)
+        return Prediction(bare(self.vocabulary.pieces([token])[0]), text, probability)

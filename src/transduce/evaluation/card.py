@@ -11,32 +11,31 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from transduce.config.purposes import PURPOSES
 from transduce.evaluation.charts import TEMPLATES
 from transduce.evaluation.records import Record, shown
 from transduce.evaluation.tables import compact, score_tables, search_line, unscored
-from transduce.evaluation.wording import wording_of
+from transduce.evaluation.wording import Wording
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>&|~$])")
 
 
-def write_card(run: RunFolder) -> None:
+def write_card(run: RunFolder, wording: Wording) -> None:
     """Write README.md into the run folder, from its other files."""
-    run.write_page("README.md", shown(run, card))
+    run.write_page("README.md", shown(run, lambda record: card(record, wording)))
 
 
-def card(record: Record) -> str:
+def card(record: Record, wording: Wording) -> str:
     """Render the card as Markdown."""
-    settings, wording = record.settings, wording_of(record)
+    settings = record.settings
     start = settings.training.start
     text = (
         _environment()
         .get_template("card.md")
         .render(
             record=record,
-            head=PURPOSES[settings.task].head_of(settings.data),
+            head=wording.title_for(settings.data),
             start=start.name if start is not None else "",
             summary=wording.shape(record),
             n_parameters="" if record.n_parameters is None else compact(record.n_parameters),

@@ -21,6 +21,7 @@ from transduce.evaluation.records import (
     shown,
 )
 from transduce.evaluation.report import report_html, write_report
+from transduce.evaluation.wording import Wording
 from transduce.inspection.attention import attention_maps
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -31,7 +32,7 @@ N_SAMPLES = 24  # translations that the report shows of each set
 N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
 
 
-def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int, log: Log) -> None:
+def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], wording: Wording, *, update: int, log: Log) -> None:
     """Score the test sets (or, without any, the judged validation pairs), and write the report and the model card.
 
     `update` is the one whose weights the run keeps. A run that is killed in here does all of it again.
@@ -52,23 +53,23 @@ def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], *, update: int,
     else:
         held_out = [src for found in pairs.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _worth_drawing(held_out)])
-    conclude(folder, log)
+    conclude(folder, wording, log)
 
 
-def conclude(folder: RunFolder, log: Log) -> None:
+def conclude(folder: RunFolder, wording: Wording, log: Log) -> None:
     """The end of every training: report and model card; what only training needed goes.
 
     The log gets its checksum: nothing is written to it any more.
     """
     if (folder.path / LOG).exists():
         folder.seal_record(LOG)
-    write_report(folder)
-    write_card(folder)
+    write_report(folder, wording)
+    write_card(folder, wording)
     forget_prepared(folder)  # from here on the run counts as finished
     log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
 
 
-def renew(folder: RunFolder, *, log: Log) -> None:
+def renew(folder: RunFolder, wording: Wording, *, log: Log) -> None:
     """Write what is missing or damaged of a finished run's report and card, from what its other files tell.
 
     The report is what these files say and nothing else. A card may have been edited: it is whole while it is text with
@@ -80,12 +81,12 @@ def renew(folder: RunFolder, *, log: Log) -> None:
         except RunFolderError as error:
             log.warn(f"{error}; the report shows it as it is now")
     report, card_ = folder.path / "report.html", folder.path / "README.md"
-    if _text_of(report) != shown(folder, report_html):
-        write_report(folder)
+    if _text_of(report) != shown(folder, lambda record: report_html(record, wording)):
+        write_report(folder, wording)
         log.say(f"written anew: {report}")
     text = _text_of(card_)
     if not (text.startswith("# ") and text.endswith("\n")):
-        write_card(folder)
+        write_card(folder, wording)
         log.say(f"written anew: {card_}")
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
 from transduce.evaluation.records import Record, SetScores, shown, versions
 from transduce.evaluation.tables import Table, compact, score_tables, search_line, unscored
-from transduce.evaluation.wording import wording_of
+from transduce.evaluation.wording import Wording
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
 from transduce.logging import duration
@@ -20,14 +20,14 @@ from transduce.runs.folder import RunFolder
 N_SAMPLES = 12  # shown; the rest is folded
 
 
-def write_report(run: RunFolder) -> None:
+def write_report(run: RunFolder, wording: Wording) -> None:
     """Write report.html into the run folder, from its other files."""
-    run.write_page("report.html", shown(run, report_html))
+    run.write_page("report.html", shown(run, lambda record: report_html(record, wording)))
 
 
-def report_html(record: Record) -> str:
+def report_html(record: Record, wording: Wording) -> str:
     """Render the page."""
-    wording, end = wording_of(record), record.of("end")
+    end = record.of("end")
     return render(
         "report.html",
         folder=TEMPLATES,

@@ -1,23 +1,20 @@
-"""What a task is: the stations of a training that differ from one kind of model to another.
+"""The protocol of a task: what differs between trainings of one kind of model and another.
 
-`run.train` goes the same way for all of them: read, choose, learn a vocabulary, encode into the run folder, train and
-validate, finish. A task says how each of these is done. It keeps nothing: what it reads and prepares is handed on.
+`transduce.pipeline.train` is the same for all tasks: read the text, choose unset settings, train a vocabulary, encode
+into the run folder, train and validate, finish. A task defines each of these steps.
 
-Another task is one more class here beside, one line of its table, and a test; and, as what stands below this folder
-cannot ask it, a line in each of these: `purposes.PURPOSES` (what its models are for), `evaluation.wording.WORDINGS`
-(what report and card say) and, where other programs can take its models, `exchange.EXPORTS`; and, where settings come
-from the run that it begins with, `tasks.start._TAKEN`. What it needs to think of:
+To add a task, write a subclass of `Task` in a file of this package, add it to TASKS in `registry.py`, and test it:
 
-- `read` opens and counts the text, so that every fault of the files is found before anything is made;
-- `lines` gives the text that a vocabulary is learned from, or grows by (`vocabulary.py`, `start.py`);
-- `encode` writes what training eats into `tokens/` of the run folder, and `data.json` with its `fingerprint` at the
-  very end; `open_prepared` reads it back, so that a killed run goes on;
-- `uses` names the settings that have an effect here and not everywhere: others are refused;
-- `feeder` gives batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact; their
-  `inputs` go to the model's `forward`, which gives hidden states for their `targets`;
-- `reads` is the form of its rows, by which the doctor looks at the files, and `longest` its largest batch;
-- `validator` may bring a judge, whose scores are logged, drawn in the report and can be stopped by;
-- `finish` scores, keeps samples, and ends with `conclude`.
+- `wording`, `evaluated_on` and `inherited` are what commands, reports and fine-tuning need to know about it;
+- `uses` names the settings that have an effect here but not in every task;
+- `read` opens and counts the text, so that every error in the files is found before anything is made;
+- `lines` yields the text that a vocabulary is trained on;
+- `encode` writes the encoded text to `tokens/` in the run folder, and at the very end `data.json` with its
+  `fingerprint`; `open_prepared` reads it, so that a killed run can resume;
+- `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
+- `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
+- `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
+- `finish` scores, keeps samples, and calls `conclude`.
 """
 
 from __future__ import annotations
@@ -29,11 +26,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import nn
 
-from transduce.config import DataSettings, DecodingSettings, EvaluationSettings, ModelSettings, Settings
-from transduce.config.model import kinds_for
+from transduce.config import ModelSettings, Settings
 from transduce.data.corpus import corpus_files
 from transduce.data.sources import Sources
-from transduce.errors import SettingsError
+from transduce.evaluation.wording import Wording
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json
@@ -44,17 +40,6 @@ from transduce.training.criteria import Criterion, tell_tokens
 from transduce.training.feed import Feeder
 from transduce.training.validate import Validator
 
-SOME = frozenset(
-    {
-        *(f"data.{key}" for key in DataSettings.model_fields if key not in ("root", "train", "valid", "test", "demo")),
-        *(f"tokenizer.{key}" for key in ("joint", "sampling", "mask", "exact")),
-        "training.valid_bleu_sentences",
-        *(f"decoding.{key}" for key in DecodingSettings.model_fields),
-        *(f"evaluation.{key}" for key in EvaluationSettings.model_fields),
-    }
-)
-"""Settings that have an effect in some tasks only; what is not among a task's `uses` is refused."""
-
 Form = Literal["pairs", "text", "labelled"]
 """(source, target), (line,), or (label, text[, text])."""
 
@@ -62,31 +47,37 @@ TextsT = TypeVar("TextsT")
 PreparedT = TypeVar("PreparedT")
 
 
-class Task(ABC, Generic[TextsT, PreparedT]):
-    """What is trained for. `TextsT`: what it reads; `PreparedT`: what training eats."""
+class TaskInfo:
+    """What the models of a task are for. `Task` adds how they are trained."""
 
     name: ClassVar[str]
+    wording: ClassVar[Wording]
+    evaluated_on: ClassVar[str] = ""
+    """The option of `transduce evaluate` that names the text to evaluate on; empty: there is none."""
+    evaluate_options: ClassVar[frozenset[str]] = frozenset()
+    """The other options of `transduce evaluate` that have an effect, besides those of all tasks."""
+
+
+class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
+    """A kind of training. `TextsT`: what it reads; `PreparedT`: what the training loop reads.
+
+    A task has no state: what it reads and prepares is passed on.
+    """
+
     before_text: ClassVar[Sequence[Chooser]]
     before_training: ClassVar[Sequence[Chooser]]
     uses: ClassVar[frozenset[str]]
-    """The settings of SOME that have an effect."""
+    """Settings that have an effect in this task and not in all. Those that only other tasks use are refused."""
+    inherited: ClassVar[tuple[str, ...]] = ()
+    """Settings that a fine-tuned run takes, where unset, from the run of the same task that it starts from."""
     reads: ClassVar[Form]
-    """What a row of its text is, for whoever looks at the files without reading all of them."""
+    """The form of a row of its text, by which the doctor checks the files."""
 
     criterion: Criterion = staticmethod(tell_tokens)
-    """What is made small."""
+    """The loss."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse what cannot work for this task, before any work is done; `model` has the preset's sizes."""
-        if model.kind not in (kinds := kinds_for(self.name)):
-            raise SettingsError(
-                f"model.kind = '{model.kind}' does not fit task '{self.name}'; use {' or '.join(kinds)}"
-            )
-        for name in sorted(SOME - self.uses):
-            section, key = name.split(".")
-            part = getattr(settings, section)
-            if key in part.model_fields_set and getattr(part, key) != type(part).model_fields[key].default:
-                raise SettingsError(f"{name} has no effect in task '{self.name}'; leave it out")
+        """Refuse settings that cannot work, before any work is done. `model` has the preset's sizes."""
 
     @abstractmethod
     def sources(self, settings: Settings) -> Sources[Any]:

@@ -17,6 +17,7 @@ from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_text_scores
+from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
@@ -30,10 +31,31 @@ from transduce.training.validate import Validator
 N_SAMPLES = 6  # texts that the report shows
 
 
-class Causal(PlainTextTask[PreparedText]):
+class CausalTask(PlainTextTask[PreparedText]):
     """Plain text to a model that goes on with text, judged by how well it tells held-out text."""
 
     name = "causal"
+    wording = Wording(
+        title="A language model that continues text",
+        does="continues text",
+        command='transduce generate THIS_FOLDER --prompt "..."',
+        python=(
+            "from transduce import Generator\n\n"
+            'generator = Generator.load("THIS_FOLDER")\nprint(generator.generate(["..."])[0].text)'
+        ),
+        samples="Texts",
+        shape=lambda record: (
+            f"language model, {record.settings.tokenizer.kind} tokens · {shape_line(record)}, "
+            f"context {record.settings.data.context}"
+        ),
+        limits=lambda record: (
+            f"It sees {record.settings.data.context} tokens at once and nothing before them.",
+            "It writes likely text, which need not be true.",
+        ),
+    )
+    evaluated_on = "--text"
+    evaluate_options = frozenset({"--stride", "--batch-tokens"})
+    inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
     reads = "text"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_ON_TEXT
@@ -46,7 +68,6 @@ class Causal(PlainTextTask[PreparedText]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, and a context that does not fit."""
-        super().check(settings, model)
         plain_text.check_text(settings)
         context, batch = settings.data.context, settings.training.batch_tokens
         if settings.data.separate_documents and model.feed_forward == "conv" and model.kernel_size > 1:
@@ -119,7 +140,7 @@ class Causal(PlainTextTask[PreparedText]):
         options = GenerationOptions(sampling=Sampling(temperature=0.8), cut_prompt=True)
         found = generator.generate(_beginnings(valid, generator), options)
         save_continuations(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
-        conclude(folder, log)
+        conclude(folder, self.wording, log)
 
 
 def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFeeder:

@@ -27,6 +27,7 @@ from transduce.errors import DataError, SettingsError
 from transduce.evaluation.classification import score_labels
 from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_label_scores
+from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
@@ -69,6 +70,19 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     """Labelled texts to a classifier, judged by accuracy."""
 
     name = "classification"
+    wording = Wording(
+        title="A text classifier with the labels {labels}",
+        does="predicts labels",
+        command="transduce classify THIS_FOLDER < in.txt > labels.txt",
+        python=(
+            "from transduce import TextClassifier\n\n"
+            'classifier = TextClassifier.load("THIS_FOLDER")\nprint(classifier.classify(["..."])[0].label)'
+        ),
+        samples="Texts",
+        shape=lambda record: f"text classifier · {shape_line(record)}",
+        limits=lambda record: (f"It reads the first {record.settings.data.max_length} tokens of a text.",),
+    )
+    evaluated_on = "--labels"
     reads = "labelled"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_LABELLED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_LABELLED
@@ -77,7 +91,6 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, and labels that are one."""
-        super().check(settings, model)
         data = settings.data
         if data.demo:
             raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
@@ -251,7 +264,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             for (label, _), one in zip(samples, told, strict=True)
         ]
         save_continuations(folder, "valid", shown, update=update)
-        conclude(folder, log)
+        conclude(folder, self.wording, log)
 
 
 def _whole(example: Labelled) -> str:

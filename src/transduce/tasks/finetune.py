@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import DecodingSettings, ModelSettings, Section, Settings, resolve_preset
+from transduce.config import ModelSettings, Section, Settings, resolve_preset
 from transduce.config.model import preset_values
 from transduce.errors import SettingsError
 from transduce.logging import Log
@@ -43,16 +43,6 @@ _ROWS = {
     "output_bias": "tgt",
 }
 """Weights with a row a piece, and of which side's vocabulary."""
-_TAKEN: dict[str, tuple[tuple[str, str], ...]] = {
-    "translation": (
-        ("data", "src_lang"),
-        ("data", "tgt_lang"),
-        *(("decoding", key) for key in DecodingSettings.model_fields),
-    ),
-    "masked": (("data", "documents"),),
-    "causal": (("data", "context"), ("decoding", "max_length"), ("decoding", "batch_tokens")),
-}
-"""What the new run, of the same task, has as the start where it is not said otherwise."""
 _SHOWN = 3
 _MEASURED = 2000  # lines whose cutting before and after is compared
 
@@ -66,7 +56,7 @@ class Start:
     took: str
 
 
-def find_start(asked: Settings, *, kind: str) -> Start | None:
+def find_start(asked: Settings, *, kind: str, inherited: Sequence[str] = ()) -> Start | None:
     """The run that a training of a model of this kind is to begin with; None where it begins fresh.
 
     Raises `SettingsError` for a run of another family, and for wishes that contradict it; `RunFolderError` for a folder
@@ -96,7 +86,7 @@ def find_start(asked: Settings, *, kind: str) -> Start | None:
     values = asked.model_dump(exclude_unset=True)
     values["model"] = _agreed("model", asked, other)
     values["tokenizer"] = _agreed("tokenizer", asked, other) | {"extend": asked.tokenizer.extend}
-    taken = _also_taken(asked, other)
+    taken = _inherited(asked, other, inherited)
     for (section, key), value in taken.items():
         values.setdefault(section, {})[key] = value
     m = other.model
@@ -198,12 +188,12 @@ def _agreed(section: str, asked: Settings, other: Settings) -> dict[str, Any]:
     return found
 
 
-def _also_taken(asked: Settings, other: Settings) -> dict[tuple[str, str], Any]:
-    """What the new run says nothing of and the other, of the same task, has."""
+def _inherited(asked: Settings, other: Settings, names: Sequence[str]) -> dict[tuple[str, str], Any]:
+    """Settings that the new run leaves unset and the other, of the same task, has."""
     if asked.task != other.task:
         return {}
     found = {}
-    for section, key in _TAKEN.get(asked.task, ()):
+    for section, key in (name.split(".") for name in names):
         ours, theirs = getattr(asked, section), getattr(other, section)
         usual = type(ours).model_fields[key].default
         if key not in ours.model_fields_set and getattr(theirs, key) not in (None, usual):

@@ -17,11 +17,12 @@ from transduce.data.sentence_store import SentenceStore, build_sentence_store
 from transduce.data.sources import Sources
 from transduce.data.stored import read_names
 from transduce.data.text import Piece
-from transduce.decoding.mask_filler import Filler
+from transduce.decoding.mask_filler import MaskFiller
 from transduce.decoding.masked_scoring import gap_feeder, judge_gaps, judges_pairs
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import conclude
 from transduce.evaluation.records import save_continuations, save_masked_scores
+from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
@@ -52,6 +53,21 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     """Plain text to a model that fills gaps; lines are sentences."""
 
     name = "masked"
+    wording = Wording(
+        title="A masked language model",
+        does="predicts masked words",
+        command='transduce fill THIS_FOLDER "The capital of France is <mask>."',
+        python=(
+            "from transduce import MaskFiller\n\n"
+            'filler = MaskFiller.load("THIS_FOLDER")\nprint(filler.fill(["A <mask> runs."])[0].masks[0])'
+        ),
+        samples="Masked words",
+        shape=lambda record: f"masked language model · {shape_line(record)}",
+        limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
+    )
+    evaluated_on = "--text"
+    evaluate_options = frozenset({"--batch-tokens"})
+    inherited = ("data.documents",)
     reads = "text"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_MASKED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_MASKED
@@ -65,7 +81,6 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, vocabularies without <mask>, and pairs that cannot be."""
-        super().check(settings, model)
         assert isinstance(model, BertSettings)
         plain_text.check_files(settings)
         context = settings.data.context
@@ -172,7 +187,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score held-out text, fill some gaps, report."""
         settings, tokens = folder.settings, folder.path / "tokens"
-        filler = Filler.load(folder.path, device=settings.training.device)
+        filler = MaskFiller.load(folder.path, device=settings.training.device)
         names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
         for name, at in names.items():
             feeder = gap_feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
@@ -185,10 +200,10 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         texts = _with_gaps(valid, filler.vocabulary)
         shown = []
         for one in filler.fill(texts) if texts else ():
-            told = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.gaps[0])
+            told = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.masks[0])
             shown.append((one.text, f" → {told}"))
         save_continuations(folder, "valid", shown, update=update)
-        conclude(folder, log)
+        conclude(folder, self.wording, log)
 
 
 def _check_documents(name: str, n: int) -> None:

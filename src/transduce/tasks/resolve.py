@@ -15,7 +15,7 @@ from transduce.tasks.base import Task
 from transduce.tasks.defaults import choose, laid_over, table
 from transduce.tasks.defaults_finetune import BEFORE_FINE_TUNING
 from transduce.tasks.finetune import Start, find_start
-from transduce.tasks.registry import find_task
+from transduce.tasks.registry import check_task, find_task
 from transduce.tasks.vocabulary import learn_vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.optim import OPTIMIZERS
@@ -26,7 +26,8 @@ AnyTask = Task[Any, Any]
 
 def start_of(settings: Settings) -> Start | None:
     """The run that a training with these settings begins with, if any. Raises `UserError` as `find_start`."""
-    return find_start(settings, kind=kinds_for(find_task(settings.task).name)[0])
+    task = find_task(settings.task)
+    return find_start(settings, kind=kinds_for(task.name)[0], inherited=task.inherited)
 
 
 def check(settings: Settings) -> AnyTask:
@@ -39,7 +40,7 @@ def check(settings: Settings) -> AnyTask:
         raise SettingsError(f"training.optimizer = '{training.optimizer}'{hint}; allowed: {', '.join(OPTIMIZERS)}")
     if training.schedule is not None:
         find_schedule(training.schedule)
-    task.check(settings, model)
+    check_task(task, settings, model)
     return task
 
 
@@ -63,7 +64,7 @@ def resolve(
     settings, choices = choose(facts, task.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check_model(settings.model)
-    task.check(settings, settings.model)
+    check_task(task, settings, settings.model)
     tokenizers = known or learn_vocabulary(
         lambda: task.lines(texts, settings), settings, log, may_grow=asked.tokenizer.vocab_size is None
     )

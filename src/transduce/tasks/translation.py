@@ -22,6 +22,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finish
 from transduce.evaluation.metrics import evaluate, metrics
+from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.folder import RunFolder
@@ -33,10 +34,37 @@ from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.validate import Judge, Validator
 
 
-class Translation(Task[Texts, Prepared]):
+class TranslationTask(Task[Texts, Prepared]):
     """Sentence pairs to a translator, judged by BLEU and chrF."""
 
     name = "translation"
+    wording = Wording(
+        title="A translator from `{src}` to `{tgt}`",
+        does="translates text",
+        command="transduce translate THIS_FOLDER < in.txt > out.txt",
+        python=(
+            "from transduce import Translator\n\n"
+            'translator = Translator.load("THIS_FOLDER")\nprint(translator.translate(["..."])[0].text)'
+        ),
+        samples="Translations",
+        shape=lambda record: f"{' to '.join(record.languages)} · {shape_line(record)}",
+        limits=lambda record: (
+            "It translates sentence by sentence and does not see the context.",
+            f"It was trained on sentences of up to {record.settings.data.max_length} tokens and writes up to "
+            f"{record.settings.decoding.max_length}.",
+        ),
+    )
+    evaluated_on = "--src"
+    evaluate_options = frozenset(
+        {
+            *("--ref", "--hyp", "--against", "--tokenize", "--lowercase or --cased", "--output"),
+            *("--beam", "--max-length", "--length-penalty", "--batch-tokens"),
+        }
+    )
+    inherited = (
+        *("data.src_lang", "data.tgt_lang"),
+        *(f"decoding.{key}" for key in DecodingSettings.model_fields),
+    )
     reads = "pairs"
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING
@@ -55,7 +83,6 @@ class Translation(Task[Texts, Prepared]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse tokenizers, metrics and lengths that do not fit."""
-        super().check(settings, model)
         assert isinstance(model, TransformerSettings)
         if not settings.tokenizer.joint and model.tie == "three_way" and "tie" in settings.model.model_fields_set:
             raise SettingsError(
@@ -139,7 +166,7 @@ class Translation(Task[Texts, Prepared]):
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score the test sets, draw attention, report."""
-        finish(folder, preparation.read_judged(folder), update=update, log=log)
+        finish(folder, preparation.read_judged(folder), self.wording, update=update, log=log)
 
 
 def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:

@@ -33,7 +33,9 @@ from transduce.inspection.heatmap import HeatMap
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
+from transduce.tasks.registry import TASKS
 
+WORDING = TASKS["translation"].wording
 HOSTILE = (
     "</script><script>alert(1)</script><img src=https://evil.example/x onerror=alert(1)> & \"'`| **b** [l](http://e)"
 )
@@ -116,7 +118,7 @@ class Elements(HTMLParser):
 
 def test_the_report_shows_the_content_of_the_files(run: RunFolder) -> None:
     fill(run)
-    write_report(run)
+    write_report(run, WORDING)
     page = Elements((run.path / "report.html").read_text(encoding="utf-8"))
     assert page.open == [], "every element is closed"
     text = " ".join(page.text.split())
@@ -153,7 +155,7 @@ def test_the_report_shows_the_content_of_the_files(run: RunFolder) -> None:
 
 def test_a_report_with_hostile_text_loads_and_runs_nothing(run: RunFolder) -> None:
     fill(run, HOSTILE)
-    page = Elements(report_html(read_record(run)))
+    page = Elements(report_html(read_record(run), WORDING))
     assert page.open == []
     tags = {tag for tag, _ in page.elements}
     assert not tags & {"img", "link", "iframe", "object", "embed", "form", "base", "video", "audio"}
@@ -169,15 +171,17 @@ def test_a_report_with_hostile_text_loads_and_runs_nothing(run: RunFolder) -> No
 
 def test_embedded_data_are_json(run: RunFolder) -> None:
     fill(run, HOSTILE)
-    found = re.findall(r'<script type="application/json" class="\w+">(.*?)</script>', report_html(read_record(run)))
+    found = re.findall(
+        r'<script type="application/json" class="\w+">(.*?)</script>', report_html(read_record(run), WORDING)
+    )
     assert len(found) == 5 + 1
     for text in found:
         json.loads(text)
 
 
 def test_an_empty_run_has_a_report_and_a_card(run: RunFolder) -> None:
-    write_report(run)
-    write_card(run)
+    write_report(run, WORDING)
+    write_card(run, WORDING)
     page = Elements((run.path / "report.html").read_text(encoding="utf-8"))
     assert page.open == [] and "Settings" in page.text and "Translations" not in page.text
     assert "## Use" in (run.path / "README.md").read_text(encoding="utf-8")
@@ -187,19 +191,19 @@ def test_an_unfinished_log_line_is_skipped(run: RunFolder) -> None:
     fill(run)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "upd')
-    write_report(run)
+    write_report(run, WORDING)
 
 
 def test_a_damaged_file_is_named(run: RunFolder) -> None:
     (run.path / "scores.json").write_text("{")
     with pytest.raises(RunFolderError, match=r"scores\.json is damaged"):
-        write_report(run)
+        write_report(run, WORDING)
 
 
 def test_a_finished_run_without_scores_says_so(run: RunFolder) -> None:
     MetricsFile(run.path / "metrics.jsonl").append({"event": "end", "update": 4, "seconds": 1.0})
     record = read_record(run)
-    for text in (card(record), Elements(report_html(record)).text):
+    for text in (card(record, WORDING), Elements(report_html(record, WORDING)).text):
         assert "Nothing was scored" in text
 
 
@@ -236,7 +240,7 @@ def test_differences_are_marked() -> None:
 
 def test_the_card_shows_scores_data_and_use(run: RunFolder) -> None:
     fill(run)
-    write_card(run)
+    write_card(run, WORDING)
     text = (run.path / "README.md").read_text(encoding="utf-8")
     scores = evaluate(HYPOTHESES, REFERENCES)
     for expected in (
@@ -262,7 +266,7 @@ def test_the_card_shows_scores_data_and_use(run: RunFolder) -> None:
 
 def test_the_card_escapes_hostile_text(run: RunFolder) -> None:
     fill(run, HOSTILE)
-    text = card(read_record(run))
+    text = card(read_record(run), WORDING)
     without_escapes = re.sub(r"\\.", "", text)
     assert not re.findall(r"<(?!!--)", without_escapes.replace("translate THIS_FOLDER < in.txt", ""))
     assert "**b**" not in text
@@ -278,5 +282,5 @@ def test_plain_text_is_one_line() -> None:
 
 def test_a_record_needs_nothing_but_settings() -> None:
     record = Record("x", Settings())
-    assert "<h1>x</h1>" in report_html(record)
-    assert card(record).startswith("# x\n")
+    assert "<h1>x</h1>" in report_html(record, WORDING)
+    assert card(record, WORDING).startswith("# x\n")

@@ -13,6 +13,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,10 @@ from transduce.runs.atomic import MOST_JSON, expecting, read_bytes, read_json, r
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
 from transduce.runs.tensors import load_tensors, save_tensors, shapes
+from transduce.tasks.registry import TASKS
 from transduce.text.hub import HubTokenizer
+
+PAGE = partial(report_html, wording=TASKS["translation"].wording)
 
 
 @pytest.fixture
@@ -149,7 +153,7 @@ def test_a_manifest_names_files_of_its_folder_only(run: Path, outside: Path, nam
         ("max_positions", 1 << 24, "less than or equal to 1000000"),
         ("d_ff", 1 << 20, "does not fit the settings"),
         ("n_decoder_layers", 1 << 30, "less than or equal to 1024"),
-        ("residual", "/pre", "config.json is of no model: model.residual"),
+        ("residual", "/pre", "config.json describes no model: model.residual"),
     ],
 )
 def test_sizes_that_the_weights_do_not_bear_out_take_no_memory(
@@ -378,10 +382,10 @@ def test_a_store_whose_facts_are_of_another_form(tmp_path: Path) -> None:
 )
 def test_a_record_that_tells_nothing_is_named(run: Path, name: str, value: object) -> None:
     folder = RunFolder.open(run)
-    before = shown(folder, report_html)
+    before = shown(folder, PAGE)
     (run / name).write_text(json.dumps(value))
     try:
-        assert shown(folder, report_html) and read_record(folder) and before
+        assert shown(folder, PAGE) and read_record(folder) and before
     except RunFolderError as error:  # where it is not simply left out
         assert f"{name} is damaged" in str(error)
 
@@ -400,10 +404,10 @@ def test_which_of_several_records_is_damaged(run: Path) -> None:
     (run / "attention.json").write_text('{"sentences": [{"src": "a", "tgt": "b", "maps": [["x"]]}]}')
     (run / "data.json").write_text('{"padding": 0.5}')
     with pytest.raises(RunFolderError, match=r"attention.json is damaged"):
-        shown(folder, report_html)
+        shown(folder, PAGE)
     (run / "data.json").write_text('{"padding": "x"}')
     with pytest.raises(RunFolderError, match=r"several of .* are damaged"):
-        shown(folder, report_html)
+        shown(folder, PAGE)
 
 
 # -- vocabularies, imports, recipes, texts

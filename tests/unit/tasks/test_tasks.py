@@ -9,15 +9,12 @@ import pytest
 
 from transduce.config import Settings, to_toml
 from transduce.config.model import MODEL_SETTINGS, kinds_for
-from transduce.config.purposes import PURPOSES
 from transduce.doctor.resume_trial import shortened
 from transduce.errors import DataError, SettingsError
-from transduce.evaluation.wording import WORDINGS
 from transduce.logging import Log
 from transduce.runs.atomic import read_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import SOME
-from transduce.tasks.registry import TASKS, find_task
+from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
 from transduce.tasks.resolve import check
 from transduce.tasks.vocabulary import learn_vocabulary
 
@@ -30,10 +27,21 @@ def settings(task: str, **sections: Any) -> Settings:
     return Settings.from_mapping({"task": task, **sections})
 
 
-def test_all_tables_know_the_same_tasks() -> None:
-    assert WORDINGS.keys() == TASKS.keys() == PURPOSES.keys() - {"encoding"}
+def test_every_setting_of_data_decoding_and_evaluation_has_an_effect_in_some_task() -> None:
     used = {name for task in TASKS.values() for name in task.uses}
-    assert used == SOME
+    for section, common in (("data", {"root", "train", "valid", "test", "demo"}), ("decoding", ()), ("evaluation", ())):
+        fields = type(getattr(Settings(), section)).model_fields.keys() - set(common)
+        assert {f"{section}.{key}" for key in fields} == {name for name in used if name.startswith(f"{section}.")}
+
+
+@pytest.mark.parametrize("name", TASK_INFOS)
+def test_a_task_knows_all_that_commands_and_reports_need(name: str) -> None:
+    task = TASK_INFOS[name]
+    assert task.name == name and task.wording.command.startswith("transduce ")
+    assert "{" not in task.wording.title_for(Settings().data)
+    for setting in getattr(task, "inherited", ()):
+        section, key = setting.split(".")
+        assert key in type(getattr(Settings(), section)).model_fields
 
 
 @pytest.mark.parametrize(
