@@ -65,7 +65,7 @@ def test_a_run_folder_contains_the_model_and_its_records(run: Path) -> None:
 def test_training_a_finished_run_again_changes_nothing(run: Path, texts: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
     done = transduce("train", run / "recipe.toml", "--run", run)
-    assert (done.code, "finished already" in done.err) == (0, True)
+    assert (done.code, "is finished" in done.err) == (0, True)
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
