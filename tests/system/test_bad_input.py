@@ -188,7 +188,7 @@ def test_the_folder_of_another_run_is_not_changed(trained: Path) -> None:
     before = {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()}
     sides = ["--src", trained / "train.en", "--tgt", trained / "train.de", "--run", trained / "run"]
     done = transduce("train", *sides, *small("training.seed=2"))
-    assert_refused(done, "training.seed is 1 there and 2 here", "--run")
+    assert_refused(done, "another run: training.seed is 1 in the folder and 2 here", "--run")
     assert {path: path.read_bytes() for path in (trained / "run").rglob("*") if path.is_file()} == before
 
 

@@ -279,7 +279,7 @@ def test_the_same_command_resumes_an_interrupted_run(
         assert "Traceback" not in err
     sides = ["--src", texts / "train.en", "--tgt", texts / "train.de"]
     other = transduce("train", *sides, "--run", tmp_path / "run", *small(*long[1:], "training.max_updates=100"))
-    assert other.code == 2 and "training.max_updates is 2000 there and 100 here" in other.err
+    assert other.code == 2 and "another run: training.max_updates is 2000 in the folder and 100 here" in other.err
     again = start(texts, tmp_path / "run", *long)
     reached = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()[-1]["update"]
     wait_for_update(tmp_path / "run", reached + 20, again)

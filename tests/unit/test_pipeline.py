@@ -134,7 +134,7 @@ def test_what_is_whole_or_edited_stays(finished: Path, tmp_path: Path) -> None:
 def test_a_change_in_the_log_of_a_finished_run_is_told(finished: Path, tmp_path: Path) -> None:
     """It has a checksum from the end on; a change is no reason to refuse the run."""
     run = finished / "run"
-    assert "ok       metrics.jsonl" in transduce("verify", run, "--files").out
+    assert "ok        metrics.jsonl" in transduce("verify", run, "--files").out
 
     def spoil(run: Path) -> None:
         log = (run / "metrics.jsonl").read_text()
