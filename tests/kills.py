@@ -1,16 +1,16 @@
-"""Kills real trainings at random instants, and holds what becomes of them against one that was left alone.
+"""Kill real trainings at random moments, and compare their results with an uninterrupted one.
 
     python tests/kills.py --kills 200
 
-Every process runs `transduce train` as a user would, from the text to the report. What kills it stands outside and
-watches the folder: uniformly at random; while a file is being written aside (a `.aside` name is there); while the text
-is being prepared; around a validation and the end of an epoch; and with the disk full, where the folder lies on a small
-one (a tmpfs, which takes root to mount). A process starts from a server that has PyTorch imported, in a hundredth of
-the time; every tenth is the command of a shell.
+Every process runs `transduce train` as a user would, from the text to the report. The killer watches the run folder
+from outside and kills: uniformly at random; while a file is being written (there is an `.aside` name); while the text
+is being prepared; around a validation and the end of an epoch; and with a full disk, if the folder is on a small one (a
+tmpfs, which only root can mount). Processes are forked from a server that has imported PyTorch, which is a hundred times
+faster; every tenth is started as a shell command.
 
-Checked after every kill: the next start succeeds, and goes on from a checkpoint at most one save interval back. Checked
-at every end: log and weights are those of the run that was left alone, bit for bit, no line is there twice or missing,
-and the log tells of the restarts.
+Checked after every kill: the next start succeeds and resumes from a checkpoint at most one save interval back. Checked
+when a run finishes: log and weights equal those of the uninterrupted run bit for bit, no line is missing or repeated,
+and the log contains the restarts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WAYS = ("any time", "writing", "preparing", "validating", "disk full")
 
 @dataclass
 class Tally:
-    """What was done and seen."""
+    """Counts and faults of a campaign."""
 
     kills: Counter[str] = field(default_factory=Counter)
     ends: int = 0
@@ -58,12 +58,12 @@ class Tally:
     def lines(self) -> list[str]:
         by_way = ", ".join(f"{way}: {n}" for way, n in self.kills.items())
         return [
-            f"{sum(self.kills.values())} kills ({by_way}), {self.ends} ends of trainings, {self.seconds:.0f} seconds",
-            f"updates lost by a kill: {max(self.lost, default=0)} at most, in the mean "
-            f"{sum(self.lost) / max(1, len(self.lost)):.1f}, of {SAVE} between two savings",
+            f"{sum(self.kills.values())} kills ({by_way}), {self.ends} finished trainings, {self.seconds:.0f} seconds",
+            f"updates lost by a kill: at most {max(self.lost, default=0)}, on average "
+            f"{sum(self.lost) / max(1, len(self.lost)):.1f}, of {SAVE} between two checkpoints",
             *(
                 self.faults
-                or ["every restart succeeded; every end equals that of the training left alone, bit for bit"]
+                or ["every restart succeeded; every result equals that of the uninterrupted training, bit for bit"]
             ),
         ]
 
@@ -75,7 +75,7 @@ def command_of(folder: Path, run: str) -> list[str]:
 
 
 def child(arguments: list[str], errors: str) -> None:
-    """What a process of the server does."""
+    """Run `transduce` in a process forked from the server."""
     with open(errors, "a") as file:
         os.dup2(file.fileno(), 2)
     import torch
@@ -87,13 +87,13 @@ def child(arguments: list[str], errors: str) -> None:
 
 
 class Processes:
-    """Starts trainings, the most from a server, some from a shell's command."""
+    """Starts trainings: most from a server, some as shell commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        os.environ["PYTHONPATH"] = str(HERE.parent / "src")  # this tree's code, in all processes
+        os.environ["PYTHONPATH"] = str(HERE.parent / "src")  # the code of this tree
         self.context = multiprocessing.get_context("forkserver")
-        # The last two: a training imports them at its end only, and not in a hundredth of the time.
+        # The last two are otherwise imported late, which would take most of the time.
         names = ["torch", "torch._dynamo", "sentencepiece", "sacrebleu", "transduce.pipeline", "transduce.__main__"]
         self.context.set_forkserver_preload(names)
 
@@ -108,7 +108,7 @@ class Processes:
 
 
 def ended(process: Any, timeout: float | None = None) -> int | None:
-    """The exit code, or None where it has not come within `timeout`."""
+    """The exit code, or None if the process is still running after `timeout`."""
     if isinstance(process, subprocess.Popen):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(timeout)
@@ -129,12 +129,12 @@ def last_update(run: Path) -> int:
 
 def computed(run: Path) -> list[dict[str, Any]]:
     left_out = ("seconds", "tokens_per_second", "validation_seconds", "minutes")
-    told = [e for e in events(run) if e["event"] != "restart"]
-    return [{k: v for k, v in e.items() if k not in left_out} for e in told]
+    found = [e for e in events(run) if e["event"] != "restart"]
+    return [{k: v for k, v in e.items() if k not in left_out} for e in found]
 
 
 def wait_for(way: str, run: Path, process: Any, draw: random.Random, seconds: float) -> None:
-    """Come back at an instant of this kind, or when the process has ended, or after a while."""
+    """Return at a moment of this kind, when the process has exited, or after a timeout."""
     until = time.monotonic() + 3 * seconds
     if way in ("any time", "disk full"):
         ended(process, draw.uniform(0.0, seconds))
@@ -151,7 +151,7 @@ def wait_for(way: str, run: Path, process: Any, draw: random.Random, seconds: fl
             ended(process, draw.uniform(0.0, 0.3 * seconds))
             return
         elif way == "preparing" and (run / "metrics.jsonl").exists():
-            break  # prepared long ago: some other instant
+            break  # already prepared: any moment
         elif way == "validating" and last_update(run) >= min(mark // VALID * VALID, UPDATES):
             break
         time.sleep(0.0005)
@@ -166,7 +166,7 @@ def _listed(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, n_bytes: int) -> Iterator[bool]:
-    """Mount a small disk there; whether it was possible."""
+    """Mount a small disk on `folder`; yields whether that was possible."""
     folder.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(folder)]
     there = shutil.which("mount") is not None and subprocess.run(mount, capture_output=True).returncode == 0
@@ -179,7 +179,7 @@ def small_disk(folder: Path, n_bytes: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def full(folder: Path, room: int) -> Iterator[None]:
-    """Fill the disk of `folder` but for `room` bytes."""
+    """Fill the disk of `folder` except for `room` bytes."""
     filler = folder / "filler"
     try:
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -192,7 +192,7 @@ def full(folder: Path, room: int) -> Iterator[None]:
 
 
 def kill(process: Any) -> bool:
-    """SIGKILL; whether the process was still there."""
+    """Send SIGKILL; whether the process was still running."""
     if ended(process, 0) is not None:
         return False
     os.kill(process.pid, signal.SIGKILL)
@@ -203,7 +203,7 @@ def kill(process: Any) -> bool:
 def one_kill(
     processes: Processes, run: str, way: str, draw: random.Random, tally: Tally, *, seconds: float, shell: bool
 ) -> None:
-    """Start, or go on with, a training and kill it; or fill the disk under it, and let it fail or kill it."""
+    """Start or resume a training and kill it; or fill its disk, and let it fail or kill it."""
     path = processes.folder / run
     before = _checkpointed(path)
     n_restarts = sum(e["event"] == "restart" for e in events(path))
@@ -228,11 +228,11 @@ def one_kill(
     now = events(path)
     restarts = [e["update"] for e in now if e["event"] == "restart"][n_restarts:]
     if restarts and way != "disk full" and restarts[0] < before:
-        tally.faults.append(f"{run}: went on from update {restarts[0]}, and {before} was saved")
+        tally.faults.append(f"{run}: resumed from update {restarts[0]}, but {before} was saved")
     reached, saved = last_update(path), _checkpointed(path)
     tally.lost.append(max(0, reached - saved))
     if reached - saved > SAVE:
-        tally.faults.append(f"{run}, {way}: update {reached} was told of, the last checkpoint is {saved}")
+        tally.faults.append(f"{run}, {way}: update {reached} was logged, but the last checkpoint is {saved}")
 
 
 def _words(folder: Path, run: str) -> str:
@@ -241,12 +241,12 @@ def _words(folder: Path, run: str) -> str:
 
 
 def _checkpointed(run: Path) -> int:
-    """The update of the newest checkpoint by its name; 0: none."""
+    """The update of the newest checkpoint by its name; 0 if there is none."""
     return max((int(n[1:]) for n in _listed(run / "checkpoints") if n[:1] == "u" and n[1:].isdigit()), default=0)
 
 
 def compare(whole: Path, run: Path) -> list[str]:
-    """What differs."""
+    """The differences between two finished runs."""
     faults = []
     if computed(whole) != computed(run):
         faults.append(f"{run.name}: the log differs")
@@ -259,12 +259,12 @@ def compare(whole: Path, run: Path) -> list[str]:
     ]
     updates = [e["update"] for e in events(run) if e["event"] == "update"]
     if updates != list(range(10, UPDATES + 1, 10)):
-        faults.append(f"{run.name}: lines of updates are missing or there twice: {updates}")
+        faults.append(f"{run.name}: log lines of updates are missing or repeated: {updates}")
     return faults
 
 
 def campaign(folder: Path, *, kills: int, seed: int, most: int = 12) -> Tally:
-    """Kill until `kills` have been, `most` times a training at the most, and compare each end."""
+    """Kill `kills` times, at most `most` times per training, and compare each finished run."""
     began, draw, tally = time.monotonic(), random.Random(seed), Tally()
     processes = Processes(folder)
     write_texts(folder)
@@ -318,7 +318,7 @@ def main() -> None:
     shutil.rmtree(given.folder, ignore_errors=True)
     with small_disk(given.folder, FREE_ON_DISK) as there:
         if not there:
-            print("no small disk could be mounted: no kills with the disk full", file=sys.stderr)
+            print("no small disk could be mounted: no kills with a full disk", file=sys.stderr)
         tally = campaign(given.folder, kills=given.kills, seed=given.seed)
     print("\n".join(tally.lines()))
     sys.exit(bool(tally.faults))

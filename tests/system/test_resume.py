@@ -1,4 +1,4 @@
-"""A killed run goes on from its last checkpoint to the very same end: real SIGKILLs, in processes of their own."""
+"""A killed run resumes from its last checkpoint and ends with the same weights: real SIGKILLs in child processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEST = ("average=best", "average_n=2", "optimizer=muon", "schedule=cosine", "mat
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """Processes from a server that has imported torch already: fresh ones, in a hundredth of the time."""
+    """New processes from a server that has already imported torch, which is a hundred times faster."""
     context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch:
         here = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def processes() -> ForkServerContext:
 
 
 class Runs:
-    """Training processes whose folders and error output lie in one place."""
+    """Training processes with their folders and error output in one place."""
 
     def __init__(self, context: ForkServerContext, path: Path) -> None:
         self.context, self.path = context, path
@@ -60,7 +60,7 @@ class Runs:
         return self.path / name
 
     def start_and_wait(self, name: str, *arguments: str, seen: Callable[[str], bool]) -> ForkServerProcess:
-        """A process that goes on until its log holds what is to be seen, or a moment longer."""
+        """Start a process, and return once its log contains what `seen` looks for."""
         process = self.start(name, *arguments)
         metrics = self.path / name / "metrics.jsonl"
         while process.is_alive() and not (metrics.exists() and seen(metrics.read_text())):
@@ -75,7 +75,7 @@ def runs(processes: ForkServerContext, tmp_path: Path) -> Runs:
 
 @pytest.fixture(scope="module")
 def whole(processes: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
-    """Runs that were left alone."""
+    """Uninterrupted runs."""
     runs = Runs(processes, tmp_path_factory.mktemp("whole"))
     return {settings: runs.train(settings[0], *settings) for settings in (EMA, BEST)}
 
@@ -90,7 +90,7 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    """Equal to the bit: the log, the model, and all that the last checkpoint holds."""
+    """The log, the model and the last checkpoint are equal bit for bit."""
     assert timeless(one) == timeless(other)
     for read in (lambda run: run.load_model(), lambda run: run.latest_checkpoint().tensors()):
         a, b = (read(RunFolder.open(folder, model=False)) for folder in (one, other))
@@ -101,15 +101,15 @@ def assert_same(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "kills"),
     [
-        # before the first checkpoint; in place of a save; between the weights and the checkpoint; amid updates; after a
-        # save and before the old ones are cleared. The counts start anew with every process.
+        # before the first checkpoint; instead of a save; between the weights and the checkpoint; between updates; after
+        # a save and before old checkpoints are removed. The counts start anew with every process.
         (EMA, ("update:13", "checkpoint:1", "model:2", "update:13", "prune:2")),
-        # before a line of the log; with snapshots that a later checkpoint refers to
+        # before a log line; with snapshots that a later checkpoint refers to
         (BEST, ("line:4", "checkpoint:2", "update:27", "model:1")),
     ],
     ids=["ema", "best"],
 )
-def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
+def test_resume_is_bit_identical_after_any_number_of_sigkills(
     runs: Runs, whole: dict[tuple[str, ...], Path], settings: tuple[str, ...], kills: tuple[str, ...]
 ) -> None:
     for kill in kills:
@@ -117,26 +117,26 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(
     assert_same(whole[settings], runs.train("cut", *settings))
 
 
-def test_a_run_that_goes_back_ends_the_same_however_it_is_killed(runs: Runs) -> None:
-    """A batch that ruins the weights is passed over; kills come before, while and after the run goes back."""
+def test_a_rollback_is_bit_identical_however_it_is_killed(runs: Runs) -> None:
+    """A batch that ruins the weights is skipped; kills come before, during and after the rollback."""
     asked = ("--poison", "37", "on_bad_loss=rollback", "save_updates=10", "max_updates=60", *EMA)
     whole = runs.train("whole", *asked)
-    (told,) = [event for event in events(whole) if event["event"] == "rollback"]
-    assert (told["update"], told["from"], len(told["skipped"])) == (30, 37, 1)
+    (rollback,) = [event for event in events(whole) if event["event"] == "rollback"]
+    assert (rollback["update"], rollback["from"], len(rollback["skipped"])) == (30, 37, 1)
     assert RunFolder.open(whole, model=False).load_model().keys()
-    # in place of the first save after it is told, the fifth in all; before the line that tells of it; a little later
+    # instead of the first save after the rollback, the fifth in all; before its log line; a little later
     for kill in ("update:33", "checkpoint:2", "checkpoint:1", "line:2", "line:3", "update:9"):
         runs.train("cut", "--kill", kill, *asked)
     cut = runs.train("cut", *asked)
     assert_same(whole, cut)
-    assert [event for event in events(cut) if event["event"] == "rollback"] == [told], "told once"
+    assert [event for event in events(cut) if event["event"] == "rollback"] == [rollback], "logged once"
     assert len([event for event in events(cut) if event["event"] == "restart"]) == 6
     updates = [event["update"] for event in events(cut) if event["event"] == "update"]
     assert updates == list(range(10, 70, 10))
 
 
-def test_a_kill_from_outside_leaves_a_model_and_a_state(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
-    """Whenever it comes: here a moment after the first checkpoint."""
+def test_a_kill_from_outside_leaves_a_model_and_a_checkpoint(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
+    """Here a moment after the first checkpoint."""
     process = runs.start_and_wait("cut", *EMA, seen=lambda log: '"update": 30' in log)
     process.kill()
     runs.finish(process, -signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_a_kill_from_outside_leaves_a_model_and_a_state(runs: Runs, whole: dict[
     assert_same(whole[EMA], runs.train("cut", *EMA))
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_serves(
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
     runs: Runs, whole: dict[tuple[str, ...], Path]
 ) -> None:
     cut = runs.train("cut", "--kill", "update:50", *BEST)
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_serves(
     assert "u00000040" in (runs.path / "cut.err").read_text()
 
 
-def test_signals_save_everything_and_the_run_goes_on(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
+def test_signals_save_everything_and_the_run_can_be_resumed(runs: Runs, whole: dict[tuple[str, ...], Path]) -> None:
     for number, sign in ((signal.SIGINT, '"update": 10'), (signal.SIGTERM, '"restart"')):
         process = runs.start_and_wait("cut", *EMA, seen=lambda log, sign=sign: sign in log)
         assert process.pid is not None
@@ -169,6 +169,6 @@ def test_signals_save_everything_and_the_run_goes_on(runs: Runs, whole: dict[tup
         runs.finish(process, 128 + number)
         errors = (runs.path / "cut.err").read_text()
         assert f"{number.name}: stopped after update" in errors
-        assert "the same command goes on" in errors
+        assert "the same command" in errors
         assert RunFolder.open(runs.path / "cut", model=False).latest_checkpoint() is not None
     assert_same(whole[EMA], runs.train("cut", *EMA))
