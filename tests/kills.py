@@ -5,7 +5,7 @@
 Every process runs `transduce train` as a user would, from the text to the report. The killer watches the run folder
 from outside and kills: uniformly at random; while a file is being written (there is an `.aside` name); while the text
 is being prepared; around a validation and the end of an epoch; and with a full disk, if the folder is on a small one (a
-tmpfs, which only root can mount). Processes are forked from a server that has imported PyTorch, which is a hundred times
+tmpfs, which only root can mount). Processes are forked from a server that has imported PyTorch, a hundred times
 faster; every tenth is started as a shell command.
 
 Checked after every kill: the next start succeeds and resumes from a checkpoint at most one save interval back. Checked
