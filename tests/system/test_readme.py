@@ -76,3 +76,10 @@ def test_make_targets_exist() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_no_figures_are_given_twice() -> None:
+    rows = [line.split("|")[2:] for line in README.splitlines() if line.startswith("| ")]
+    figures = [tuple(re.findall(r"\d[\d.,]*", " ".join(row))) for row in rows]
+    figures = [found for found in figures if len(found) > 1]
+    assert len(figures) > 2 and len(set(figures)) == len(figures)
