@@ -1,10 +1,10 @@
-"""Does the doctor predict what happens? Memory of the worst batch from smaller ones, and a short training against it.
+"""Compare predictions of the doctor with measurements: memory of the worst batch, and a short training.
 
     python benchmarks/doctor.py memory                       # the built-in corpus, several model sizes
     python benchmarks/doctor.py training RECIPE --data FOLDER --updates 120
 
-`memory`: peaks of batches of a sixteenth, an eighth and a quarter of the tokens, continued to the whole, beside the
-peak that a fresh process has with the whole batch. `training`: the doctor's figures, then a real `transduce train`.
+`memory`: peak of the whole batch, extrapolated from a sixteenth, an eighth and a quarter of its tokens, and measured in
+a fresh process. `training`: the doctor's figures, and those of a real `transduce train`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIZES = {
 
 
 def prepare(name: str, tokens: int, more: dict[str, str], folder: Path) -> Path:
-    """A run folder with encoded text, as a training makes it."""
+    """A run folder with encoded text, as training creates it."""
     data: dict[str, object] = {"demo": 4000}
     if more:
         from transduce.demo.corpus import demo_pairs
@@ -65,14 +65,14 @@ def prepare(name: str, tokens: int, more: dict[str, str], folder: Path) -> Path:
 
 
 def child(folder: Path, shares: list[float]) -> list[dict[str, object]]:
-    """Peaks of batches of these shares, in a process of their own."""
+    """Peaks of batches with these shares of the tokens, in a separate process."""
     command = [sys.executable, __file__, "child", str(folder), *map(str, shares)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def memory() -> None:
-    """The table."""
+    """Print predicted and measured memory for several model sizes."""
     print(f"{'model':<12} {'tokens':>7} {'predicted MiB':>14} {'measured MiB':>13} {'ratio':>6}")
     for name, (tokens, more) in SIZES.items():
         with tempfile.TemporaryDirectory() as temporary:
@@ -85,7 +85,7 @@ def memory() -> None:
 
 
 def training(recipe: Path, data: Path, updates: int) -> None:
-    """The doctor's figures, and what came."""
+    """Print the figures of the doctor and of a training."""
     overrides = [f"training.max_updates={updates}", f"training.valid_updates={updates // 2}", "data.test=[]"]
     settings = Settings.from_toml(recipe, [*overrides, f"data.root={data.absolute()}"])
     with tempfile.TemporaryDirectory() as temporary:
@@ -106,13 +106,13 @@ def training(recipe: Path, data: Path, updates: int) -> None:
         "the whole command, s": (found.time.total, whole),
         "checkpoint, MiB": (found.trial.checkpoint_bytes / 2**20, size / 2**20),
     }
-    print(f"{'':<28} {'predicted':>10} {'happened':>10} {'ratio':>6}   (the doctor took {found.seconds:.1f} s)")
+    print(f"{'':<28} {'predicted':>10} {'measured':>10} {'ratio':>6}   (the doctor took {found.seconds:.1f} s)")
     for name, (a, b) in rows.items():
         print(f"{name:<28} {a:>10,.1f} {b:>10,.1f} {a / b:>6.2f}")
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and run a comparison."""
     if sys.argv[1:2] == ["child"]:
         one = trial.Rehearsal(RunFolder.open(Path(sys.argv[2]), model=False), 1)
         for fact in trial.memory(one, time.monotonic() + 1e6, tuple(map(float, sys.argv[3:]))):

@@ -54,9 +54,7 @@ def words(text: str) -> list[str]:
 def is_reserved(combination: Combination) -> bool:
     """Whether a combination of two words is kept out of train, valid and test."""
     kind, first, second = combination
-    if kind == "separable" and "+" not in first:
-        return False
-    if kind == "number" and (not first.isdigit() or len(first) > 2):
+    if (kind == "separable" and "+" not in first) or (kind == "number" and not (first.isdigit() and len(first) < 3)):
         return False  # numbers over 99 are too rare to be sure that training contains all their parts
     return bool(first and second) and crc32("\t".join(combination).encode()) % _RESERVED[kind] == 0
 
@@ -90,7 +88,7 @@ def _stream(seed: str) -> Iterator[tuple[DemoPair, str, list[Combination]]]:
         rule = start.choose(random)
         structure = rule.call[0] if isinstance(rule, Symbol) else "sentence"
         pair = derive(rule, random, contractions)
-        src, tgt = _text(_with_an(pair.src)), _text(pair.tgt)
+        src, tgt = _text(pair.src), _text(pair.tgt)
         if any(map(is_reserved, pair.met)):
             where = "held_out_combinations"
         else:
@@ -98,13 +96,8 @@ def _stream(seed: str) -> Iterator[tuple[DemoPair, str, list[Combination]]]:
         yield DemoPair(src, tgt, pair.links, structure), where, pair.met
 
 
-def _with_an(tokens: list[str]) -> list[str]:
-    """Replace "a" by "an" before a vowel."""
-    following = [*tokens[1:], "."]
-    return ["an" if one == "a" and after[0] in "aeiou" else one for one, after in zip(tokens, following, strict=True)]
-
-
 def _text(tokens: list[str]) -> str:
-    """Join words: a capital at the start of each sentence, no space before punctuation."""
+    """Join words: a capital at the start of each sentence, no space before punctuation, "an" before a vowel."""
     text = re.sub(r" ([.,?])", r"\1", " ".join(tokens))
+    text = re.sub(r"(?<!\S)a (?=[aeiou])", "an ", text)
     return re.sub(r"(^|\? )(\w)", lambda m: m[1] + m[2].upper(), text)

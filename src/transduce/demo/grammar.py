@@ -1,26 +1,12 @@
-"""A small synchronous grammar engine: one derivation writes an English and a German sentence and aligns their words.
+"""A synchronous grammar engine: one derivation writes an English and a German sentence and aligns their words.
 
 A phrase of either language may have several parts that the enclosing rule places separately: the German predicate
-"schaltet ... ein" is split around its object. Rules are text (`grammar.txt`), in blocks like this one:
-
-    question tense: m in asked, p in persons.m, S = subject p any, V = predicate m p full, met separable V form.m
-        .4 V0 S V1 ? => V0 S V1 V2 V3 ?
-
-- Header: the category and its parameters. One-letter parameters are variables, others must match literally.
-  `m in asked` repeats the block for every entry of a table, with its weight; `if x in table` and `unless x in table`
-  are conditions. `S = subject p any` names a child phrase; the first child gives the phrase its head word. `met`
-  records that two head words occur together (some combinations are held out of training).
-- A rule: weight, English, `=>`, German. `V1` is part 1 of child V, `V` is part 0, ` / ` separates parts. Other words
-  are literal: `word|x` aligns with the words marked x in the other language, an unmarked word with all unmarked ones,
-  punctuation with the same punctuation. A weight alone passes the first child on.
-
-Tables are named, and looked up with the longest prefix that exists: `persons.past`, else `persons`.
+"schaltet ... ein" is split around its object. Rules are data; `grammar.txt` describes their notation.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,11 +26,14 @@ _REFERENCE = re.compile(r"([A-Z])(\d?)")
 
 @dataclass(slots=True)
 class Derivation:
-    """State of one derivation: the number of alignment units used and the combinations of head words met."""
+    """A sentence pair: words, links between them, and the combinations of head words met."""
 
     random: Random
-    units: int = 0
+    units: int = 0  # alignment units used
     met: list[Combination] = field(default_factory=list)
+    src: list[str] = field(default_factory=list)
+    tgt: list[str] = field(default_factory=list)
+    links: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -87,14 +76,12 @@ class Symbol:
     def rules(self) -> list[Rule | Symbol]:
         """All rules."""
         found = list(self.grammar.expand(self.call))
-        total = sum(weight for weight, _ in found)
-        self.cumulative = [x / total for x in accumulate(weight for weight, _ in found)]
+        self.cumulative = list(accumulate(weight for weight, _ in found))
         return [one for _, one in found]
 
     def choose(self, random: Random) -> Rule | Symbol:
         """Draw a rule by weight."""
-        rules = self.rules
-        return rules[min(bisect_right(self.cumulative, random.random()), len(rules) - 1)]
+        return random.choices(self.rules, cum_weights=self.cumulative)[0]
 
     def draw(self, derivation: Derivation) -> Phrase:
         """Draw a rule and write it."""
@@ -238,30 +225,20 @@ def lexical_rule(src: str, tgt: str, *, head: str = "", met: tuple[Combination, 
     return Rule(*_plans(parts[0], parts[1], []), head=head, met=met)
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """A sentence pair as words, the links between them, and the combinations of words met."""
-
-    src: list[str]
-    tgt: list[str]
-    links: tuple[tuple[int, int], ...]
-    met: list[Combination]
-
-
-def derive(symbol: Symbol | Rule, random: Random, contractions: Mapping[str, str] = MappingProxyType({})) -> Derived:
+def derive(symbol: Symbol | Rule, random: Random, contractions: Mapping[str, str] = MappingProxyType({})) -> Derivation:
     """Draw a derivation of a symbol with one part. A German word that begins with "+" contracts with the one before."""
-    derivation = Derivation(random)
-    (src,), (tgt,), _ = symbol.draw(derivation)
+    found = Derivation(random)
+    (src,), (tgt,), _ = symbol.draw(found)
+    found.src = [word for word, _ in src]
     places: dict[int, list[int]] = {}
     for i, (_, unit) in enumerate(src):
         places.setdefault(unit, []).append(i)
-    words: list[str] = []
     links: set[tuple[int, int]] = set()
     for word, unit in tgt:
-        short = contractions.get(f"{words[-1]} {word[1:]}") if words and word[0] == "+" else None
-        if short:
-            words[-1] = short
+        if word[0] == "+" and found.tgt and (short := contractions.get(f"{found.tgt[-1]} {word[1:]}")):
+            found.tgt[-1] = short
         else:
-            words.append(word.removeprefix("+"))
-        links |= {(i, len(words) - 1) for i in places.get(unit, ())}
-    return Derived([word for word, _ in src], words, tuple(sorted(links)), derivation.met)
+            found.tgt.append(word.removeprefix("+"))
+        links |= {(i, len(found.tgt) - 1) for i in places.get(unit, ())}
+    found.links = tuple(sorted(links))
+    return found

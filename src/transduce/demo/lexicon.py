@@ -17,7 +17,6 @@ COMPOUND_SHARE = 0.15
 Leaves = Iterator[tuple[float, Rule | Symbol]]
 
 
-@cache
 def rows(section: str) -> list[list[str]]:
     """The rows of a section of the lexicon, without its name."""
     return _sections().get(section, [])
@@ -26,22 +25,19 @@ def rows(section: str) -> list[list[str]]:
 @cache
 def _sections() -> dict[str, list[list[str]]]:
     found: dict[str, list[list[str]]] = {}
-    for line in _read("lexicon.txt").splitlines():
+    for line in (files("transduce.demo") / "lexicon.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             section, *row = line.split()
             found.setdefault(section, []).append(row)
     return found
 
 
-def _read(name: str) -> str:
-    return (files("transduce.demo") / name).read_text(encoding="utf-8")
-
-
 @cache
 def grammar() -> Grammar:
     """The grammar with its lexicon."""
-    lexical = (word, noun, adjective, comparative, article, verb, participle, preposition, numeral, year)
-    return Grammar(_read("grammar.txt"), _tables(), {category.__name__: category for category in lexical})
+    lexical = (word, noun, adjective, article, verb, preposition, numeral, year)
+    text = (files("transduce.demo") / "grammar.txt").read_text(encoding="utf-8")
+    return Grammar(text, _tables(), {category.__name__: category for category in lexical})
 
 
 def _tables() -> Mapping[str, Table]:
@@ -98,18 +94,12 @@ def noun(case: str, number: str, kind: str, gender: str) -> Leaves:
 
 
 def adjective(kind: str, declension: str, case: str, number: str, gender: str) -> Leaves:
-    """Adjectives before a noun, or after "is" if `declension` is "none"."""
-    for en, de, stem, kinds, *_ in rows("adjective"):
-        if kind in kinds.split(","):
-            form = de if declension == "none" else stem + ending(declension, case, number, gender)
-            yield 1.0, lexical_rule(en, form, head=en)
-
-
-def comparative(kind: str) -> Leaves:
-    """Comparatives: older, more expensive."""
-    for en, _, _, kinds, more, german in rows("adjective"):
-        if kind in kinds.split(",") and more != "-":
-            yield 1.0, lexical_rule(more.replace("_", " "), german, head=en)
+    """Adjectives before a noun; after "is" the declension is "none" or "comparative"."""
+    for en, de, stem, kinds, more, more_de in rows("adjective"):
+        word_en = more.replace("_", " ") if declension == "comparative" else en
+        if kind in kinds.split(",") and word_en != "-":
+            form = {"none": de, "comparative": more_de}.get(declension, stem + ending(declension, case, number, gender))
+            yield 1.0, lexical_rule(word_en, form, head=en)
 
 
 def article(determiner: str, case: str, number: str, gender: str, kind: str) -> Leaves:
@@ -155,13 +145,6 @@ def verb(group: str, mood: str, person: str) -> Leaves:
         parts.append(mark(rows("reflexive")[0][i], "v") if frame.startswith("self>") else "")
         src = [mark(aux, "v" if kind == "finite" else "x"), f"{to} {mark(main, 'v')}", mark(particle, "v")]
         yield 1.0, lexical_rule(" / ".join(src), " / ".join(parts), head=lexeme)
-
-
-def participle(group: str) -> Leaves:
-    """Participles of the passive."""
-    for frame, _, _, _, done, particle, lexeme, _, _, participle_de, _ in rows("verb"):
-        if frame == group:
-            yield 1.0, lexical_rule(f"{done} {particle}".replace("-", "").replace("_", " "), participle_de, head=lexeme)
 
 
 def preposition(triple: str) -> Leaves:

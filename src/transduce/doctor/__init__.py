@@ -1,1 +1,1 @@
-"""What `transduce doctor` looks at: a sample of the data, the memory, the speed, the disk."""
+"""Checks before a training: data, memory, speed, time and disk space."""
