@@ -32,7 +32,7 @@ def work(args: argparse.Namespace) -> None:
 
     from transduce.config import TrainingSettings, model_settings, resolve_preset
     from transduce.data.store import TokenStore
-    from transduce.distributed.group import joined
+    from transduce.distributed.group import join_ranks
     from transduce.models.registry import build_model
     from transduce.training.feed import PairFeeder, Position
     from transduce.training.step import Updater, keep_freed_memory
@@ -44,29 +44,29 @@ def work(args: argparse.Namespace) -> None:
     settings = TrainingSettings(optimizer="adam", lr=1e-3, batch_tokens=args.batch_tokens)
     torch.manual_seed(1)
     model = build_model(resolve_preset(model_settings(preset=args.size)), n_src=VOCAB, n_tgt=VOCAB)
-    with joined() as link:
-        link.use(cpu)
+    with join_ranks() as ranks:
+        ranks.bind_device(cpu)
         feeder = PairFeeder(TokenStore.from_lists(src, tgt), settings, device=cpu)
-        feeder.rank, feeder.n_ranks = link.rank, link.size
-        updater = Updater(model, settings, device=cpu, precision=args.precision, link=link)
-        adding, n_targets, began, sum_up = 0.0, 0, 0.0, link.sum_up
+        feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
+        updater = Updater(model, settings, device=cpu, precision=args.precision, ranks=ranks)
+        adding, n_targets, began, all_reduce = 0.0, 0, 0.0, ranks.all_reduce
 
         def timed(parameters: object, sums: object) -> object:
             nonlocal adding
             start = time.perf_counter()
             try:
-                return sum_up(parameters, sums)  # type: ignore[arg-type]
+                return all_reduce(parameters, sums)  # type: ignore[arg-type]
             finally:
                 adding += time.perf_counter() - start
 
-        link.sum_up = timed  # type: ignore[assignment, method-assign]
+        ranks.all_reduce = timed  # type: ignore[assignment, method-assign]
         for number, feed in enumerate(islice(feeder.feeds(Position()), args.updates + WARM)):
             if number == WARM:
                 adding, n_targets, began = 0.0, 0, time.perf_counter()
             updater.update(feed.batches, 1.0, feed.n_targets)
             n_targets += feed.n_targets
         seconds = time.perf_counter() - began
-        if link.leads:
+        if ranks.is_main_process:
             print(json.dumps({"tokens_s": n_targets / seconds, "adding": adding / seconds}))
 
 
@@ -75,8 +75,12 @@ def run(n: int, threads: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(n):
-            place = {"RANK": str(rank), "WORLD_SIZE": str(n), "TRANSDUCE_MEETING": str(Path(folder) / "meeting")}
-            environment = os.environ | place | {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
+            process = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(n),
+                "TRANSDUCE_RENDEZVOUS": str(Path(folder) / "rendezvous"),
+            }
+            environment = os.environ | process | {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
             command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         told = [process.communicate()[0] for process in processes]

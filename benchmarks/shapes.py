@@ -41,7 +41,7 @@ def ours(shape: str) -> Callable[[], object]:
     from transduce.data.batch import RowBatch
     from transduce.data.encoder_batch import MaskedBatch
     from transduce.models.registry import build_model
-    from transduce.training.criteria import tell_masked, tell_tokens
+    from transduce.training.criteria import predict_masked_tokens, predict_tokens
     from transduce.training.step import Updater, choose_precision, keep_freed_memory
 
     keep_freed_memory()
@@ -52,7 +52,7 @@ def ours(shape: str) -> Callable[[], object]:
     model = build_model(settings, n_src=SIZE["vocab"], n_tgt=SIZE["vocab"])
     training = TrainingSettings(optimizer="adamw", lr=1e-4, label_smoothing=0.0)
     device = torch.device("cpu")
-    criterion = {"gpt": tell_tokens, "bert": tell_masked}[shape]
+    criterion = {"gpt": predict_tokens, "bert": predict_masked_tokens}[shape]
     updater = Updater(model, training, device=device, precision=choose_precision(device), criterion=criterion)
     ids = tokens()
     if shape == "gpt":

@@ -17,8 +17,8 @@ from torch import nn
 from transduce.__main__ import main
 from transduce.config import Settings
 from transduce.data.store import TokenStore
-from transduce.distributed.environment import this_place
-from transduce.distributed.group import FollowedFolder, joined
+from transduce.distributed.environment import this_process
+from transduce.distributed.group import WorkerRunFolder, join_ranks
 from transduce.errors import Interrupted, RankExited
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
@@ -26,7 +26,7 @@ from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Feed, PairFeeder, Position
 from transduce.training.loop import train
-from transduce.training.ranks import ALONE, Link
+from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.state import TrainingResult
 from transduce.training.step import Updater
 from transduce.training.validate import Validator
@@ -64,36 +64,36 @@ def run(
     judge: Callable[[nn.Module], Mapping[str, float]] | None = None,
     log: Log | None = None,
     vocab_size: int = 24,
-    link: Link = ALONE,
+    ranks: Ranks = SINGLE_RANK,
 ) -> tuple[nn.Module, TrainingResult]:
     """Train in `path`; the model with its last live weights, and the result."""
     torch.manual_seed(asked.training.seed)
     model = build_model(asked.model, n_src=vocab_size, n_tgt=vocab_size)
-    with _folder(path, asked, link) as folder:
-        link.use(CPU)
+    with _folder(path, asked, ranks) as folder:
+        ranks.bind_device(CPU)
         feeder = PairFeeder(train_on, asked.training, device=CPU)
-        feeder.rank, feeder.n_ranks = link.rank, link.size
+        feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
         held_out = PairFeeder(validate_on, asked.training, device=CPU)
         validator = Validator(model, held_out.batches, smoothing=asked.training.label_smoothing, judge=judge)
-        updater = Updater(model, asked.training, device=CPU, precision="float32", link=link)
+        updater = Updater(model, asked.training, device=CPU, precision="float32", ranks=ranks)
         log = log or Log(quiet=True)
         result = train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     return model, result
 
 
-def _folder(path: Path, asked: Settings, link: Link) -> RunFolder:
+def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
     """For the process that leads, its own; for the others, that one's."""
-    if link.leads:
+    if ranks.is_main_process:
         folder = RunFolder.create(path, asked, "")
-        link.begin({})
+        ranks.start({})
         return folder
-    link.begin({})
-    return FollowedFolder.open(path, model=False)
+    ranks.start({})
+    return WorkerRunFolder.open(path, model=False)
 
 
-def toy_run(path: Path, asked: Settings, *, link: Link = ALONE) -> tuple[nn.Module, TrainingResult]:
+def toy_run(path: Path, asked: Settings, *, ranks: Ranks = SINGLE_RANK) -> tuple[nn.Module, TrainingResult]:
     """Learn a little of copying. 320 pairs: several epochs in 60 updates."""
-    return run(path, asked, train_on=pairs(320, seed=1), validate_on=pairs(40, seed=2), link=link)
+    return run(path, asked, train_on=pairs(320, seed=1), validate_on=pairs(40, seed=2), ranks=ranks)
 
 
 KILLS: dict[str, tuple[type, str]] = {
@@ -121,8 +121,8 @@ def kill_at(what: str, number: int) -> None:
 
 def poison(number: int, asked: Settings, *, factor: float = float("nan")) -> None:
     """From now on the batch that a toy run meets as its `number`-th, whenever it comes, ruins the weights."""
-    feeder, place = PairFeeder(pairs(320, seed=1), asked.training, device=CPU), this_place()
-    feeder.rank, feeder.n_ranks = place.rank, place.size
+    feeder, process = PairFeeder(pairs(320, seed=1), asked.training, device=CPU), this_process()
+    feeder.rank, feeder.n_ranks = process.rank, process.size
     (bad,) = islice(feeder.feeds(Position()), number - 1, number)
     assert bad.batches, "another process has all of it"
     original = Updater.update
@@ -152,26 +152,26 @@ def note_samples(path: Path) -> None:
     PairFeeder._feed = noted  # type: ignore[method-assign]
 
 
-def command(arguments: list[str], errors: Path, place: Mapping[str, str]) -> None:
+def command(arguments: list[str], errors: Path, process: Mapping[str, str]) -> None:
     """A process that runs a command as one of several. What it says on stderr goes to `errors`."""
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
-    os.environ |= place
+    os.environ |= process
     torch.set_num_threads(1)
     main(arguments)
 
 
-def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None = None) -> None:
+def process(arguments: list[str], errors: Path, process: Mapping[str, str] | None = None) -> None:
     """What a process does: FOLDER [--kill WHAT:N] [--poison N] [key=value ...], of `training`. Never returns.
 
-    `--explode N` in the place of `--poison`: losses that are high, and finite.
+    `--explode N` in the process of `--poison`: losses that are high, and finite.
     At the N-th call of WHAT, a name in KILLS, it kills itself with SIGKILL. What it says on stderr goes to `errors`.
-    `place`: the environment of one of several processes, which notes its samples in errors.samples.
+    `process`: the environment of one of several processes, which notes its samples in errors.samples.
     """
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
-    if place is not None:
-        os.environ |= place
+    if process is not None:
+        os.environ |= process
         note_samples(errors.with_suffix(".samples"))
     torch.set_num_threads(1)
     folder, *rest = arguments
@@ -186,8 +186,8 @@ def process(arguments: list[str], errors: Path, place: Mapping[str, str] | None 
     if factor is not None:
         poison(number, settings(model=model, **values), factor=factor)
     try:
-        with joined() as link:
-            toy_run(Path(folder), settings(model=model, **values), link=link)
+        with join_ranks() as ranks:
+            toy_run(Path(folder), settings(model=model, **values), ranks=ranks)
     except (Interrupted, RankExited) as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import typer
 
 from transduce.cli.app import app
-from transduce.distributed.environment import LOST, this_place
+from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.errors import RankExited, TransduceError, is_out_of_memory
 from transduce.logging import escape_controls, print_error
 from transduce.process import exit_with_parent
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("transduce: interrupted", file=sys.stderr)
         sys.exit(130)
     except RankExited as error:
-        if this_place().meeting is not None:  # the launcher reports which rank failed
-            sys.exit(LOST)
+        if this_process().rendezvous is not None:  # the launcher reports which rank failed
+            sys.exit(EXIT_RANK_LOST)
         print_error(str(error))
         sys.exit(error.exit_code)
     except (TransduceError, typer.TyperException) as error:

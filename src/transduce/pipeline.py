@@ -13,7 +13,7 @@ import torch
 
 from transduce.config import Settings, to_toml
 from transduce.data.preparation import check_prepared, has_prepared, seal_prepared
-from transduce.distributed.group import check_devices, joined
+from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, UserError
 from transduce.evaluation.finalize import renew
@@ -29,8 +29,8 @@ from transduce.tasks.resolve import AnyTask, check, resolve, start_of
 from transduce.text.extension import Extended
 from transduce.training import loop
 from transduce.training.feed import Feeder
-from transduce.training.ranks import Link
-from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
+from transduce.training.ranks import Ranks
+from transduce.training.step import Updater, keep_freed_memory, limit_kernel_cache
 
 
 def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_run: bool = False) -> Path:
@@ -42,22 +42,22 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     `Interrupted` after Ctrl-C, when all is saved; `TrainingError` when a loss is not finite.
     """
     log, path = log or Log(), Path(path)
-    hold_few_kernels()
+    limit_kernel_cache()
     start = None if has_read_text(path) else start_of(settings)
     task = check(settings if start is None else start.settings)
     machine = this_machine(settings.training.device)
     check_devices(torch.device(machine.device))
-    with joined() as link:
-        machine = machine.shared(link.size, link.local_size)
+    with join_ranks() as ranks:
+        machine = machine.shared(ranks.size, ranks.local_size)
         if dry_run:
             _resolved(task, settings, start, machine, log)
         else:
-            _train_in(path, settings, task, start, machine=machine, log=log, link=link)
+            _train_in(path, settings, task, start, machine=machine, log=log, ranks=ranks)
     return path
 
 
 def _train_in(
-    path: Path, settings: Settings, task: AnyTask, start: Start | None, *, machine: Machine, log: Log, link: Link
+    path: Path, settings: Settings, task: AnyTask, start: Start | None, *, machine: Machine, log: Log, ranks: Ranks
 ) -> None:
     """Everything that is done in the run folder, by the process that leads."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
@@ -81,8 +81,8 @@ def _train_in(
             if prepared is None:
                 prepared = _prepare(task, folder, settings, start, machine, log)
             _tell_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
-            link.begin({"folder": str(path.absolute()), "device": machine.device})
-            best_update = learn(task, folder, prepared, device=machine.device, log=log, link=link, machine=machine)
+            ranks.start({"folder": str(path.absolute()), "device": machine.device})
+            best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
         else:
             best_update = end["best_update"]
         if not best_update and settings.training.start and folder.settings.training.average in ("ema", "none"):
@@ -126,7 +126,7 @@ def learn(
     *,
     device: str,
     log: Log,
-    link: Link,
+    ranks: Ranks,
     machine: Machine | None = None,
 ) -> int:
     """Build the model and train it, in each of the processes that do so together; the best update.
@@ -134,7 +134,7 @@ def learn(
     `machine`: told of where it has too little for the model, by the process that leads.
     """
     settings, training, tokenizers = folder.settings, folder.settings.training, task.tokenizers(prepared)
-    where = link.use(torch.device(device))
+    where = ranks.bind_device(torch.device(device))
     if where.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(training.seed)
@@ -146,16 +146,18 @@ def learn(
         if training.start is not None:
             begin(model, folder.path / "tokens", log)
     feeder = task.feeder(prepared, settings, where)
-    feeder.rank, feeder.n_ranks = link.rank, link.size
+    feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
     validator = task.validator(model, prepared, settings, where)
-    updater = Updater(model, training, device=where, precision=training.precision, criterion=task.criterion, link=link)
+    updater = Updater(
+        model, training, device=where, precision=training.precision, criterion=task.criterion, ranks=ranks
+    )
     return loop.train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).best_update
 
 
-def learn_as_worker(folder: RunFolder, link: Link, device: str) -> None:
+def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     """Train the model of a run folder as a rank that neither reads text nor logs."""
     task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
-    learn(task, folder, task.find_prepared(folder, log), device=device, log=log, link=link)
+    learn(task, folder, task.find_prepared(folder, log), device=device, log=log, ranks=ranks)
 
 
 def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:

@@ -43,7 +43,7 @@ def context() -> ForkServerContext:
 
 
 class Team:
-    """Trainings of one or more processes, in folders of one place."""
+    """Trainings of one or more processes, in folders of one process."""
 
     def __init__(self, context: ForkServerContext, path: Path) -> None:
         self.context, self.path, self.n_teams = context, path, 0
@@ -53,18 +53,18 @@ class Team:
         self.n_teams += 1
         members = []
         for rank in range(n):
-            place = self.place(rank, n)
+            process = self.process(rank, n)
             rest = ["--kill", kill[1], *arguments] if kill is not None and kill[0] == rank else list(arguments)
-            files = ([str(self.path / name), *rest], self.path / f"{name}.{rank}.err", place)
+            files = ([str(self.path / name), *rest], self.path / f"{name}.{rank}.err", process)
             members.append(self.context.Process(target=toys.process, args=files))
         for member in members:
             member.start()
         return members
 
-    def place(self, rank: int, n: int) -> dict[str, str]:
+    def process(self, rank: int, n: int) -> dict[str, str]:
         """The environment of one of the processes that are begun now."""
-        meeting = {"TRANSDUCE_MEETING": str(self.path / f"meeting{self.n_teams}")}
-        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **meeting}
+        rendezvous = {"TRANSDUCE_RENDEZVOUS": str(self.path / f"rendezvous{self.n_teams}")}
+        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **rendezvous}
 
     def command(self, name: str, n: int, *arguments: object) -> list[ForkServerProcess]:
         """Processes that run a command."""
@@ -72,7 +72,7 @@ class Team:
         given = [str(argument) for argument in arguments]
         members = []
         for rank in range(n):
-            files = (given, self.path / f"{name}.{rank}.err", self.place(rank, n))
+            files = (given, self.path / f"{name}.{rank}.err", self.process(rank, n))
             members.append(self.context.Process(target=toys.command, args=files))
             members[-1].start()
         return members

@@ -11,7 +11,7 @@ from transduce.cli.request import Request, expand_request
 
 if TYPE_CHECKING:
     from transduce.runs.folder import RunFolder
-    from transduce.training.ranks import Link
+    from transduce.training.ranks import Ranks
 
 
 @expand_request()
@@ -38,7 +38,7 @@ def train(
     """
     from transduce.distributed import launch
 
-    launch.follow_if_asked(_learn_as_worker)
+    launch.run_worker_if_asked(_learn_as_worker)
     settings, folder = request.settings(), request.run_folder()
     launch.launch_if_asked(1 if dry_run else processes)
 
@@ -48,7 +48,7 @@ def train(
     run_train(settings, folder, log=Log(quiet=quiet), dry_run=dry_run)
 
 
-def _learn_as_worker(folder: RunFolder, link: Link, device: str) -> None:
+def _learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     from transduce.pipeline import learn_as_worker
 
-    learn_as_worker(folder, link, device)
+    learn_as_worker(folder, ranks, device)

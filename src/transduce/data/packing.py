@@ -35,6 +35,15 @@ def plan_rows(n_tokens: int, *, context: int, n_rows: int, seed: int, epoch: int
     return np.array_split(shuffled, -(-len(starts) // max(1, n_rows)))
 
 
+def plan_streams(n_tokens: int, *, context: int, n_streams: int) -> list[np.ndarray]:
+    """Batches of contiguous streams: row r of batch j starts at token `context * j` of part r of the text.
+
+    All parts are of equal length; fewer than `n_streams` tokens at the end of the text are left out.
+    """
+    length = (n_tokens - 1) // n_streams
+    return [1 + offset + length * np.arange(n_streams) for offset in range(0, length, context)]
+
+
 def _generator(seed: int, number: int, use: str) -> np.random.Generator:
     """A random generator of its own for every use, so that none shifts another."""
     return np.random.default_rng([seed & (2**63 - 1), number, *use.encode()])

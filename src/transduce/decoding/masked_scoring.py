@@ -17,7 +17,7 @@ from transduce.data.sentence_store import SentenceStore
 from transduce.decoding.results import MaskedScore
 from transduce.errors import SettingsError
 from transduce.text.special import Vocabulary
-from transduce.training.criteria import tell_masked
+from transduce.training.criteria import predict_masked_tokens
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.validate import Judge, Validator
 
@@ -78,7 +78,7 @@ def score_gaps(model: nn.Module, feeder: MaskedFeeder) -> MaskedScore:
             n_hidden += batch.n_targets
             yield batch
 
-    found = Validator(model, batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=tell_masked)()
+    found = Validator(model, batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=predict_masked_tokens)()
     return MaskedScore(
         loss=found["loss"] if feeder.pairs else found["nll"],  # with pairs their loss is in it
         nll=found["nll"],

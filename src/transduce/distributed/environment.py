@@ -9,41 +9,42 @@ from pathlib import Path
 
 from transduce.errors import SettingsError
 
-LOST = 76
+EXIT_RANK_LOST = 76
 """With this exit code a process that `--processes` has begun says that it ended because another one did."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessRank:
     """The number of a process among `size` that train together, from 0; `local` ones are those of its machine.
 
-    `meeting`: the file where processes of one machine find each other; None where torchrun sees to that.
+    `rendezvous`: the file where processes of one machine find each other; None where torchrun sees to that.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    meeting: Path | None = None
+    rendezvous: Path | None = None
 
     @property
-    def follows(self) -> bool:
+    def is_worker(self) -> bool:
         """Whether another process reads, writes and speaks for this one."""
         return self.rank > 0
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Place:
+    def of(cls, environment: Mapping[str, str]) -> ProcessRank:
         """As the environment says. Where a part of it is lacking, as clusters set some for all jobs, it is alone.
 
         Raises `SettingsError` where all is there but makes no sense.
 
-        >>> Place.of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).follows
+        >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        >>> ProcessRank.of(torchrun).is_worker
         True
-        >>> Place.of({"WORLD_SIZE": "2", "MASTER_ADDR": "node1"}) == Place.of({}) == Place()
+        >>> ProcessRank.of({"WORLD_SIZE": "2", "MASTER_ADDR": "node1"}) == ProcessRank.of({}) == ProcessRank()
         True
         """
-        meeting = environment.get("TRANSDUCE_MEETING")
-        met = ("TRANSDUCE_MEETING",) if meeting is not None else ("MASTER_ADDR", "MASTER_PORT")
+        rendezvous = environment.get("TRANSDUCE_RENDEZVOUS")
+        met = ("TRANSDUCE_RENDEZVOUS",) if rendezvous is not None else ("MASTER_ADDR", "MASTER_PORT")
         if not all(name in environment for name in ("RANK", "WORLD_SIZE", *met)):
             return cls()
         rank, size = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
@@ -58,7 +59,7 @@ class Place:
                 f"the environment has RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of "
                 f"LOCAL_WORLD_SIZE={local_size}: numbers go from 0 to one below; unset RANK to train alone"
             )
-        return cls(rank, size, local_rank, local_size, None if meeting is None else Path(meeting))
+        return cls(rank, size, local_rank, local_size, None if rendezvous is None else Path(rendezvous))
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -71,6 +72,6 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
-def this_place() -> Place:
+def this_process() -> ProcessRank:
     """Of this process."""
-    return Place.of(os.environ)
+    return ProcessRank.of(os.environ)

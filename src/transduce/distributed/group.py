@@ -2,7 +2,7 @@
 
 Every process has the whole model, takes its share of each update's sentences, and makes the same step: gradients are
 sums over all targets of all processes, divided once by the number of them all (`Updater`). The first process reads,
-writes and speaks for all. The loop asks its `Link`; for a process on its own, `Alone`, the answers cost nothing.
+writes and speaks for all. The loop asks its `Ranks`; for a process on its own, `SingleRank`, the answers cost nothing.
 
 Between two updates the processes know of each other what one word holds: whether a signal has asked one of them to
 stop, and the clock of the first. It goes along with the gradients, so all stop, save and end at the same update.
@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from transduce.distributed.environment import Place, this_place
+from transduce.distributed.environment import ProcessRank, this_process
 from transduce.errors import RankExited, SettingsError, TransduceError
 from transduce.runs.folder import RunFolder
-from transduce.training.ranks import ALONE, Link, name_of, stream_seed
+from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
 from transduce.training.schedule import Clock
 from transduce.training.stopping import StopRequest
 
@@ -50,71 +50,71 @@ class _AgreedClock(Clock):
         return super().seconds()
 
 
-class Ranks(Link):
+class GroupRanks(Ranks):
     """One of several processes, connected by torch.distributed.
 
     Words and messages go by gloo on the CPU whatever the device, so that nothing has to wait for a GPU; gradients by
     nccl where they lie on GPUs.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, process: ProcessRank) -> None:
         """Meet the others. The default group is that of messages."""
-        self.place, self.rank, self.size, self.local_size = place, place.rank, place.size, place.local_size
-        store = None if place.meeting is None else distributed.FileStore(str(place.meeting), place.size)
+        self.process, self.rank, self.size, self.local_size = process, process.rank, process.size, process.local_size
+        store = None if process.rendezvous is None else distributed.FileStore(str(process.rendezvous), process.size)
         with _noticing():
             distributed.init_process_group(
                 "gloo",
                 store=store,
-                rank=-1 if store is None else place.rank,
-                world_size=-1 if store is None else place.size,
+                rank=-1 if store is None else process.rank,
+                world_size=-1 if store is None else process.size,
                 timeout=PATIENCE,
             )
-        self.begun = False
+        self.started = False
         self._gradients: distributed.ProcessGroup | None = None
         self._flat = torch.zeros(0)
         self._clock = _AgreedClock(0.0)
         self._own_request, self._request = StopRequest(), StopRequest()
 
-    def begin(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Told by the first process, waited for by the others, who give anything."""
-        self.begun = True
-        return self.tell(lambda: dict(message))
+        self.started = True
+        return self.broadcast(lambda: dict(message))
 
-    def use(self, device: torch.device) -> torch.device:
+    def bind_device(self, device: torch.device) -> torch.device:
         """Make the group of the gradients. Of several GPUs each process has its own.
 
         It is named by its number: which GPU is the current one is a thread's own, and batches come from another thread.
         """
         if device.type == "cuda":
-            device = torch.device("cuda", self.place.local_rank)
+            device = torch.device("cuda", self.process.local_rank)
             torch.cuda.set_device(device)
         with _noticing():
             backend = "nccl" if device.type == "cuda" else "gloo"
             self._gradients = distributed.new_group(backend=backend, timeout=PATIENCE)
         return device
 
-    def tell(self, make: Callable[[], T]) -> T:
+    def broadcast(self, make: Callable[[], T]) -> T:
         """Two broadcasts: how long it is, and the JSON."""
-        content = json.dumps(make()).encode() if self.leads else b""
+        content = json.dumps(make()).encode() if self.is_main_process else b""
         length = torch.tensor([len(content)])
         with _noticing():
             distributed.broadcast(length, src=0)
             data = torch.zeros(int(length), dtype=torch.uint8)
-            if self.leads:
+            if self.is_main_process:
                 data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             distributed.broadcast(data, src=0)
-        self.sync()
+        self.barrier()
         told: T = json.loads(bytes(data.numpy()))
         return told
 
-    def sync(self) -> None:
+    def barrier(self) -> None:
         """A word alone."""
         with _noticing():
             word = self._word()
             distributed.all_reduce(word, op=distributed.ReduceOp.MAX)
             self._hear(word)
 
-    def sum_up(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
+    def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
         """One flat tensor of all gradients, with the sums behind; meanwhile, the word.
 
         A process that had no sentence of an update adds zeros.
@@ -139,10 +139,10 @@ class Ranks(Link):
         found = dict(tensors)
         for name, tensor in tensors.items():
             with _noticing():
-                if self.leads:
+                if self.is_main_process:
                     of_all = [torch.empty_like(tensor) for _ in range(self.size)]
                     distributed.gather(tensor, of_all)
-                    found |= {name_of(name, rank): one for rank, one in enumerate(of_all)}
+                    found |= {name_on_rank(name, rank): one for rank, one in enumerate(of_all)}
                 else:
                     distributed.gather(tensor)
         return found
@@ -166,14 +166,14 @@ class Ranks(Link):
         self._clock = _AgreedClock(used)
         return self._clock
 
-    def shared(self, request: StopRequest) -> StopRequest:
+    def share_stop_request(self, request: StopRequest) -> StopRequest:
         """The first signal of any process, as of the last word."""
         self._own_request, self._request = request, StopRequest()
         return self._request
 
-    def begin_stream(self, seed: int) -> None:
+    def seed_dropout(self, seed: int) -> None:
         """One of its own."""
-        torch.manual_seed(stream_seed(seed, 0, self.rank))
+        torch.manual_seed(dropout_seed(seed, 0, self.rank))
 
     def close(self) -> None:
         """Leave the others: who waits for this process learns of it."""
@@ -182,7 +182,7 @@ class Ranks(Link):
 
     def _word(self) -> Tensor:
         number = signal.Signals[self._own_request.name].value if self._own_request else 0
-        return torch.tensor([number, self._clock.own() if self.leads else 0.0], dtype=torch.float64)
+        return torch.tensor([number, self._clock.own() if self.is_main_process else 0.0], dtype=torch.float64)
 
     def _hear(self, word: Tensor) -> None:
         number, self._clock.agreed = word.tolist()
@@ -209,7 +209,7 @@ def _noticing() -> Iterator[None]:
         ) from error
 
 
-class FollowedFolder(RunFolder):
+class WorkerRunFolder(RunFolder):
     """The folder of a run that another process writes."""
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
@@ -225,15 +225,15 @@ class FollowedFolder(RunFolder):
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Link]:
-    """The link of this process, as its environment says. Where the first one leaves before `begin`, the others hear."""
-    place = this_place()
-    if place.size == 1:
-        yield ALONE
+def join_ranks() -> Iterator[Ranks]:
+    """The ranks of this training, as the environment says. If the main process exits before `start`, workers exit."""
+    process = this_process()
+    if process.size == 1:
+        yield SINGLE_RANK
         return
-    link, code = Ranks(place), 0
+    ranks, code = GroupRanks(process), 0
     try:
-        yield link
+        yield ranks
     except TransduceError as error:
         code = error.exit_code
         raise
@@ -242,13 +242,13 @@ def joined() -> Iterator[Link]:
         raise
     finally:
         with contextlib.suppress(RankExited):
-            if link.leads and not link.begun:
-                link.begin({"exit": code})
-        link.close()
+            if ranks.is_main_process and not ranks.started:
+                ranks.start({"exit": code})
+        ranks.close()
 
 
 def check_devices(device: torch.device, n: int | None = None) -> None:
     """Refuse more processes than GPUs on this machine; `n` of them, or those that there are now."""
-    n, n_gpus = n or this_place().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
+    n, n_gpus = n or this_process().local_size, torch.cuda.device_count() if device.type == "cuda" else 0
     if device.type == "cuda" and n > n_gpus:
         raise SettingsError(f"{n} processes need {n} GPUs; PyTorch finds {n_gpus} here; ask for fewer, or for the CPU")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from transduce.distributed.environment import LOST, this_place
+from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.errors import SettingsError
 from transduce.process import send_at_parent_exit
 
@@ -27,20 +27,20 @@ _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _COMMAND = ("-m", "transduce")
 
 
-def follow_if_asked(learn: Learn) -> None:
+def run_worker_if_asked(learn: Learn) -> None:
     """Do a process's part, and leave, where it is one of several and not the first."""
-    place = this_place()
-    if place.meeting is not None:
-        heed_launcher()
-    if place.follows:
-        from transduce.distributed.worker import follow
+    process = this_process()
+    if process.rendezvous is not None:
+        stop_with_launcher()
+    if process.is_worker:
+        from transduce.distributed.worker import run_worker
 
-        sys.exit(follow(learn))
+        sys.exit(run_worker(learn))
 
 
 def launch_if_asked(n: int) -> None:
     """Begin `n` processes with the command that this one was given, and leave as they end; unless it is one of them."""
-    size = this_place().size
+    size = this_process().size
     if size > 1 and n not in (1, size):
         raise SettingsError(f"--processes {n}: torchrun has begun {size} already; leave one of them out")
     if n > size:
@@ -54,8 +54,8 @@ def launch(arguments: Sequence[str], n: int) -> int:
     fails, all end: the others see it at once, or are ended after a while.
     """
     with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
-        meeting = Path(folder) / "meeting"
-        processes = [_start(arguments, _environment(os.environ, rank, n, meeting)) for rank in range(n)]
+        rendezvous = Path(folder) / "rendezvous"
+        processes = [_start(arguments, _environment(os.environ, rank, n, rendezvous)) for rank in range(n)]
         try:
             with _passed_on(processes):
                 return _watch(processes)
@@ -63,12 +63,12 @@ def launch(arguments: Sequence[str], n: int) -> int:
             _end(processes)
 
 
-def heed_launcher() -> None:
+def stop_with_launcher() -> None:
     """Stop, saving, when the process that has begun us dies (on Linux)."""
     send_at_parent_exit(signal.SIGTERM)
 
 
-def _environment(given: Mapping[str, str], rank: int, n: int, meeting: Path) -> dict[str, str]:
+def _environment(given: Mapping[str, str], rank: int, n: int, rendezvous: Path) -> dict[str, str]:
     """Of one process. The cores are shared out, unless the user has said how."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = {
@@ -76,7 +76,7 @@ def _environment(given: Mapping[str, str], rank: int, n: int, meeting: Path) -> 
         "WORLD_SIZE": str(n),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(n),
-        "TRANSDUCE_MEETING": str(meeting),
+        "TRANSDUCE_RENDEZVOUS": str(rendezvous),
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
@@ -95,13 +95,13 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     while any(process.poll() is None for process in processes):
         codes = [process.poll() for process in processes]
         if deadline is None and (codes[0] is not None or any(code not in (None, 0, *_SAVED) for code in codes)):
-            deadline = time.monotonic() + (GRACE if codes[0] in (None, 0, LOST, *_SAVED) else 0.0)
+            deadline = time.monotonic() + (GRACE if codes[0] in (None, 0, EXIT_RANK_LOST, *_SAVED) else 0.0)
         if deadline is not None and time.monotonic() > deadline:
             break
         time.sleep(_POLL)
     codes = [process.poll() for process in processes]
     _end(processes)
-    failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0, LOST, *_SAVED)]
+    failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0, EXIT_RANK_LOST, *_SAVED)]
     if not failed:
         return first.returncode if first.returncode in (0, *_SAVED) else 1
     rank, code = failed[0]

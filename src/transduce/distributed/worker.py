@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from transduce.distributed.environment import LOST, this_place
-from transduce.distributed.group import FollowedFolder, joined
+from transduce.distributed.environment import EXIT_RANK_LOST, this_process
+from transduce.distributed.group import WorkerRunFolder, join_ranks
 from transduce.errors import Interrupted, RankExited, TooLong, TrainingError, TransduceError
 from transduce.logging import print_error
 from transduce.runs.folder import RunFolder
-from transduce.training.ranks import ALONE, Link
-from transduce.training.step import hold_few_kernels
+from transduce.training.ranks import SINGLE_RANK, Ranks
+from transduce.training.step import limit_kernel_cache
 
-Learn = Callable[[RunFolder, Link, str], None]
+Learn = Callable[[RunFolder, Ranks, str], None]
 """Trains the model of a run folder with the other processes, on a device of this name."""
 
 
-def follow(learn: Learn) -> int:
+def run_worker(learn: Learn) -> int:
     """Train with the first process of torchrun, or of `--processes`, as soon as it begins; the exit code.
 
     What ends all processes alike the first one tells. Other errors have this one's number before them.
     """
-    hold_few_kernels()
+    limit_kernel_cache()
     try:
-        with joined() as link:
-            assert link is not ALONE, "nobody to follow"
-            message = link.begin({})
+        with join_ranks() as ranks:
+            assert ranks is not SINGLE_RANK, "nobody to follow"
+            message = ranks.start({})
             if "exit" in message:
                 return int(message["exit"])
-            folder = FollowedFolder.open(Path(message["folder"]), model=False)
-            learn(folder, link, message["device"])
+            folder = WorkerRunFolder.open(Path(message["folder"]), model=False)
+            learn(folder, ranks, message["device"])
             return 0
     except RankExited:
-        return LOST
+        return EXIT_RANK_LOST
     except TransduceError as error:
         if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
             return error.exit_code
-        place = this_place()
-        print_error(f"process {place.rank + 1} of {place.size}: {error}")
+        process = this_process()
+        print_error(f"process {process.rank + 1} of {process.size}: {error}")
         return error.exit_code

@@ -27,7 +27,7 @@ from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
 from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
-from transduce.training.step import Updater, hold_few_kernels, keep_freed_memory
+from transduce.training.step import Updater, keep_freed_memory, limit_kernel_cache
 
 LEAST = 1.0  # seconds that a trial takes even if it starts late
 ENOUGH = 40  # updates to measure the speed
@@ -40,7 +40,7 @@ class Rehearsal:
 
     def __init__(self, folder: RunFolder, processes: int) -> None:
         self.settings, self.log, self.processes = folder.settings, Log(quiet=True), processes
-        hold_few_kernels()
+        limit_kernel_cache()
         self.task = find_task(self.settings.task)
         training = self.settings.training
         self.device = torch.device(this_machine(training.device).device)

@@ -36,7 +36,7 @@ from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.defaults import Chooser, Facts
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
-from transduce.training.criteria import Criterion, tell_tokens
+from transduce.training.criteria import Criterion, predict_tokens
 from transduce.training.feed import Feeder
 from transduce.training.validate import Validator
 
@@ -73,7 +73,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
     reads: ClassVar[Form]
     """The form of a row of its text, by which the doctor checks the files."""
 
-    criterion: Criterion = staticmethod(tell_tokens)
+    criterion: Criterion = staticmethod(predict_tokens)
     """The loss."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:

@@ -38,7 +38,7 @@ from transduce.tasks.defaults_encoder import BEFORE_LABELLED, BEFORE_TRAINING_LA
 from transduce.tasks.plain_text import told_leaks
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
-from transduce.training.criteria import tell_labels
+from transduce.training.criteria import predict_labels
 from transduce.training.encoder_feed import LabelFeeder
 from transduce.training.validate import Judge, Validator
 
@@ -87,7 +87,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_LABELLED
     before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_LABELLED
     uses = frozenset({"data.max_length", "data.labels", "tokenizer.mask", "tokenizer.exact"})
-    criterion = staticmethod(tell_labels)
+    criterion = staticmethod(predict_labels)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, and labels that are one."""
@@ -234,7 +234,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             smoothing=settings.training.label_smoothing,
             judge=_judge(prepared, settings),
             precision=settings.training.precision,
-            criterion=tell_labels,
+            criterion=predict_labels,
         )
 
     def tokenizers(self, prepared: PreparedLabels) -> Tokenizers:

@@ -33,7 +33,7 @@ from transduce.tasks.plain_text import PlainTexts, PlainTextTask
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
-from transduce.training.criteria import tell_masked
+from transduce.training.criteria import predict_masked_tokens
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.validate import Validator
 
@@ -77,7 +77,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             *("tokenizer.mask", "tokenizer.exact"),
         }
     )
-    criterion = staticmethod(tell_masked)
+    criterion = staticmethod(predict_masked_tokens)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, vocabularies without <mask>, and pairs that cannot be."""
@@ -177,7 +177,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             smoothing=settings.training.label_smoothing,
             judge=judge_gaps(feeder),
             precision=settings.training.precision,
-            criterion=tell_masked,
+            criterion=predict_masked_tokens,
         )
 
     def tokenizers(self, prepared: PreparedSentences) -> Tokenizers:
@@ -192,7 +192,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         for name, at in names.items():
             feeder = gap_feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
             found = Validator(
-                filler.model, feeder.batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=tell_masked
+                filler.model, feeder.batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=predict_masked_tokens
             )()
             save_masked_scores(folder, name, found)
             log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))

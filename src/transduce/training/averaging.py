@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transduce.errors import RunFolderError
 from transduce.runs.atomic import expecting
-from transduce.runs.tensors import load_tensors, save_tensors, shapes
+from transduce.runs.tensors import load_tensors, save_tensors
 
 Weights = Mapping[str, Tensor]
 
@@ -181,11 +182,6 @@ class Snapshots(Average):
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of what is kept."""
-        for update, _ in self.kept:
-            with expecting(self.path(update)):
-                found = shapes(self.path(update))
-                if found != {name: tuple(tensor.shape) for name, tensor in self.live.items()}:
-                    raise ValueError("these are not the weights of this run")
         return mean_of(self.path(update) for update, _ in self.kept)
 
     def saved(self, states: Iterable[Mapping[str, Any]]) -> None:
@@ -201,11 +197,23 @@ class Snapshots(Average):
         return {"kept": [list(entry) for entry in self.kept]}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
-        """Take up the saved list; snapshots whose files are gone are left out, and told."""
-        entries = [(int(update), float(score)) for update, score in state["kept"]]
-        self.kept = [entry for entry in entries if self.path(entry[0]).is_file()]
-        gone = [str(self.path(update)) for update, _ in entries if not self.path(update).is_file()]
-        return [f"left out of the averaged weights, because the file is gone: {path}" for path in gone]
+        """Restore the saved list without snapshots that are missing or damaged, with a note for each of those."""
+        self.kept, notes = [], []
+        for update, score in state["kept"]:
+            try:
+                self._check(int(update))
+                self.kept.append((int(update), float(score)))
+            except RunFolderError as error:
+                notes.append(f"left out of the averaged weights: {error}")
+        return notes
+
+    def _check(self, update: int) -> None:
+        """Raise `RunFolderError` unless the snapshot is whole and of this model."""
+        path = self.path(update)
+        with expecting(path):
+            found = {name: tuple(tensor.shape) for name, tensor in load_tensors(path).items()}
+            if found != {name: tuple(tensor.shape) for name, tensor in self.live.items()}:
+                raise ValueError("these are not the weights of this run")
 
 
 class MeanOfLast(Snapshots):

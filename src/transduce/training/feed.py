@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeVar
 
@@ -49,6 +49,7 @@ class Feed:
     n_slots: int
     after: Position
     epochs: float
+    starts_epoch: bool = False
 
 
 Segmenter = Callable[[list[Example], Position], list[Example]]
@@ -126,10 +127,13 @@ class Feeder(ABC):
         for epoch in count(start.epoch):
             batches = self.plan(epoch)
             first = start.index if epoch == start.epoch else 0
+            is_first = first == 0
             for index in range(first, len(batches)):
                 if Position(epoch, index) in skip:
                     continue
-                yield self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
+                feed = self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
+                yield replace(feed, starts_epoch=is_first)
+                is_first = False
 
     def _made(
         self,

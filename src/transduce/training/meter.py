@@ -53,14 +53,14 @@ class Meter:
         values = torch.stack([tensor for _, tensor, _ in self._pending]).tolist()
         pending, self._pending = self._pending, []
         for (row, _, at), (loss, nll, norm) in zip(pending, values, strict=True):
-            seen = Suspect(row.update, loss / row.n_targets, at.epoch, at.index)
+            seen = Suspect(row.update, loss / max(row.n_targets, 1), at.epoch, at.index)
             self.watch.see(seen, lr=row.lr, grad_norm=norm)
             self.rows.append(row._replace(loss_sum=loss, nll_sum=nll, grad_norm=norm))
 
     def line(self) -> dict[str, Any]:
         """The settled updates as one event, and start anew: means over target tokens; the last learning rate."""
         rows, self.rows = self.rows, []
-        n_targets = sum(row.n_targets for row in rows)
+        n_targets = max(1, sum(row.n_targets for row in rows))
         return {
             "update": rows[-1].update,
             "loss": sum(row.loss_sum for row in rows) / n_targets,

@@ -67,7 +67,7 @@ def event_of(error: BadLoss, *, target: int, number: int) -> dict[str, Any]:
     }
 
 
-def note_down(folder: RunFolder, error: BadLoss, texts: TextsAt) -> Path:
+def write_report(folder: RunFolder, error: BadLoss, texts: TextsAt) -> Path:
     """Add the updates and their sentences to bad_loss.json, in the place of what it tells of the same update."""
     path, last = folder.path / FILE, error.suspects[-1]
     batches = [
@@ -101,7 +101,7 @@ def too_long(error: DoesNotFit, text: str, update: int, *, saved: bool) -> TooLo
     )
 
 
-def now_cut(update: int, too_large: int) -> str:
+def format_split(update: int, too_large: int) -> str:
     """What to say, once, where a batch did not fit."""
     return (
         f"update {update}: out of memory; batches of {too_large:,} slots and more (padded tokens of both sides) are "

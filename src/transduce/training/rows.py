@@ -10,7 +10,7 @@ import torch
 from transduce.config import TrainingSettings
 from transduce.data.batch import RowBatch, collate_rows
 from transduce.data.objectives import RowExample
-from transduce.data.packing import offset_of, plan_rows, row_end, row_starts
+from transduce.data.packing import offset_of, plan_rows, plan_streams, row_end, row_starts
 from transduce.data.text_store import TextStore
 from transduce.errors import DataError
 from transduce.text.special import PAD
@@ -88,6 +88,44 @@ class RowFeeder(Feeder):
         )
 
     def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
-        end = row_end(start, len(self.store), context=self.context, offset=offset)
+        return self._cut(start, row_end(start, len(self.store), context=self.context, offset=offset), position)
+
+    def _cut(self, start: int, end: int, position: Position) -> RowExample:
+        """The row with the targets start .. end."""
         ids = np.asarray(self.store.ids[start - 1 : end], dtype=np.int64)
         return self.objective(ids, np.random.default_rng([self.seed & (2**63 - 1), position.epoch, start]))
+
+
+class StreamFeeder(RowFeeder):
+    """Contiguous streams of text, for models that carry state from one batch to the next.
+
+    The text is divided into as many equal parts as fit into a batch. Row r of every batch belongs to part r and begins
+    where row r of the batch before ended. An epoch reads every part from its start.
+    """
+
+    @property
+    def n_streams(self) -> int:
+        """Rows of a batch: a multiple of the number of ranks, so that each rank keeps its streams."""
+        return max(1, self.budget // self.context // self.n_ranks) * self.n_ranks
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        """The batches of an epoch in the order of the text, as the places of their rows' first targets."""
+        batches = plan_streams(len(self.store), context=self.context, n_streams=self.n_streams)
+        if not batches:
+            raise DataError("there is no text to train on, or to validate with")
+        return batches
+
+    def padding(self) -> float:
+        """0: all rows of a batch have the same length."""
+        return 0.0
+
+    def in_order(self) -> Iterator[RowBatch]:
+        """The whole text as one stream, batch by batch: for validation with a carry."""
+        for start in range(1, len(self.store), self.context):
+            row = self._cut(start, min(start + self.context, len(self.store)), Position())
+            yield collate_rows([row], separate=self.separate).to(self.device)
+
+    def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
+        length = (len(self.store) - 1) // self.n_streams
+        end_of_stream = 1 + length * ((start - 1) // length + 1)
+        return self._cut(start, min(start + self.context, end_of_stream), position)

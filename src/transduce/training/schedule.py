@@ -108,20 +108,27 @@ class Limits:
             raise SettingsError("no end of training given: set training.max_updates, max_epochs or max_minutes")
         return limits
 
-    def progress(self, *, updates: int, epochs: float, seconds: float, reserve: float = 0.0) -> float:
+    def progress(self, *, updates: int, epochs: float, timed_updates: int | None = None) -> float:
         """Share of the nearest limit that is used up, in [0, 1]; 1 is the end.
 
-        `reserve` seconds of a time limit are set aside for what follows the last update (validation and saving), but
-        never more than half of it.
+        `timed_updates`: the number of updates that the time limit allows, once it is known.
         """
         shares = [0.0]
         if self.updates is not None:
             shares.append(updates / self.updates)
         if self.epochs is not None:
             shares.append(epochs / self.epochs)
-        if self.seconds is not None:
-            shares.append(seconds / max(self.seconds - reserve, 0.5 * self.seconds))
+        if timed_updates is not None:
+            shares.append(updates / timed_updates)
         return min(1.0, max(shares))
+
+    def is_late(self, seconds: float, *, reserve: float = 0.0) -> bool:
+        """Whether the time limit is over by the clock.
+
+        `reserve` seconds are set aside for what follows the last update (validation and saving), but never more than
+        half of the limit.
+        """
+        return self.seconds is not None and seconds >= max(self.seconds - reserve, 0.5 * self.seconds)
 
 
 class Clock:

@@ -79,13 +79,13 @@ def full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
     return {key: weights[names[id(tensor)]] if id(tensor) in names else tensor for key, tensor in state.items()}
 
 
-def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors of several parts in one mapping: `part/name`."""
     return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 @contextlib.contextmanager
-def of_this_run(path: Path) -> Iterator[None]:
+def expect_this_run(path: Path) -> Iterator[None]:
     """Inside, a saved state is taken up: where it is not of this model, or of no form, `path` is told to be damaged."""
     try:
         with expecting(path):
@@ -96,7 +96,7 @@ def of_this_run(path: Path) -> Iterator[None]:
 
 
 @torch.no_grad()
-def put_back(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+def restore_tensors(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
     """Copy saved tensors into those of the same names; `ValueError` where one has another shape or type."""
     for name, tensor in live.items():
         value = saved[name]
@@ -107,6 +107,6 @@ def put_back(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
 
 
 def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """The tensors of one part of what `joined` made."""
+    """The tensors of one part of what `join_parts` made."""
     start = f"{part}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

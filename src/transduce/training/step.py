@@ -23,9 +23,9 @@ from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
 from transduce.process import c_function
-from transduce.training.criteria import Criterion, tell_tokens
+from transduce.training.criteria import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from transduce.training.ranks import ALONE, Link, name_of, stream_seed
+from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
 
 PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,6 +38,7 @@ class UpdateResult:
     nll_sum: Tensor
     n_targets: int
     grad_norm: Tensor
+    carry: Carry = ()
 
 
 class DoesNotFit(Exception):
@@ -71,7 +72,7 @@ def keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def hold_few_kernels() -> None:
+def limit_kernel_cache() -> None:
     """Ask oneDNN to remember fewer kernels than its 1,024: it makes one for every shape, with memory of its own.
 
     Batches come in hundreds of shapes, so that a training in bfloat16 would grow for hours; making a kernel anew costs
@@ -81,7 +82,7 @@ def hold_few_kernels() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
-def give_back_memory() -> None:
+def release_memory() -> None:
     """Hand what was freed back to the system, in all of malloc's arenas: after work of another kind than what follows.
 
     What `keep_freed_memory` keeps of a validation (several threads, other shapes) is of little use to the updates, and
@@ -130,10 +131,10 @@ class Updater:
         *,
         device: torch.device,
         precision: str,
-        criterion: Criterion = tell_tokens,
-        link: Link = ALONE,
+        criterion: Criterion = predict_tokens,
+        ranks: Ranks = SINGLE_RANK,
     ) -> None:
-        self.link, self.seed = link, settings.seed
+        self.ranks, self.seed = ranks, settings.seed
         self.model: Any = model  # of any kind that the MODELS table knows
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
@@ -141,16 +142,30 @@ class Updater:
         self.optimizer = build_optimizer(model, settings)
         self.too_large: int | None = None
 
-    def update(self, batches: Sequence[TrainingBatch], lr_scale: float, n_targets: int | None = None) -> UpdateResult:
-        """One update from micro-batches, each on the device; learning rates are their peaks times `lr_scale`.
+    def update(
+        self,
+        batches: Sequence[TrainingBatch],
+        lr_scale: float,
+        n_targets: int | None = None,
+        carry: Carry = (),
+    ) -> UpdateResult:
+        """Make one update from micro-batches on the device, with learning rates of `lr_scale` times their peaks.
 
-        `n_targets`: of the whole update, where other processes have some of its micro-batches; all its sums are theirs
-        too. Raises `DoesNotFit`, the weights being as before.
+        Args:
+            batches: This process's micro-batches.
+            lr_scale: Factor of the peak learning rates.
+            n_targets: Targets of the whole update, where other ranks have some of its micro-batches. The returned sums
+                are those of the whole update, too.
+            carry: What the update before returned, one row for each row of the micro-batches in order.
+
+        Raises:
+            DoesNotFit: A single row does not fit into memory. The weights are unchanged.
         """
         self.model.train()
         if n_targets is None:
             n_targets = sum(batch.n_targets for batch in batches)
-        loss_sum, nll_sum = self.link.sum_up(list(self.model.parameters()), self._gradients(batches, n_targets))
+        *sums, carry = self._gradients(batches, max(n_targets, 1), carry)  # an update may have no target
+        loss_sum, nll_sum = self.ranks.all_reduce(list(self.model.parameters()), sums)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True)
         if self.clip_norm:
@@ -159,20 +174,22 @@ class Updater:
             group["lr"] = group["peak_lr"] * lr_scale
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return UpdateResult(loss_sum=loss_sum, nll_sum=nll_sum, n_targets=n_targets, grad_norm=norm)
+        return UpdateResult(loss_sum=loss_sum, nll_sum=nll_sum, n_targets=n_targets, grad_norm=norm, carry=carry)
 
-    def _gradients(self, batches: Sequence[TrainingBatch], n_targets: int) -> tuple[Tensor, Tensor]:
-        """Gradients of the mean over all targets, and the sums; begun anew with smaller batches where memory ends."""
+    def _gradients(
+        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry
+    ) -> tuple[Tensor, Tensor, Carry]:
+        """Gradients of the mean over all targets, the sums and the carry; tried again in smaller parts if need be."""
         generators = self._generators()
         while True:
             batches = [part for batch in batches for part in self._fitting(batch)]
             tried: list[TrainingBatch] = []
             try:
-                return self._accumulate(batches, n_targets, tried)
+                return self._accumulate(batches, n_targets, carry, tried)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-            # Only here are the frames gone that held on to the failed batch's memory.
+            # Outside the except block the frames are gone that kept the failed batch's tensors alive.
             self.optimizer.zero_grad(set_to_none=True)
             self._set_generators(generators)
             free_memory(self.device)
@@ -181,18 +198,24 @@ class Updater:
             self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))
 
     def _accumulate(
-        self, batches: Sequence[TrainingBatch], n_targets: int, tried: list[TrainingBatch]
-    ) -> tuple[Tensor, Tensor]:
-        """Add up gradients and sums; each batch is noted in `tried` as it begins."""
+        self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry, tried: list[TrainingBatch]
+    ) -> tuple[Tensor, Tensor, Carry]:
+        """Add up gradients and sums; each batch is appended to `tried` before it is computed."""
         loss_sum, nll_sum = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        carries: list[Carry] = []
+        row = 0
         for batch in batches:
             tried.append(batch)
+            rows = slice(row, row := row + batch.n_rows)
             with autocast(self.device, self.precision):
-                loss, nll = self.criterion(self.forward, self.model, batch, smoothing=self.smoothing)
+                loss, nll, after = self.criterion(
+                    self.forward, self.model, batch, smoothing=self.smoothing, carry=tuple(x[rows] for x in carry)
+                )
             (loss / n_targets).backward()
             loss_sum += loss.detach()
             nll_sum += nll
-        return loss_sum, nll_sum
+            carries.append(after)
+        return loss_sum, nll_sum, tuple(torch.cat(parts) for parts in zip(*carries, strict=True))
 
     def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
         """The batch, or halves of halves of it that are smaller than what was too large."""
@@ -218,8 +241,8 @@ class Updater:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What an exact resume needs beside the weights: the optimizer's tensors, all processes' dropout generators."""
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        told = {"processes": self.link.size, "too_large": self.too_large}
-        return tensors | self.link.gather(self._generators()), told
+        told = {"processes": self.ranks.size, "too_large": self.too_large}
+        return tensors | self.ranks.gather(self._generators()), told
 
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
         """Put back what `state` gave after so many updates; notes for the user, if something is not as it was."""
@@ -227,13 +250,13 @@ class Updater:
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
         self.too_large = state.get("too_large")
-        if (n := state.get("processes", 1)) != self.link.size:
-            torch.manual_seed(stream_seed(self.seed, update, self.link.rank))
+        if (n := state.get("processes", 1)) != self.ranks.size:
+            torch.manual_seed(dropout_seed(self.seed, update, self.ranks.rank))
             return [
-                f"the run had {n} processes until update {update} and goes on with {self.link.size}: the sentences of "
+                f"the run had {n} processes until update {update} and goes on with {self.ranks.size}: the sentences of "
                 "each update stay the same, dropout draws other numbers"
             ]
-        cpu, cuda = (name_of(f"generator.{device}", self.link.rank) for device in ("cpu", "cuda"))
+        cpu, cuda = (name_on_rank(f"generator.{device}", self.ranks.rank) for device in ("cpu", "cuda"))
         torch.set_rng_state(tensors[cpu])
         if cuda in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors[cuda], self.device)

@@ -60,9 +60,22 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.name, self.number = "", 0
+        self.make_error: Callable[[StopRequest], Exception] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.name)
+
+    @contextlib.contextmanager
+    def interrupting(self, make_error: Callable[[StopRequest], Exception]) -> Iterator[None]:
+        """Inside, a signal raises the error that `make_error` returns at once, in the main thread.
+
+        For work that changes nothing, such as a validation: nothing after it is done, so nothing before it may be lost.
+        """
+        self.make_error = make_error
+        try:
+            yield
+        finally:
+            self.make_error = None
 
 
 @contextlib.contextmanager
@@ -85,8 +98,10 @@ def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         request.number, request.name = number, signal.Signals(number).name
+        if request.make_error is not None:
+            raise request.make_error(request)
         with contextlib.suppress(RuntimeError):  # the signal may have come in the middle of another line
-            say(f"{request.name}: finishing the current update and saving; once more stops at once, without saving")
+            say(f"{request.name}: finishing the current update and saving; another one stops at once, without saving")
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from transduce.data.batch import TrainingBatch
-from transduce.training.criteria import Criterion, tell_tokens
+from transduce.training.criteria import Carry, Criterion, predict_tokens
 from transduce.training.step import autocast
 
 Judge = Callable[[nn.Module], Mapping[str, float]]
@@ -28,7 +28,7 @@ SHOWN_SCORES = {
 }
 
 
-def line_of(update: int, epochs: float, scores: Mapping[str, float], *, better: bool) -> str:
+def format_validation(update: int, epochs: float, scores: Mapping[str, float], *, better: bool) -> str:
     """A validation, for people."""
     texts = [f"update {update}", f"epoch {epochs:.1f}", f"validation loss {scores['loss']:.3f}"]
     texts += [form.format(scores[name]) for name, form in SHOWN_SCORES.items() if name in scores]
@@ -52,7 +52,7 @@ class Validator:
         judge: Judge | None = None,
         n_bytes: int = 0,
         precision: str = "float32",
-        criterion: Criterion = tell_tokens,
+        criterion: Criterion = predict_tokens,
     ) -> None:
         """`batches` gives the held-out text, collated, on the model's device, anew at each call.
 
@@ -85,12 +85,14 @@ class Validator:
         device = next(model.parameters()).device
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         n_targets = 0
+        carry: Carry = ()
         for batch in self.batches():
             with autocast(device, self.precision):
-                loss, nll = self.criterion(model, model, batch, smoothing=self.smoothing)
+                loss, nll, carry = self.criterion(model, model, batch, smoothing=self.smoothing, carry=carry)
             sums += torch.stack([loss, nll])
             n_targets += batch.n_targets
         loss_sum, nll_sum = sums.tolist()
+        n_targets = max(n_targets, 1)
         nll = nll_sum / n_targets
         scores = {"loss": loss_sum / n_targets, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
         return scores | ({"bits_per_byte": nll_sum / math.log(2) / self.n_bytes} if self.n_bytes else {})

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from transduce.distributed import launch, worker
-from transduce.distributed.environment import LOST, Place
-from transduce.distributed.group import Ranks
+from transduce.distributed.environment import EXIT_RANK_LOST, ProcessRank
+from transduce.distributed.group import GroupRanks
 from transduce.errors import SettingsError, TooLong, TrainingError
 
 FOREVER = "import time; time.sleep(60)"
@@ -39,15 +39,15 @@ def test_it_ends_as_the_first_process_does(capfd: pytest.CaptureFixture[str]) ->
     assert run("import time; time.sleep(0.2)", "") == 0
     assert run("raise SystemExit(130)", "raise SystemExit(130)") == 130
     assert run("raise SystemExit(2)", FOREVER, FOREVER) == 2  # a mistake that the others wait to hear of
-    assert run(f"raise SystemExit({LOST})", "raise SystemExit(1)") == 1
-    assert run("raise SystemExit(1)", f"raise SystemExit({LOST})") == 1
+    assert run(f"raise SystemExit({EXIT_RANK_LOST})", "raise SystemExit(1)") == 1
+    assert run("raise SystemExit(1)", f"raise SystemExit({EXIT_RANK_LOST})") == 1
     assert capfd.readouterr().err == ""
 
 
 def test_a_killed_process_is_named_and_the_others_end(capfd: pytest.CaptureFixture[str]) -> None:
     killed = "import os; os.kill(os.getpid(), 9)"
     line = "transduce: error: process {} of 2 was ended by SIGKILL, and with it the others; the same command goes on "
-    assert run(f"raise SystemExit({LOST})", killed) == 1
+    assert run(f"raise SystemExit({EXIT_RANK_LOST})", killed) == 1
     assert capfd.readouterr().err == line.format(2) + "from the last checkpoint\n"
     assert run(FOREVER, killed, grace=0.1) == 1  # one that hears nothing
     assert capfd.readouterr().err == line.format(2) + "from the last checkpoint\n"
@@ -78,8 +78,10 @@ def test_signals_are_passed_on_and_our_own_handlers_come_back(tmp_path: Path) ->
 
 def test_every_process_learns_its_place_and_gets_its_share_of_the_cores(tmp_path: Path) -> None:
     given = {"PATH": "x"}
-    ours = [launch._environment(given, rank, 2, tmp_path / "meeting") for rank in range(2)]
-    assert [Place.of(one) for one in ours] == [Place(rank, 2, rank, 2, tmp_path / "meeting") for rank in range(2)]
+    ours = [launch._environment(given, rank, 2, tmp_path / "rendezvous") for rank in range(2)]
+    assert [ProcessRank.of(one) for one in ours] == [
+        ProcessRank(rank, 2, rank, 2, tmp_path / "rendezvous") for rank in range(2)
+    ]
     assert ours[0]["PATH"] == "x" and int(ours[0]["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
     assert launch._environment({"OMP_NUM_THREADS": "7"}, 0, 2, tmp_path)["OMP_NUM_THREADS"] == "7"
 
@@ -88,11 +90,11 @@ def test_a_follower_tells_of_its_own_sentence_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What all processes see alike, the first one tells."""
-    for name, value in (TOLD | {"TRANSDUCE_MEETING": "x"}).items():
+    for name, value in (TOLD | {"TRANSDUCE_RENDEZVOUS": "x"}).items():
         monkeypatch.setenv(name, value)
     for error, said in ((TooLong("too long"), "process 2 of 2: too long"), (TrainingError("a loss"), "")):
-        monkeypatch.setattr(worker, "joined", Mock(side_effect=error))
-        assert worker.follow(Mock()) == 1
+        monkeypatch.setattr(worker, "join_ranks", Mock(side_effect=error))
+        assert worker.run_worker(Mock()) == 1
         assert capfd.readouterr().err == (f"transduce: error: {said}\n" if said else "")
 
 
@@ -110,7 +112,7 @@ TOLD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "
 )
 def test_without_others_a_process_is_alone(environment: dict[str, str]) -> None:
     """What of the variables clusters set for all jobs is not enough to wait for others."""
-    assert Place.of(environment) == Place()
+    assert ProcessRank.of(environment) == ProcessRank()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_without_others_a_process_is_alone(environment: dict[str, str]) -> None:
 )
 def test_an_environment_that_makes_no_sense_is_told_in_a_line(wrong: dict[str, str], said: str) -> None:
     with pytest.raises(SettingsError, match=f"{said}.*unset RANK to train alone"):
-        Place.of(TOLD | wrong)
+        ProcessRank.of(TOLD | wrong)
 
 
 def test_of_several_gpus_each_process_names_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +135,7 @@ def test_of_several_gpus_each_process_names_its_own(monkeypatch: pytest.MonkeyPa
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **_: None)
-    link = Ranks.__new__(Ranks)
-    link.place = Place(3, 4, 1, 2)
-    assert link.use(torch.device("cuda")) == torch.device("cuda", 1) and current == [torch.device("cuda", 1)]
-    assert link.use(torch.device("cpu")) == torch.device("cpu")
+    ranks = GroupRanks.__new__(GroupRanks)
+    ranks.process = ProcessRank(3, 4, 1, 2)
+    assert ranks.bind_device(torch.device("cuda")) == torch.device("cuda", 1) and current == [torch.device("cuda", 1)]
+    assert ranks.bind_device(torch.device("cpu")) == torch.device("cpu")

@@ -18,7 +18,7 @@ from transduce.data.sentence_store import SentenceStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
-from transduce.training.criteria import tell_labels, tell_masked
+from transduce.training.criteria import predict_labels, predict_masked_tokens
 from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder, RowsOfLength
 from transduce.training.feed import Feed, Position
 from transduce.training.step import Updater
@@ -164,9 +164,9 @@ def test_labels_stay_with_their_texts() -> None:
 @pytest.mark.parametrize(
     ("make", "criterion", "options"),
     [
-        (FEEDERS["masked"], tell_masked, {}),
-        (FEEDERS["pairs"], tell_masked, {"next_sentence": True}),
-        (FEEDERS["labels"], tell_labels, {"kind": "bert-classifier", "n_labels": 3}),
+        (FEEDERS["masked"], predict_masked_tokens, {}),
+        (FEEDERS["pairs"], predict_masked_tokens, {"next_sentence": True}),
+        (FEEDERS["labels"], predict_labels, {"kind": "bert-classifier", "n_labels": 3}),
     ],
 )
 def test_the_update_does_not_depend_on_the_cut(make: Any, criterion: Any, options: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ def test_the_losses_are_their_definitions() -> None:
     feed = next(masked(True, micro_batch_tokens=128).feeds(Position()))
     (batch,) = feed.batches
     with torch.no_grad():
-        loss, nll = tell_masked(model, model, batch, smoothing=0.0)
+        loss, nll, _ = predict_masked_tokens(model, model, batch, smoothing=0.0)
         hidden, follows = model(*batch.inputs)
     told = -model.logits(hidden).log_softmax(-1)[torch.arange(batch.n_targets), batch.targets].sum()
     next_one = torch.nn.functional.cross_entropy(follows, batch.labels)

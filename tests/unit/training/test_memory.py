@@ -23,7 +23,7 @@ from transduce.data.encoder_batch import LabelBatch, MaskedBatch
 from transduce.data.objectives import Example
 from transduce.errors import is_out_of_memory
 from transduce.models.registry import build_model
-from transduce.training.criteria import tell_tokens
+from transduce.training.criteria import predict_tokens
 from transduce.training.step import DoesNotFit, Updater, slots_of
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def batch_of(n: int, *, seed: int = 0) -> Batch:
     return collate([Example(src=ids(), tgt=ids()) for _ in range(n)])
 
 
-def make(criterion: Any = tell_tokens, **training: Any) -> Updater:
+def make(criterion: Any = predict_tokens, **training: Any) -> Updater:
     torch.manual_seed(7)
     model = build_model(settings(dropout=0.3), n_src=VOCAB, n_tgt=VOCAB)
     chosen = TrainingSettings(**{"optimizer": "adam", "lr": 5e-3, **training})
@@ -61,7 +61,7 @@ class EndsInBackward(torch.autograd.Function):
 def ends_above(n_slots: int, tried: list[int]) -> Callable[..., Any]:
     """A criterion whose way back does not fit where a batch has this many slots or more."""
 
-    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float) -> Any:
+    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float, carry: Any = ()) -> Any:
         tried.append(batch.n_rows)
         if slots_of(batch) >= n_slots:
             hook = model.encoder.register_forward_hook(lambda _, __, out: EndsInBackward.apply(out))
@@ -69,8 +69,8 @@ def ends_above(n_slots: int, tried: list[int]) -> Callable[..., Any]:
                 hidden = forward(*batch.inputs)
             finally:
                 hook.remove()
-            return hidden.float().sum(), hidden.detach().sum()
-        return tell_tokens(forward, model, batch, smoothing=smoothing)
+            return hidden.float().sum(), hidden.detach().sum(), ()
+        return predict_tokens(forward, model, batch, smoothing=smoothing)
 
     return criterion
 
@@ -137,7 +137,7 @@ def test_the_gradient_of_the_halves_is_that_of_the_whole() -> None:
     for parts in ([batch], [batch.part(0, 4), batch.part(4, 9)]):
         updater.optimizer.zero_grad()
         for part in parts:
-            loss, _ = tell_tokens(updater.model, updater.model, part, smoothing=0.1)
+            loss, _, _ = predict_tokens(updater.model, updater.model, part, smoothing=0.1)
             (loss / batch.n_targets).backward()
         grads.append(torch.cat([p.grad.flatten() for p in updater.model.parameters() if p.grad is not None]))
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-6)
@@ -220,11 +220,11 @@ def test_a_gpu_whose_memory_ends_goes_on_too() -> None:
     device = torch.device("cuda")
     tried: list[int] = []
 
-    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float) -> Any:
+    def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float, carry: Any = ()) -> Any:
         tried.append(batch.n_rows)
         if batch.n_rows > 4:
             torch.empty(1 << 60, dtype=torch.uint8, device=device)  # the allocator's own error
-        return tell_tokens(forward, model, batch, smoothing=smoothing)
+        return predict_tokens(forward, model, batch, smoothing=smoothing)
 
     torch.manual_seed(7)
     model = build_model(settings(dropout=0.3), n_src=VOCAB, n_tgt=VOCAB).to(device)

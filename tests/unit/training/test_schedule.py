@@ -50,17 +50,13 @@ def test_cosine_a_quarter_of_the_way() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine"])
-def test_a_time_limit_ends_at_zero_whatever_the_speed(name: str) -> None:
-    """Updates that become slower and slower: the factor still starts at 1 after the warm-up and ends at 0."""
-    limit, warmup, seconds, done, values = 100.0, 10, 0.0, 0, []
-    limits = Limits(seconds=limit)
-    while seconds < limit:
-        values.append(SCHEDULES[name](Moment(done, limits.progress(updates=done, epochs=0.0, seconds=seconds), warmup)))
-        seconds += 0.1 + 0.005 * done
-        done += 1
-    assert values[warmup] == 1.0
-    assert values[-1] < 0.03
-    assert SCHEDULES[name](Moment(done, 1.0, warmup)) == pytest.approx(0.0, abs=1e-12)
+def test_a_time_limit_ends_at_zero_once_it_is_a_number_of_updates(name: str) -> None:
+    """The number is known from update 30 on; before it the factor stays at its peak."""
+    limits, warmup, n = Limits(seconds=100.0), 10, 400
+    shares = [limits.progress(updates=i, epochs=0.0, timed_updates=n if i >= 30 else None) for i in range(n + 1)]
+    values = [SCHEDULES[name](Moment(i, share, warmup)) for i, share in enumerate(shares)]
+    assert values[warmup:30] == [1.0] * 20
+    assert values[-1] == pytest.approx(0.0, abs=1e-12)
     assert all(a >= b - 1e-12 for a, b in pairwise(values[warmup:]))
 
 
@@ -76,16 +72,18 @@ def test_factors_stay_between_zero_and_one(done: int, warmup: int, progress: flo
 
 def test_the_nearest_limit_counts() -> None:
     limits = Limits(updates=100, epochs=4.0, seconds=60.0)
-    assert limits.progress(updates=50, epochs=1.0, seconds=6.0) == 0.5
-    assert limits.progress(updates=10, epochs=3.0, seconds=6.0) == 0.75
-    assert limits.progress(updates=10, epochs=1.0, seconds=54.0) == 0.9
-    assert limits.progress(updates=101, epochs=1.0, seconds=0.0) == 1.0
+    assert limits.progress(updates=50, epochs=1.0) == 0.5
+    assert limits.progress(updates=10, epochs=3.0) == 0.75
+    assert limits.progress(updates=45, epochs=1.0, timed_updates=50) == 0.9
+    assert limits.progress(updates=101, epochs=1.0) == 1.0
 
 
-def test_a_reserve_moves_the_end_forward_but_not_beyond_half() -> None:
+def test_the_clock_ends_a_late_run_and_a_reserve_moves_that_forward_but_not_beyond_half() -> None:
     limits = Limits(seconds=60.0)
-    assert limits.progress(updates=0, epochs=0.0, seconds=45.0, reserve=15.0) == 1.0
-    assert limits.progress(updates=0, epochs=0.0, seconds=15.0, reserve=300.0) == 0.5
+    assert limits.is_late(60.0) and not limits.is_late(59.0)
+    assert limits.is_late(45.0, reserve=15.0) and not limits.is_late(44.0, reserve=15.0)
+    assert limits.is_late(30.0, reserve=300.0) and not limits.is_late(29.0, reserve=300.0)
+    assert not Limits(updates=3).is_late(1e9)
 
 
 def test_limits_come_from_the_settings_and_one_is_needed() -> None:

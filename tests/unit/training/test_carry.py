@@ -1,0 +1,203 @@
+"""State that flows from one batch to the next: an RNN and Transformer-XL's memory, trained by the real loop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import toys
+from transduce.data.objectives import causal
+from transduce.data.text_store import TextStore
+from transduce.logging import Log
+from transduce.runs.checkpoints import Checkpoints
+from transduce.runs.folder import RunFolder
+from transduce.training.criteria import Carry, predict_tokens_with_carry
+from transduce.training.feed import Position
+from transduce.training.loop import train
+from transduce.training.rows import StreamFeeder
+from transduce.training.step import Updater
+from transduce.training.validate import Validator
+
+VOCAB, CONTEXT = 12, 8
+CPU = torch.device("cpu")
+OPTIONS: dict[str, Any] = {
+    "batch_tokens": 4 * CONTEXT, "micro_batch_tokens": 2 * CONTEXT, "max_updates": 30, "valid_updates": 10,
+    "label_smoothing": 0.0, "average": "none",
+}  # fmt: skip
+
+
+class RecurrentLM(nn.Module):
+    """A GRU language model. Its carry is the hidden state [B, D]."""
+
+    def __init__(self, d_model: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, d_model)
+        self.gru = nn.GRU(d_model, d_model, batch_first=True)
+        self.output_weight, self.output_bias = self.embedding.weight, None
+
+    def forward(self, ids: Tensor, *, carry: Carry = ()) -> tuple[Tensor, Carry]:
+        hidden, last = self.gru(self.embedding(ids), carry[0][None] if carry else None)
+        return hidden, (last[0],)
+
+
+class MemoryLM(nn.Module):
+    """One layer of causal attention to this segment and the one before (Dai et al. 2019). Its carry is [B, M, D]."""
+
+    def __init__(self, d_model: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, d_model)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.query, self.key_value = nn.Linear(d_model, d_model), nn.Linear(d_model, 2 * d_model)
+        self.output_weight, self.output_bias = self.embedding.weight, None
+
+    def forward(self, ids: Tensor, *, carry: Carry = ()) -> tuple[Tensor, Carry]:
+        x = self.embedding(ids)
+        memory = carry[0].detach() if carry else x[:, :0]
+        known = torch.cat([memory, x], dim=1)
+        key, value = self.key_value(known).chunk(2, dim=-1)
+        n, m = x.shape[1], memory.shape[1]
+        mask = torch.ones(n, m + n, dtype=torch.bool).tril(m)
+        hidden = nn.functional.scaled_dot_product_attention(self.query(x), key, value, attn_mask=mask)
+        return x + hidden, (x,)
+
+
+def periodic(n: int, *, seed: int) -> TextStore:
+    """A periodic text with noise."""
+    draw = np.random.default_rng(seed)
+    ids = 4 + (np.arange(n) // 3 + (draw.random(n) < 0.1)) % (VOCAB - 4)
+    return TextStore(ids.astype(np.uint16), {"documents": 1, "bytes": n})
+
+
+def feeder(text: TextStore) -> StreamFeeder:
+    return StreamFeeder(text, toys.settings(**OPTIONS).training, device=CPU, context=CONTEXT, objective=causal)
+
+
+def run(path: Path, kind: type[nn.Module]) -> tuple[nn.Module, dict[str, float]]:
+    asked = toys.settings(**OPTIONS)
+    torch.manual_seed(3)
+    model = kind()
+    with RunFolder.create(path, asked, "") as folder:
+        training = asked.training
+        updater = Updater(model, training, device=CPU, precision="float32", criterion=predict_tokens_with_carry)
+        held_out = feeder(periodic(300, seed=2)).in_order
+        validator = Validator(model, held_out, smoothing=0.0, criterion=predict_tokens_with_carry)
+        data = feeder(periodic(500, seed=1))
+        result = train(model, folder, updater=updater, feeder=data, validator=validator, log=Log(quiet=True))
+    return model, result.scores
+
+
+def run_and_kill(path: str, kind: type[nn.Module], number: int) -> None:
+    torch.set_num_threads(1)
+    toys.kill_at("update", number)
+    run(Path(path), kind)
+    sys.exit(0)
+
+
+def test_streams_are_contiguous_and_cover_the_text() -> None:
+    text = periodic(500, seed=1)
+    data = feeder(text)
+    batches = data.plan(0)
+    n_epoch, feeds = len(batches), data.feeds(Position())
+    seen = [next(feeds) for _ in range(n_epoch + 1)]
+    assert [feed.starts_epoch for feed in seen] == [True, *[False] * (n_epoch - 1), True]
+    rows = [torch.cat([batch.inputs[0] for batch in feed.batches]) for feed in seen[:-1]]
+    streams = torch.cat(rows, dim=1)
+    length = (len(text) - 1) // data.n_streams
+    assert streams.tolist() == [text.ids[i * length : (i + 1) * length].tolist() for i in range(data.n_streams)]
+    (resumed,) = (next(data.feeds(Position(0, 3))) for _ in range(1))
+    assert not resumed.starts_epoch and resumed.indices.tolist() == batches[3].tolist()
+
+
+@pytest.mark.parametrize("kind", [RecurrentLM, MemoryLM])
+def test_resume_with_a_carry_is_bit_identical_after_sigkill_in_mid_epoch(kind: type[nn.Module], tmp_path: Path) -> None:
+    model, scores = run(tmp_path / "whole", kind)
+    assert scores["loss"] < math.log(VOCAB), "it learns"
+    process = get_context("fork").Process(target=run_and_kill, args=(str(tmp_path / "cut"), kind, 24))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    checkpoint = Checkpoints(tmp_path / "cut" / "checkpoints").latest()
+    assert checkpoint is not None and checkpoint.update == 20
+    assert checkpoint.state["training"]["position"]["index"] > 0, "in mid-epoch"
+    carried = [name for name in checkpoint.tensors() if name.startswith("carry/")]
+    assert carried == ["carry/0"]
+    resumed, again = run(tmp_path / "cut", kind)
+    assert again == scores
+    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_carry_matters_and_is_reset_at_the_start_of_an_epoch() -> None:
+    seen: list[Carry] = []
+    torch.manual_seed(1)
+    model = RecurrentLM()
+
+    def noted(forward: Any, model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> Any:
+        seen.append(carry)
+        return predict_tokens_with_carry(forward, model, batch, smoothing=smoothing, carry=carry)
+
+    updater = Updater(model, toys.settings(**OPTIONS).training, device=CPU, precision="float32", criterion=noted)
+    data, carry = feeder(periodic(200, seed=1)), ()
+    n_epoch = len(data.plan(0))
+    feeds = data.feeds(Position())
+    for _ in range(n_epoch + 1):
+        feed = next(feeds)
+        before = () if feed.starts_epoch else carry
+        carry = updater.update(feed.batches, 1.0, feed.n_targets, before).carry
+        assert [part.shape for part in carry] == [(4, 16)] and not carry[0].requires_grad
+    per_update = len(seen) // (n_epoch + 1)
+    assert per_update == 2, "micro-batches have the rows of their streams"
+    assert seen[0] == seen[1] == () and seen[-1] == ()
+    assert all(part[0].shape == (2, 16) for part in seen[2:-2])
+
+
+def test_validation_with_a_carry_is_one_long_forward() -> None:
+    torch.manual_seed(1)
+    model, text = RecurrentLM(), periodic(203, seed=5)
+    data = feeder(text)
+    found = Validator(model, data.in_order, smoothing=0.0, criterion=predict_tokens_with_carry)()
+    ids = torch.from_numpy(text.ids.astype(np.int64))
+    with torch.no_grad():
+        hidden, _ = model(ids[None, :-1])
+        expected = nn.functional.cross_entropy(hidden[0] @ model.output_weight.t(), ids[1:])
+    assert found["nll"] == pytest.approx(float(expected), rel=1e-6)
+
+
+@torch.no_grad()
+def test_generation_with_a_carry_is_that_of_the_whole_text() -> None:
+    torch.manual_seed(1)
+    model = RecurrentLM()
+    ids = torch.tensor([[5, 6, 7]])
+    hidden, carry = model(ids)
+    for _ in range(10):
+        following = (hidden[:, -1:] @ model.output_weight.t()).argmax(-1)
+        ids = torch.cat([ids, following], dim=1)
+        hidden, carry = model(following, carry=carry)
+    whole, _ = model(ids)
+    torch.testing.assert_close(hidden[:, -1], whole[:, -1])
+
+
+def test_no_gradient_flows_into_the_memory() -> None:
+    torch.manual_seed(1)
+    model = MemoryLM()
+    _, carry = model(torch.tensor([[5, 6, 7]]))
+    assert carry[0].requires_grad
+    (batch,) = (next(iter(feeder(periodic(40, seed=1)).in_order())) for _ in range(1))
+    _, _, after = predict_tokens_with_carry(model, model, batch, smoothing=0.0)
+    assert not after[0].requires_grad
+
+
+def test_models_without_a_carry_save_none(tmp_path: Path) -> None:
+    toys.toy_run(tmp_path / "run", toys.settings(max_updates=5, valid_updates=5))
+    checkpoint = Checkpoints(tmp_path / "run" / "checkpoints").latest()
+    assert checkpoint is not None and checkpoint.state["carry"] == 0
+    assert not any(name.startswith("carry/") for name in checkpoint.tensors())

@@ -1,0 +1,109 @@
+"""A signal during a validation, updates without targets, damaged snapshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import toys
+from transduce.errors import Interrupted
+from transduce.runs.checkpoints import Checkpoints
+from transduce.runs.tensors import load_tensors
+from transduce.training.averaging import AVERAGES
+from transduce.training.step import Updater
+
+DATA = {"train_on": toys.pairs(120, seed=1), "validate_on": toys.pairs(20, seed=2)}
+OPTIONS: dict[str, Any] = {"max_updates": 20, "valid_updates": 10, "average": "ema"}
+
+
+def judge(model: nn.Module) -> Mapping[str, float]:
+    return {"bleu": 1.0, "chrf": 1.0}
+
+
+def run_with_slow_validation(path: str, marker: str) -> None:
+    torch.set_num_threads(1)
+
+    def slow(model: nn.Module) -> Mapping[str, float]:
+        Path(marker).touch()
+        time.sleep(120)
+        return judge(model)
+
+    try:
+        toys.run(Path(path), toys.settings(**OPTIONS), judge=slow, **DATA)
+    except Interrupted as error:
+        sys.exit(error.exit_code)
+
+
+def test_sigterm_interrupts_a_validation_after_everything_was_saved(tmp_path: Path) -> None:
+    toys.run(tmp_path / "whole", toys.settings(**OPTIONS), judge=judge, **DATA)
+    marker = tmp_path / "validating"
+    process = get_context("fork").Process(target=run_with_slow_validation, args=(str(tmp_path / "cut"), str(marker)))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not marker.exists():
+        assert time.monotonic() < deadline and process.is_alive()
+        time.sleep(0.05)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(20)
+    assert process.exitcode == 143, "at once, not after the validation"
+    checkpoint = Checkpoints(tmp_path / "cut" / "checkpoints").latest()
+    assert checkpoint is not None and checkpoint.update == 10
+    assert checkpoint.state["training"]["validated"] < 10
+    _, result = toys.run(tmp_path / "cut", toys.settings(**OPTIONS), judge=judge, **DATA)
+    assert result.update == 20
+    lines = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    assert [event["update"] for event in lines if event["event"] == "validation"] == [10, 20]
+    one, two = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_an_update_without_any_target_changes_nothing_but_momentum() -> None:
+    """A small BERT batch may have no masked token."""
+    torch.manual_seed(1)
+    model = nn.Linear(3, 3)
+
+    def criterion(forward: Any, model: Any, batch: Any, *, smoothing: float, carry: Any = ()) -> Any:
+        loss = forward(torch.ones(1, 3)).sum() * 0.0
+        return loss, loss.detach(), ()
+
+    updater = Updater(model, toys.settings().training, device=toys.CPU, precision="float32", criterion=criterion)
+    batch = next(iter(toys.PairFeeder(DATA["train_on"], toys.settings().training, device=toys.CPU).batches()))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    result = updater.update([batch], 1.0, 0)
+    assert result.loss_sum.isfinite() and result.grad_norm.isfinite()
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["last", "best"])
+@pytest.mark.parametrize("damage", ["bytes", "cut short", "empty"])
+def test_a_damaged_snapshot_is_reported_and_left_out(kind: str, damage: str, tmp_path: Path) -> None:
+    live = {"w": torch.zeros(50)}
+    average = AVERAGES[kind](live, folder=tmp_path, n=3, decay=0.9)
+    for update in (1, 2, 3):
+        live["w"].fill_(float(update))
+        average.candidate(update)
+        average.keep(update, float(update), better=True)
+    path = tmp_path / "u00000002.safetensors"
+    content = path.read_bytes()
+    changed = {"bytes": content[:-8] + b"\0\1\2\3\4\5\6\7", "cut short": content[:-20], "empty": b""}
+    path.write_bytes(changed[damage])
+    other = AVERAGES[kind](live, folder=tmp_path, n=3, decay=0.9)
+    (note,) = other.load({}, average.state())
+    assert path.name in note
+    live["w"].fill_(4.0)
+    other.candidate(4)
+    kept = other.keep(4, 4.0, better=True)
+    assert kept is not None
+    torch.testing.assert_close(kept["w"], torch.full((50,), (1 + 3 + 4) / 3))

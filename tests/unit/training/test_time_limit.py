@@ -1,0 +1,111 @@
+"""A limit in minutes becomes a limit in updates, so that runs do not depend on the clock."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import toys
+from transduce.logging import Log
+from transduce.runs.tensors import load_tensors
+from transduce.training import ranks
+from transduce.training.schedule import Clock
+from transduce.training.step import Updater
+from transduce.training.time_limit import FILE, MARGIN, Stopwatch, TimeLimit, derive
+
+OPTIONS: dict[str, Any] = {"max_updates": None, "max_minutes": 1.0, "valid_updates": 10, "warmup_updates": 5}
+
+
+def tick(monkeypatch: pytest.MonkeyPatch, seconds: float, *, slower_from: int = 10**9) -> None:
+    """A clock that moves so far at each look."""
+    looks = count()
+
+    def now(total: list[float] = [0.0]) -> float:  # noqa: B006
+        total[0] += seconds * (10 if next(looks) > slower_from else 1)
+        return total[0]
+
+    monkeypatch.setattr(ranks, "Clock", partial(Clock, now=now))
+
+
+def events(path: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [event for event in lines if event["event"] == kind]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_tensors(path / "model.safetensors")
+
+
+def test_the_limit_is_what_fits_into_the_time_that_is_left() -> None:
+    found = derive(done=40, seconds_left=1010.0, seconds_per_update=0.4, validation_seconds=10.0, valid_updates=100)
+    assert found == TimeLimit(updates=40 + int(MARGIN * 1000.0 / 0.5), since=40)
+    late = derive(done=7, seconds_left=-3.0, seconds_per_update=1.0, validation_seconds=0.0, valid_updates=10)
+    assert late.updates == 8
+
+
+def test_the_first_updates_and_pauses_are_not_measured() -> None:
+    watch = Stopwatch()
+    watch.start(100.0)
+    for now in (110.0, 120.0, 130.0, 140.0, 150.0):
+        watch.count(now)
+    assert watch.seconds_per_update(150.0) == 10.0
+    watch.count(151.0)
+    watch.pause(7.0)
+    watch.count(159.0)
+    assert watch.seconds_per_update(159.0) == pytest.approx(1.0)
+
+
+def test_a_run_ends_at_the_derived_update_with_a_learning_rate_near_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tick(monkeypatch, 0.25)
+    _, result = toys.toy_run(tmp_path / "run", toys.settings(**OPTIONS))
+    stored = json.loads((tmp_path / "run" / FILE).read_text())
+    assert result.update == stored["updates"] and stored["since"] == 10
+    assert result.reason == "max_minutes"
+    assert 40 <= result.seconds <= 60
+    lrs = [event["lr"] for event in events(tmp_path / "run", "update")]
+    assert lrs == sorted(lrs, reverse=True) and lrs[-1] < 0.35 * lrs[0]
+
+
+def test_a_killed_run_makes_the_same_updates_on_a_machine_of_another_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tick(monkeypatch, 0.25)
+    toys.toy_run(tmp_path / "whole", toys.settings(**OPTIONS))
+    tick(monkeypatch, 0.25)
+    original, calls = Updater.update, [0]
+
+    def failing(self: Updater, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 17:
+            raise KeyboardInterrupt
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Updater, "update", failing)
+        toys.toy_run(tmp_path / "cut", toys.settings(**OPTIONS))
+    tick(monkeypatch, 0.1)
+    toys.toy_run(tmp_path / "cut", toys.settings(**OPTIONS))
+    assert (tmp_path / "cut" / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
+    one, two = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    lrs = [[event["lr"] for event in events(tmp_path / name, "update")] for name in ("whole", "cut")]
+    assert lrs[0] == lrs[1]
+
+
+def test_the_clock_ends_a_run_that_became_slower_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tick(monkeypatch, 0.1, slower_from=150)
+    data = {"train_on": toys.pairs(120, seed=1), "validate_on": toys.pairs(20, seed=2)}
+    _, result = toys.run(tmp_path / "run", toys.settings(**OPTIONS), log=Log(), **data)  # type: ignore[arg-type]
+    assert result.reason == "max_minutes (by the clock)"
+    assert result.update < json.loads((tmp_path / "run" / FILE).read_text())["updates"]
+    assert "max_minutes" in (said := capfd.readouterr().err) and "planned" in said
