@@ -16,7 +16,7 @@ from transduce.data.preparation import check_prepared, has_prepared, seal_prepar
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, UserError
-from transduce.evaluation.finalize import renew
+from transduce.evaluation.finalize import restore_pages
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
@@ -66,7 +66,7 @@ def _train_in(
         end = _end_of(folder)
         if end is not None and not has_prepared(folder):
             # Opening the folder names a file that is missing or damaged and cannot be made again.
-            renew(RunFolder.open(path), task.wording, log=log)
+            restore_pages(RunFolder.open(path), task.wording, log=log)
             log.say(
                 f"{path} is finished; its model {task.wording.usage}; name another folder with --run to train again"
             )

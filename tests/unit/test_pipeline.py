@@ -120,14 +120,14 @@ def test_a_lost_report_or_card_is_written_anew(
 
     done, run = again(finished, tmp_path, spoil)
     assert done.code == 0, done.err
-    assert f"written anew: {run / name}" in done.err and "finished already" in done.err
+    assert f"rewritten: {run / name}" in done.err and "finished already" in done.err
     assert (tmp_path / "then" / name).read_bytes() == before
 
 
 def test_what_is_whole_or_edited_stays(finished: Path, tmp_path: Path) -> None:
     words = "# Our own words\n\nabout this model\n"
     done, _ = again(finished, tmp_path, lambda run: (run / "README.md").write_text(words))
-    assert done.code == 0 and "written anew" not in done.err
+    assert done.code == 0 and "rewritten" not in done.err
     assert (tmp_path / "then" / "README.md").read_text() == words
 
 

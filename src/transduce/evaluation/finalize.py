@@ -1,4 +1,4 @@
-"""What follows training: scores of the test sets, samples, attention, the report and the model card."""
+"""The end of a training: scores of the test sets, samples, attention, the report and the model card."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import check_file
 
 LOG = "metrics.jsonl"
-N_SAMPLES = 24  # translations that the report shows of each set
-N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences whose attention it shows, and how many words they may have
+N_SAMPLES = 24  # translations per set in the report
+N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report, and their fewest and most words
 
 
-def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], wording: Wording, *, update: int, log: Log) -> None:
-    """Score the test sets (or, without any, the judged validation pairs), and write the report and the model card.
+def finalize_translation(
+    folder: RunFolder, judged: Sequence[tuple[str, str]], wording: Wording, *, update: int, log: Log
+) -> None:
+    """Score a translator on its test sets (or else on the `judged` validation pairs), and finalize the run.
 
-    `update` is the one whose weights the run keeps. A run that is killed in here does all of it again.
+    `update` is the one whose weights are kept. After a kill everything here is done again.
     """
     settings = folder.settings
     translator = Translator.load(folder.path, device=settings.training.device)
@@ -48,50 +50,47 @@ def finish(folder: RunFolder, judged: Sequence[tuple[str, str]], wording: Wordin
         for line in scores.lines():
             log.say(f"  {line}")
     if not pairs:
-        log.say("nothing was scored: there is no test text, and training.valid_bleu_sentences = 0")
+        log.say("nothing was scored: no test text, and training.valid_bleu_sentences = 0")
         log.say(f"to score the run later: transduce evaluate {folder.path} --src FILE --ref FILE")
     else:
         held_out = [src for found in pairs.values() for src, _ in found]
-        save_attention(folder, [attention_of(translator, src) for src in _worth_drawing(held_out)])
-    conclude(folder, wording, log)
+        save_attention(folder, [attention_of(translator, src) for src in _choose_for_attention(held_out)])
+    finalize(folder, wording, log)
 
 
-def conclude(folder: RunFolder, wording: Wording, log: Log) -> None:
-    """The end of every training: report and model card; what only training needed goes.
-
-    The log gets its checksum: nothing is written to it any more.
-    """
+def finalize(folder: RunFolder, wording: Wording, log: Log) -> None:
+    """Write the report and the model card, seal the log with a checksum and delete the encoded text."""
     if (folder.path / LOG).exists():
         folder.seal_record(LOG)
     write_report(folder, wording)
     write_card(folder, wording)
-    forget_prepared(folder)  # from here on the run counts as finished
+    forget_prepared(folder)  # from here on the run is finished
     log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
 
 
-def renew(folder: RunFolder, wording: Wording, *, log: Log) -> None:
-    """Write what is missing or damaged of a finished run's report and card, from what its other files tell.
+def restore_pages(folder: RunFolder, wording: Wording, *, log: Log) -> None:
+    """Rewrite the report and the card of a finished run if they are missing or damaged.
 
-    The report is what these files say and nothing else. A card may have been edited: it is whole while it is text with
-    a heading and a last line end.
+    The report must equal what the other files give. The card may have been edited: it is complete if it starts with a
+    heading and ends with a line end.
     """
     if LOG in folder.records:
         try:
             check_file(folder.path / LOG, folder.records[LOG])
         except RunFolderError as error:
-            log.warn(f"{error}; the report shows it as it is now")
+            log.warn(f"{error}; the report shows its current content")
     report, card_ = folder.path / "report.html", folder.path / "README.md"
     if _text_of(report) != shown(folder, lambda record: report_html(record, wording)):
         write_report(folder, wording)
-        log.say(f"written anew: {report}")
+        log.say(f"rewritten: {report}")
     text = _text_of(card_)
     if not (text.startswith("# ") and text.endswith("\n")):
         write_card(folder, wording)
-        log.say(f"written anew: {card_}")
+        log.say(f"rewritten: {card_}")
 
 
 def _text_of(path: Path) -> str:
-    """The text of a file; nothing where it is not there or no text."""
+    """Read a text file; empty if it is missing or not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -99,7 +98,7 @@ def _text_of(path: Path) -> str:
 
 
 def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
-    """Where the model looks while it writes `tgt`, or its own translation of `src` where none is given."""
+    """Compute the attention weights for `tgt` (default: the model's translation of `src`)."""
     tokenizers = translator.tokenizers
     src_ids = tokenizers.src.encode(src)
     if tgt is None:
@@ -117,7 +116,7 @@ def attention_of(translator: Translator, src: str, *, tgt: str | None = None) ->
 def _score(
     folder: RunFolder, name: str, pairs: Sequence[tuple[str, str]], *, translator: Translator, update: int
 ) -> Scores:
-    """Translate and score one set, and keep scores and samples."""
+    """Translate and score one set; save scores and samples."""
     scoring, search = folder.settings.evaluation, folder.settings.decoding
     sources, references = [src for src, _ in pairs], [ref for _, ref in pairs]
     hypotheses = [translation.text for translation in translator.translate(sources)]
@@ -128,8 +127,8 @@ def _score(
     return scores
 
 
-def _worth_drawing(sources: Sequence[str]) -> list[str]:
-    """The first few sentences of a size that a picture can show; any, where none has it."""
+def _choose_for_attention(sources: Sequence[str]) -> list[str]:
+    """Return the first few sentences of suitable length, or else the first few."""
     fewest, most = DRAWN_WORDS
     fitting = [src for src in sources if fewest <= len(src.split()) <= most]
     return (fitting or [src for src in sources if src.strip()])[:N_DRAWN]

@@ -23,7 +23,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from jinja2 import UndefinedError
 
@@ -177,22 +177,17 @@ def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update
     _merge(run, "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
 
 
-def save_text_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
-    """Save language-model scores (`TextScore.to_json`) of one text."""
-    _merge(run, "text_scores.json", {"name": name, **values})
+def save_task_scores(
+    run: RunFolder,
+    kind: Literal["text_scores", "label_scores", "masked_scores"],
+    name: str,
+    values: Mapping[str, Any],
+) -> None:
+    """Save scores of a language model, classifier or masked model; `values` as from their `to_json`."""
+    _merge(run, f"{kind}.json", {"name": name, **values})
 
 
-def save_label_scores(run: RunFolder, name: str, values: Mapping[str, Any]) -> None:
-    """Save classification scores (`LabelScores.to_json`) of one set."""
-    _merge(run, "label_scores.json", {"name": name, **values})
-
-
-def save_masked_scores(run: RunFolder, name: str, values: Mapping[str, float]) -> None:
-    """Save masked-language-model scores (`MaskedScore.to_json`) of one text."""
-    _merge(run, "masked_scores.json", {"name": name, **values})
-
-
-def save_continuations(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
+def save_generated(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
     """Save generated text: (prompt, text) pairs."""
     samples = [{"prompt": prompt, "text": text} for prompt, text in texts]
     _merge(run, "samples.json", {"name": name, "update": update, "samples": samples})

@@ -1,4 +1,4 @@
-"""What messages, the report and the model card say about the models of a task. Each task has its own `Wording`."""
+"""The words for the models of a task in messages, the report and the model card."""
 
 from __future__ import annotations
 
@@ -32,21 +32,18 @@ class Wording:
     limits: Callable[[Record], tuple[str, ...]]
 
     def title_for(self, data: DataSettings) -> str:
-        """The title of a model that was trained on this data."""
+        """Return the title of a model trained on this data."""
         labels = ", ".join(f"`{' '.join(label.replace('`', ' ').split())}`" for label in data.labels or ())
         return self.title.format(src=data.src_lang, tgt=data.tgt_lang, labels=labels)
 
     @property
     def usage(self) -> str:
-        """What a model does and the command for it.
-
-        For example: translates text: `transduce translate`.
-        """
+        """What a model does and its command, e.g. "translates text: `transduce translate`"."""
         return f"{self.does}: `{' '.join(self.command.split()[:2])}`"
 
 
 def shape_line(record: Record) -> str:
-    """The architecture and its sizes."""
+    """Format the architecture and its sizes."""
     m = record.settings.model
     size = f"{'+'.join(map(str, m.depth))} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
     return f"{m.kind}, {size}, {m.residual}-norm, {m.positions} positions"

@@ -14,7 +14,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
 - `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
-- `finish` scores, keeps samples, and calls `conclude`.
+- `finish` scores, keeps samples, and calls `finalize`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from transduce.data.text_store import TextStore
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
-from transduce.evaluation.finalize import conclude
-from transduce.evaluation.records import save_continuations, save_text_scores
+from transduce.evaluation.finalize import finalize
+from transduce.evaluation.records import save_generated, save_task_scores
 from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -135,12 +135,12 @@ class CausalTask(PlainTextTask[PreparedText]):
         valid = TextStore.open(folder.path / "tokens" / "valid")
         for name, store in {"valid": valid, **plain_text.read_test_stores(folder)}.items():
             score = generator.evaluate(store)
-            save_text_scores(folder, name, score.to_json())
+            save_task_scores(folder, "text_scores", name, score.to_json())
             log.say(f"{name}: {score.lines()[0]}")
         options = GenerationOptions(sampling=Sampling(temperature=0.8), cut_prompt=True)
         found = generator.generate(_beginnings(valid, generator), options)
-        save_continuations(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
-        conclude(folder, self.wording, log)
+        save_generated(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
+        finalize(folder, self.wording, log)
 
 
 def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFeeder:

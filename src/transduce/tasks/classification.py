@@ -25,8 +25,8 @@ from transduce.data.text_store import fingerprint_of_text
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.classification import score_labels
-from transduce.evaluation.finalize import conclude
-from transduce.evaluation.records import save_continuations, save_label_scores
+from transduce.evaluation.finalize import finalize
+from transduce.evaluation.records import save_generated, save_task_scores
 from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.machine import Machine
@@ -249,7 +249,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         for name, at in names.items():
             store = LabelStore.open(tokens / at)
             scores = score_labels(store.labels.tolist(), classifier.tell(store), classifier.labels)
-            save_label_scores(folder, name, scores.to_json())
+            save_task_scores(folder, "label_scores", name, scores.to_json())
             log.say(f"{name}: {scores.lines()[0]}")
         with expecting(tokens / "samples.json"):
             samples = [(str(label), tuple(map(str, texts))) for label, texts in read_json(tokens / "samples.json")]
@@ -263,8 +263,8 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             )
             for (label, _), one in zip(samples, told, strict=True)
         ]
-        save_continuations(folder, "valid", shown, update=update)
-        conclude(folder, self.wording, log)
+        save_generated(folder, "valid", shown, update=update)
+        finalize(folder, self.wording, log)
 
 
 def _whole(example: Labelled) -> str:

@@ -20,8 +20,8 @@ from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller
 from transduce.decoding.masked_scoring import gap_feeder, judge_gaps, judges_pairs
 from transduce.errors import DataError, SettingsError
-from transduce.evaluation.finalize import conclude
-from transduce.evaluation.records import save_continuations, save_masked_scores
+from transduce.evaluation.finalize import finalize
+from transduce.evaluation.records import save_generated, save_task_scores
 from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.runs.atomic import write_json
@@ -194,7 +194,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             found = Validator(
                 filler.model, feeder.batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=predict_masked_tokens
             )()
-            save_masked_scores(folder, name, found)
+            save_task_scores(folder, "masked_scores", name, found)
             log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
         valid = SentenceStore.open(tokens / "valid")
         texts = _with_gaps(valid, filler.vocabulary)
@@ -202,8 +202,8 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         for one in filler.fill(texts) if texts else ():
             told = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.masks[0])
             shown.append((one.text, f" → {told}"))
-        save_continuations(folder, "valid", shown, update=update)
-        conclude(folder, self.wording, log)
+        save_generated(folder, "valid", shown, update=update)
+        finalize(folder, self.wording, log)
 
 
 def _check_documents(name: str, n: int) -> None:

@@ -20,7 +20,7 @@ from transduce.data.sources import Sources
 from transduce.data.store import TokenStore
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
-from transduce.evaluation.finalize import finish
+from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import evaluate, metrics
 from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
@@ -166,7 +166,7 @@ class TranslationTask(Task[Texts, Prepared]):
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score the test sets, draw attention, report."""
-        finish(folder, preparation.read_judged(folder), self.wording, update=update, log=log)
+        finalize_translation(folder, preparation.read_judged(folder), self.wording, update=update, log=log)
 
 
 def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:
