@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from transduce.runs.tensors import load_tensors
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 MAX_BYTES = 1 << 26
-"""Largest JSON file or vocabulary that is read: 64 MiB. As Python objects, JSON can take twenty times its size."""
+"""Largest JSON file or vocabulary that is read: 64 MiB."""
 
 _MAX_SHARING = 8
 """How much larger the tensors of a pickle may be than the file. Tied weights are stored once."""
@@ -34,25 +33,10 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """The object in a JSON file; `RunFolderError` where it is missing (unless `optional`) or damaged."""
     if optional and not path.exists():
         return {}
-    value = parse_json(read_bytes(path), path)
+    value = atomic.read_json(path, most=MAX_BYTES)
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} is damaged: it does not contain a JSON object")
     return value
-
-
-def parse_json(content: bytes, path: Path) -> Any:
-    """The value in the content of a JSON file; `RunFolderError` where it is damaged."""
-    try:
-        return json.loads(content.decode("utf-8"))
-    except RecursionError:
-        why = "it is nested too deeply"
-    except UnicodeDecodeError:
-        why = "it is not UTF-8"
-    except json.JSONDecodeError as error:
-        why = str(error)
-    except ValueError:
-        why = "it contains a number with too many digits"
-    raise RunFolderError(f"{path} is damaged: {why}")
 
 
 def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> None:

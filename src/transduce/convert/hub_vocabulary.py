@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from transduce.convert.folder import parse_json, read_bytes, read_object
+from transduce.convert.folder import read_bytes, read_object
 from transduce.convert.weight_map import Rows, check_padding
 from transduce.errors import RunFolderError, UserError
 from transduce.text.hub import HubTokenizer, check_ids
@@ -22,6 +23,7 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
     `special`: pieces that are special tokens.
     """
     if (folder / TOKENIZER).exists():
+        read_object(folder / TOKENIZER)  # refuses what is not JSON
         return read_bytes(folder / TOKENIZER)
     try:
         from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
@@ -56,8 +58,8 @@ def read_tokenizer(folder: Path, special: Sequence[str]) -> bytes:
 
 def ids_of(model: bytes, *, origin: Path) -> dict[str, int]:
     """The id of each piece of a tokenizer.json, added ones included."""
-    content = parse_json(model, origin / TOKENIZER)
     try:
+        content = json.loads(model)
         pieces = content["model"]["vocab"]
         if isinstance(pieces, list):  # of a unigram model: [piece, score]
             pieces = {piece: i for i, (piece, _) in enumerate(pieces)}
