@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.config import TransformerSettings
-from transduce.convert.models import Outgoing
+from transduce.convert.base import Outgoing
 from transduce.convert.normalize import position_table
 from transduce.convert.parity import MAX_TOKENS, compare_all, examples, logits_of, settle
 from transduce.convert.requirements import ONE_HEAD_COUNT, Expressible, inexpressible

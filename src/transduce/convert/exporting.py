@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transduce.convert.base import Outgoing, check_is_free, known_or_nearest, made_folder
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from transduce.convert.hub_export import export_bert, export_gpt2
 from transduce.convert.marian_folder import export_marian
-from transduce.convert.models import Outgoing, check_is_free, known_or_nearest, made_folder
 from transduce.convert.onnx_export import export_onnx
 from transduce.decoding.loading import load_model
 from transduce.errors import SettingsError

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from transduce.config import BertEncoderSettings, BertSettings, EncoderSettings, GPTSettings, ModelSettings
 from transduce.convert import bert, gpt2
-from transduce.convert.models import Outgoing
+from transduce.convert.base import Outgoing
 from transduce.convert.normalize import normalize, with_biases
 from transduce.convert.parity import (
     MAX_TOKENS,
-    TEXTS,
     UNCHECKED,
     Check,
     compare_all,
+    compare_tokenizer,
     examples,
     head_outputs,
     logits_of,
@@ -214,10 +214,7 @@ def _load(out: Path, architecture: str, run: Outgoing, rows: Rows) -> Any:
         return None
     transformers.utils.logging.disable_progress_bar()
     tokenizer, vocabulary = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True), run.tokenizers.tgt
-    for text in TEXTS:
-        found = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if found != rows.index[torch.tensor(vocabulary.encode(text), dtype=torch.long)].tolist():
-            raise TransduceError(f"the exported tokenizer is not the same: it splits {text!r} differently")
+    compare_tokenizer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], vocabulary, rows)
     loaded, report = getattr(transformers, architecture).from_pretrained(
         out, local_files_only=True, output_loading_info=True, attn_implementation="eager"
     )

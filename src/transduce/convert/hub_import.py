@@ -12,9 +12,9 @@ from torch import Tensor
 
 from transduce.config import BertEncoderSettings, BertSettings, DataSettings, ModelSettings, Settings, TokenizerSettings
 from transduce.convert import bert, gpt2
+from transduce.convert.base import Imported
 from transduce.convert.folder import check_model_type, read_object, read_weights
 from transduce.convert.hub_vocabulary import ids_of, read_tokenizer, special_names, vocabulary
-from transduce.convert.models import Imported
 from transduce.convert.weight_map import Rows, check, read, type_note
 from transduce.errors import UserError
 from transduce.text.hub import HubTokenizer

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from transduce.config import to_toml
 from transduce.convert import bert, gpt2, hub_vocabulary, marian
+from transduce.convert.base import Imported, check_is_free, known_or_nearest, made_folder
 from transduce.convert.download import download, hub_name
 from transduce.convert.folder import PICKLED, SAFE, check_model_type, read_object
 from transduce.convert.hub_import import import_bert, import_gpt2
 from transduce.convert.marian_folder import import_marian
-from transduce.convert.models import Imported, check_is_free, known_or_nearest, made_folder
 from transduce.errors import RunFolderError, SettingsError
 from transduce.evaluation.card import plain
 from transduce.logging import Log

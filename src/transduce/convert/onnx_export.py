@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.config import EncoderSettings, Settings
-from transduce.convert.models import Outgoing
+from transduce.convert.base import Outgoing
 from transduce.convert.parity import (
     Difference,
     compare_all,

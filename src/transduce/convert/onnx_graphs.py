@@ -22,15 +22,9 @@ from transduce.models.causal_lm import CausalLM
 from transduce.models.masked_lm import TextEncoder
 from transduce.models.transformer import Transformer
 from transduce.nn.cache import DecoderState, LayerCache
-from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.masks import attention_bias
 from transduce.nn.positions import (
-    HalvedSinusoidalPositions,
-    LearnedPositions,
-    NoPositions,
     SinusoidalPositions,
-    halves,
-    sinusoids,
 )
 from transduce.text.special import PAD
 
@@ -68,7 +62,7 @@ class Graph:
         dynamic = tuple({i: n for i, n in enumerate(shape) if isinstance(n, str)} for shape in self.inputs.values())
         with (
             _quiet(),
-            _traceable(self.module),
+            _without_tables(self.module),
             torch.enable_grad(),
         ):  # without gradients a linear layer may use an operator of one CPU
             program = torch.onnx.export(
@@ -133,7 +127,7 @@ class _Decoder(nn.Module):
             cross = (given.get(f"cross_keys.{i}"), given.get(f"cross_values.{i}"))
             layers.append(_GrowingCache(given[f"past_keys.{i}"], given[f"past_values.{i}"], *cross, list(history)))
         bias = torch.zeros(ids.shape[0], 1, 1, 0) if mask is None else attention_bias(mask[:, None])
-        state = _TracedState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
+        state = DecoderState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
         logits = self.model.step(ids, state)
         after: dict[str, Any] = {f"past_keys.{i}": layer.keys for i, layer in enumerate(layers)}
         after |= {f"past_values.{i}": layer.values for i, layer in enumerate(layers)}
@@ -184,7 +178,7 @@ def _text_encoder(model: TextEncoder) -> Graph:
     return Graph(_TextEncoder(model), {name: ("batch", "length") for name in names}, outputs)
 
 
-# -- parts of the model in a form that can be traced: sizes are symbols, on which nothing may branch
+# -- changes to the model for tracing, where sizes are symbols: a branch on them would become part of the graph
 
 
 class _GrowingCache(LayerCache):
@@ -196,46 +190,18 @@ class _GrowingCache(LayerCache):
         return self.keys, self.values
 
 
-class _TracedState(DecoderState):
-    """A decoder's state of one beam whose mask is the same computation for one new token and for many."""
-
-    def next_bias(self, n_steps: int) -> Tensor:
-        query, key = torch.arange(n_steps) + self.length, torch.arange(n_steps + self.length)
-        return attention_bias((key <= query[:, None])[None])
-
-
-class _TracedPositions(NoPositions):
-    """The positions of another module, computed without a table of limited length."""
-
-    def __init__(self, original: NoPositions) -> None:
-        super().__init__(d_model=original.d_model, d_head=original.d_head, max_positions=original.max_positions)
-        self.original = original
-
-    def add(self, x: Tensor, offset: int) -> Tensor:
-        p, n = self.original, x.shape[1]
-        if isinstance(p, LearnedPositions):
-            return x + p.embedding(torch.arange(n) + offset)
-        if isinstance(p, SinusoidalPositions):
-            rows = sinusoids(n, p.d_model, offset=offset)
-            return x + (rows[:, halves(p.d_model)] if isinstance(p, HalvedSinusoidalPositions) else rows)
-        return p.add(x, offset)
-
-    def rotate(self, x: Tensor, offset: int) -> Tensor:
-        return self.original.rotate(x, offset)
-
-
 @contextmanager
-def _traceable(model: nn.Module) -> Iterator[None]:
-    """Replace the positions of all embeddings by ones that can be traced, and restore them afterwards."""
-    embeddings = [module for module in model.modules() if isinstance(module, TokenEmbedding)]
-    originals = [embedding.positions for embedding in embeddings]
+def _without_tables(model: nn.Module) -> Iterator[None]:
+    """Make sinusoidal positions compute all their vectors, instead of reading the first ones from a table."""
+    found = [module for module in model.modules() if isinstance(module, SinusoidalPositions)]
+    tables = [module.table for module in found]
     try:
-        for embedding, original in zip(embeddings, originals, strict=True):
-            embedding.positions = _TracedPositions(original)
+        for module in found:
+            module.table = module.table[:0]
         yield
     finally:
-        for embedding, original in zip(embeddings, originals, strict=True):
-            embedding.positions = original
+        for module, table in zip(found, tables, strict=True):
+            module.table = table
 
 
 @contextmanager

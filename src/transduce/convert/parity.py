@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from transduce.config import EncoderSettings, ModelSettings
-from transduce.convert.weight_map import NEVER
+from transduce.convert.weight_map import NEVER, Rows
 from transduce.data.batch import Batch, collate
 from transduce.data.encoder_batch import pad_rows
 from transduce.data.objectives import Example
 from transduce.data.sentence_pairs import pack
 from transduce.errors import TransduceError
 from transduce.models.masked_lm import MaskedLM, PooledEncoder, TextEncoder
-from transduce.text.special import EOS
+from transduce.text.special import EOS, Vocabulary
 
 MAX_TOKENS = 24
 """Length of the longest example."""
@@ -104,6 +104,13 @@ def head_outputs(model: TextEncoder, ids: Tensor, segments: Tensor | None) -> di
     if isinstance(model, PooledEncoder):
         return dict(zip(("hidden", "pooled"), model(ids, segments), strict=True))
     return {"logits": model(ids, segments)}
+
+
+def compare_tokenizer(encode: Callable[[str], list[int]], vocabulary: Vocabulary, rows: Rows) -> None:
+    """`TransduceError` if the exported tokenizer does not give the rows of our ids for `TEXTS`."""
+    for text in TEXTS:
+        if encode(text) != rows.index[torch.tensor(vocabulary.encode(text), dtype=torch.long)].tolist():
+            raise TransduceError(f"the exported tokenizer is not the same: it splits {text!r} differently")
 
 
 def compare(found: Tensor, ours: Tensor) -> Difference:
