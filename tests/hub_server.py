@@ -1,4 +1,4 @@
-"""A Hub on loopback: what `huggingface_hub` asks for, and the ways in which it may go wrong."""
+"""A local server with the part of the Hub's API that a download uses, and with faults that tests set."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ LARGE = (".safetensors", ".bin", ".spm")
 
 @dataclass
 class Hub:
-    """One model, `name`, whose files lie in `folder`. What is wrong with it is set while it runs."""
+    """One model, `name`, with the files in `folder`. Faults are set while it runs."""
 
     folder: Path
     name: str = "some-one/a-model"
     revisions: tuple[str, ...] = ("main", "v1", COMMIT)
-    door: int = 0  # 401, 403 or 500: what it answers instead
-    breaks: dict[str, int] = field(default_factory=dict)  # bytes of a file after which a connection ends, and how often
+    door: int = 0  # 401, 403 or 500: the answer to every request
+    breaks: dict[str, int] = field(default_factory=dict)  # bytes of a file after which the connection is closed
     times: int = 1
-    announced: dict[str, int] = field(default_factory=dict)  # sizes that are not so
+    announced: dict[str, int] = field(default_factory=dict)  # wrong sizes in the list of files
     headed: dict[str, int] = field(default_factory=dict)
-    forged: dict[str, bytes] = field(default_factory=dict)  # content that is not the one announced
+    forged: dict[str, bytes] = field(default_factory=dict)  # content that differs from the list of files
     endless: tuple[str, ...] = ()
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -37,7 +37,7 @@ class Hub:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.elsewhere = self.endpoint.replace("127.0.0.1", "localhost")  # as large files lie on another host
+        self.elsewhere = self.endpoint.replace("127.0.0.1", "localhost")  # large files are on another host
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Language models and encoders on their way to transformers: they load there without code of ours, and come back.
+"""Export of language models and encoders to transformers, and their re-import.
 
 More random configurations: TRANSDUCE_HUB_MODELS=100.
 """
@@ -59,13 +59,13 @@ def gpt2_folder(path: Path) -> Path:
 
 
 def comes_back(kind: str, theirs: Path, tmp_path: Path) -> None:
-    """In, out and in again: the same file of weights, the same run, the same outputs."""
+    """Import, export, import: the same weights, the same run, the same outputs."""
     list(import_run(kind, theirs, tmp_path / "run"))
     told = list(export_run(tmp_path / "run", "huggingface", tmp_path / "out"))
     assert "checked: outputs of transformers" in told[1]
     before, after = (load_tensors(path / "model.safetensors", sealed=False) for path in (theirs, tmp_path / "out"))
     assert after.keys() <= before.keys() | {"lm_head.weight"}
-    unused = {"cls.predictions.bias"} if "cls.predictions.decoder.bias" in after else set()  # of two one counts
+    unused = {"cls.predictions.bias"} if "cls.predictions.decoder.bias" in after else set()  # one of two is used
     assert all(torch.equal(before[name], tensor) for name, tensor in after.items() if name not in unused)
     list(import_run(kind, tmp_path / "out", tmp_path / "again"))
     first, second = (open_outgoing(tmp_path / name) for name in ("run", "again"))
@@ -84,10 +84,10 @@ def comes_back(kind: str, theirs: Path, tmp_path: Path) -> None:
         outputs = [model(**given).to_tuple() for model, given in zip(models, inputs, strict=True)]
     differences = [float((a - b).abs().max()) for a, b in zip(*outputs, strict=True) if isinstance(a, torch.Tensor)]
     print(differences)
-    assert differences and max(differences) <= 1e-6  # where the weights lie in memory moves the last bits
+    assert differences and max(differences) <= 1e-6  # the alignment of weights in memory changes the last bits
 
 
-def test_gpt2_comes_back(tmp_path: Path) -> None:
+def test_gpt2_round_trip(tmp_path: Path) -> None:
     comes_back("gpt2", gpt2_folder(tmp_path / "theirs"), tmp_path)
 
 
@@ -101,7 +101,7 @@ def test_gpt2_comes_back(tmp_path: Path) -> None:
         ("BertModel", {}),
     ],
 )
-def test_bert_comes_back(tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
+def test_bert_round_trip(tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
     comes_back("bert", berts.make_folder(tmp_path / "theirs", architecture, type_vocab_size=2, **options), tmp_path)
 
 
@@ -110,8 +110,8 @@ def test_bert_comes_back(tmp_path: Path, architecture: str, options: dict[str, A
     "options",
     [LEARNED, {"bias": False, "tie": "none"}, {"positions": "none", "activation": "gelu_tanh", "norm_eps": 1e-3}],
 )
-def test_our_language_models_go_on_alike(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
-    """Scaled embeddings, sinusoids and what lacks biases are written as an equal model."""
+def test_our_language_models_generate_alike(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    """Scaled embeddings, sinusoids and missing biases are exported as an equal model."""
     run = text_runs.make_run(
         tmp_path / "run", tokenizer=vocabulary(kind, 400, exact=True), **{**GPT, "positions": "sinusoidal", **options}
     )
@@ -135,7 +135,7 @@ def test_our_language_models_go_on_alike(tmp_path: Path, kind: str, options: dic
 @pytest.mark.parametrize("options", [{}, {"next_sentence": True, "tie": "none", "n_segments": 0},
                                      {"positions": "sinusoidal_halves", "scale_embeddings": True, "bias": False,
                                       "output_bias": False}])  # fmt: skip
-def test_our_masked_models_fill_alike(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+def test_our_masked_models_predict_alike(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     run = text_runs.make_run(tmp_path / "run", tokenizer=vocabulary(kind, mask=True), **{**BERT, **options})
     assert "checked" in list(export_run(run, "huggingface", tmp_path / "out"))[1]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -167,8 +167,8 @@ def test_our_classifiers_and_encoders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
 @pytest.mark.parametrize("options", [GPT | LEARNED, BERT, BERT | {"kind": "bert-classifier"},
                                      BERT | {"kind": "bert-encoder"}])  # fmt: skip
-def test_our_own_come_back(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
-    """Out and in again: the same weights bit by bit, the same ids, the same pieces, the same bytes of each."""
+def test_our_models_round_trip(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    """Export, import: the same weights bit for bit, the same ids, pieces and bytes of pieces."""
     causal = options["kind"] == "gpt"
     own = vocabulary(kind, 400 if causal else 120, exact=causal, mask=options["kind"] == "bert")
     run = text_runs.make_run(tmp_path / "run", tokenizer=own, **options)
@@ -183,7 +183,7 @@ def test_our_own_come_back(tmp_path: Path, kind: str, options: dict[str, Any]) -
         ids = own.encode(text)
         found = theirs.encode(text)
         assert found == ids or (kind == "unigram" and sorted(found) == sorted(ids)), text
-        if causal or UNK not in ids:  # which each shows in its own way
+        if causal or UNK not in ids:  # each shows an unknown piece differently
             assert theirs.decode(ids) == own.decode(ids)
     assert theirs.pieces(range(4, 20)) == [p.replace("\u2581", " ") if causal else p for p in own.pieces(range(4, 20))]
     if causal:
@@ -195,7 +195,7 @@ def test_our_own_come_back(tmp_path: Path, kind: str, options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("seed", range(N_MODELS))
-def test_every_configuration_goes_or_is_refused_by_name(tmp_path: Path, seed: int) -> None:
+def test_every_configuration_is_exported_or_refused_by_name(tmp_path: Path, seed: int) -> None:
     base = GPT if seed % 2 else BERT
     drawn = {key: value for key, value in combination(seed).items() if key not in ("residual", "n_encoder_layers")}
     easy = {"norm": "layer", "feed_forward": "plain", "kernel_size": 1, "projection": "full", "n_kv_heads": None}
@@ -224,14 +224,14 @@ def test_every_configuration_goes_or_is_refused_by_name(tmp_path: Path, seed: in
         ({**BERT, "kind": "bert-classifier", "pooling": "mean"}, r"model\.pooling = 'mean'"),
     ],
 )
-def test_what_cannot_go(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_unsupported_settings_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     run = text_runs.make_run(tmp_path / "run", **options)
     with pytest.raises(UserError, match=said):
         list(export_run(run, "huggingface", tmp_path / "out"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = text_runs.make_run(tmp_path / "run", **GPT)
     plain = hub_export.normalize
     monkeypatch.setattr(hub_export, "normalize", lambda s, t: plain(s.model_copy(update={"positions": "none"}), t))

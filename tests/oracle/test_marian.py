@@ -1,4 +1,4 @@
-"""Transformers' MarianMTModel and MarianTokenizer, and CTranslate2, beside ours: random small models, all options.
+"""Transformers' MarianMTModel and MarianTokenizer, and CTranslate2, compared with ours: random small models.
 
 Needs transformers and ctranslate2 (`pip install -e .[interchange]`). A real model: TRANSDUCE_MARIAN=FOLDER. Logits and
 gradients are compared in test_random_models.py.
@@ -73,7 +73,7 @@ def config(seed: int) -> dict[str, Any]:
 
 
 def theirs(path: Path, seed: int, *, eos: float = 0.0) -> Any:
-    """A random model of transformers, saved at `path` with vocabularies that fit it; `eos` makes it end sooner."""
+    """A random model of transformers, saved at `path` with its vocabularies; a larger `eos` makes outputs shorter."""
     chosen = config(seed)
     model = transformers.MarianMTModel(transformers.MarianConfig(**chosen)).eval()
     randomize(model, seed=seed)
@@ -97,14 +97,14 @@ def moved(ids: torch.Tensor, rows: Rows, pad: int) -> torch.Tensor:
 
 
 def rows_of(n: int, pad: int) -> Rows:
-    """Their row of each of our ids, written down anew."""
+    """Their row of each of our ids, computed independently."""
     others = [i for i in range(2, n) if i != pad]
     return Rows(torch.tensor([-1, 1, pad, 0, *others]), n)
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_search_finds_what_generate_finds(tmp_path: Path, seed: int) -> None:
-    """Patience inf is early_stopping "never": both give up nothing.
+def test_search_equals_generate(tmp_path: Path, seed: int) -> None:
+    """Patience inf equals early_stopping "never".
 
     At the length limit they differ: theirs lets what was cut off compete, ours puts it behind all that is finished.
     """
@@ -138,7 +138,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Any]:
     list(export_run(make_run(path / "run"), "huggingface", path / "theirs"))
     ids = json.loads((path / "theirs" / "vocab.json").read_text())
     longest = sorted((piece for piece in ids if piece[0] != "<"), key=len)[-2:]
-    renamed = dict(zip(longest, (">>deu<<", "猫猫猫"), strict=True))  # SentencePiece has the old ones, the list the new
+    renamed = dict(zip(longest, (">>deu<<", "猫猫猫"), strict=True))  # only vocab.json is changed
     ids = {renamed.get(piece, piece): i for piece, i in ids.items()}
     (path / "theirs" / "vocab.json").write_text(json.dumps(ids))
     list(import_run("marian", path / "theirs", path / "again"))
@@ -168,7 +168,7 @@ def test_encoding_of_any_text_equals_theirs(pair: tuple[Any, Any, Any], text: st
 
 
 def test_special_pieces_in_text_are_text_here_and_ids_there(pair: tuple[Any, Any, Any]) -> None:
-    """The one difference, on purpose: nobody can end a sentence from within it."""
+    """The one intended difference: a text cannot end its sentence."""
     other, ours, ids = pair
     assert ids["</s>"] in other("a </s> man", add_special_tokens=False)["input_ids"]
     assert EOS not in ours.src.encode("a </s> man")
@@ -190,8 +190,8 @@ def test_decoding_equals_theirs(pair: tuple[Any, Any, Any], text: str) -> None:
         (False, {"tie": "none", "activation": "gelu"}),
     ],
 )
-def test_an_export_checks_itself_and_translates_alike(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
-    """Our own models, with sinusoids in pairs, in transformers: logits in the export's check, and generate."""
+def test_export_is_checked_and_translates_alike(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
+    """Our models in transformers: the export compares logits, the test the outputs of generate."""
     run = make_run(tmp_path / "run", joint=joint, **options)
     told = list(export_run(run, "huggingface", tmp_path / "theirs"))
     assert "checked: logits of transformers" in told[1]
@@ -212,7 +212,7 @@ def test_an_export_checks_itself_and_translates_alike(tmp_path: Path, joint: boo
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_an_export_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run")
     monkeypatch.setattr(marian, "column_order", lambda s: torch.arange(s.d_model))
     with pytest.raises(TransduceError, match="not the same"):
@@ -247,7 +247,7 @@ def test_ctranslate2_gives_the_same_log_probabilities(tmp_path: Path, options: d
     assert [side.tgt.pieces(f.ids) for f in found] == [e.hypotheses[0] for e in expected]
 
 
-def test_ctranslate2_quantized_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctranslate2_quantization_and_unsupported_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ctranslate2")
     run = make_run(tmp_path / "run")
     told = list(export_run(run, "ctranslate2", tmp_path / "int8", quantization="int8"))

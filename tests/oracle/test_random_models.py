@@ -1,4 +1,4 @@
-"""Marian, BERT and GPT-2 of transformers beside ours, float32: random configurations, padded batches, one step.
+"""Marian, BERT and GPT-2 of transformers compared with ours, float32: random configurations, padded batches, one step.
 
 More of them, and what they differed by at most: TRANSDUCE_MODELS=200 pytest -s tests/oracle/test_random_models.py
 """
@@ -20,7 +20,7 @@ transformers.utils.logging.disable_progress_bar()
 
 N_MODELS = int(os.environ.get("TRANSDUCE_MODELS", "10"))
 EVERY = 5
-"""One configuration in so many is larger."""
+"""One configuration in this many is larger."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

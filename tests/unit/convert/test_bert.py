@@ -1,4 +1,4 @@
-"""BERT in, against transformers itself: the same numbers, the same gradients, the same pieces."""
+"""Import of BERT compared with transformers: numbers, gradients and pieces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAME = Rows(torch.arange(len(WORDS)), len(WORDS))
 
 
 def twins(architecture: str, seed: int, **options: Any) -> tuple[Any, torch.nn.Module, ModelSettings]:
-    """Their model and ours with the same weights, their ids as they are."""
+    """Their model and ours with the same weights and the same ids."""
     theirs = randomize(getattr(transformers, architecture)(config(seed, **options)), seed)
     tensors = {name: tensor.detach() for name, tensor in theirs.state_dict().items()}
     prefix = bert.prefix_of(tensors)
@@ -62,7 +62,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_pre_training_gives_their_logits_loss_and_gradients(seed: int) -> None:
+def test_pretraining_has_the_same_logits_loss_and_gradients(seed: int) -> None:
     theirs, ours, s = twins("BertForPreTraining", seed)
     ids, segments = batch(seed, s.n_segments)
     places = ids.flatten().nonzero()[:, 0][::2]
@@ -90,7 +90,7 @@ def test_pre_training_gives_their_logits_loss_and_gradients(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_masked_and_bare_models_give_their_numbers(seed: int) -> None:
+def test_masked_and_headless_models_have_the_same_outputs(seed: int) -> None:
     theirs, ours, s = twins("BertForMaskedLM", seed, tie_word_embeddings=seed % 2 == 0)
     ids, segments = batch(seed, s.n_segments)
     mask, places = (ids != 0).long(), ids.flatten().nonzero()[:, 0]
@@ -107,7 +107,7 @@ def test_masked_and_bare_models_give_their_numbers(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_classifier_gives_their_logits(seed: int) -> None:
+def test_classifier_has_the_same_logits(seed: int) -> None:
     theirs, ours, s = twins("BertForSequenceClassification", seed, num_labels=2 + seed)
     ids, segments = batch(seed, s.n_segments)
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_a_classifier_gives_their_logits(seed: int) -> None:
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM", "BertModel"])
-def test_a_folder_with_its_vocabulary(tmp_path: Path, architecture: str, old: bool) -> None:
+def test_import_of_a_folder_with_its_vocabulary(tmp_path: Path, architecture: str, old: bool) -> None:
     folder = make_folder(tmp_path / "theirs", architecture, seed=3, hidden_act="gelu")
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if old:
@@ -135,7 +135,7 @@ def test_a_folder_with_its_vocabulary(tmp_path: Path, architecture: str, old: bo
         their_ids = their_tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.pieces(ids) == their_tokenizer.convert_ids_to_tokens(their_ids), text
         if "[PAD]" in text:
-            continue  # padding is padding here, in a text too; there it is a token that is looked at
+            continue  # [PAD] in a text is padding here, and an ordinary token there
         framed = torch.tensor([[BOS, *ids[:18], EOS]])
         their_framed = torch.tensor([[5, *their_ids[:18], 6]])
         with torch.no_grad():
@@ -148,7 +148,7 @@ def test_a_folder_with_its_vocabulary(tmp_path: Path, architecture: str, old: bo
             assert difference(ours.logits(asked), expected[0][:, order]) <= BOUND
 
 
-def test_what_does_not_fit_is_listed_whole(tmp_path: Path) -> None:
+def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "theirs", "BertForMaskedLM", num_hidden_layers=2)
     path = folder / "config.json"
     whole = json.loads(path.read_text())

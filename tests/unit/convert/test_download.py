@@ -1,4 +1,4 @@
-"""A model by its name on the Hub, from a server on loopback: what is asked for, and what goes wrong."""
+"""Import of a model by its name on the Hub, from a local server: what is requested, and every kind of error."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def hub(origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two tries
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two attempts
     with Hub(folder) as found:
         monkeypatch.setenv("HF_ENDPOINT", found.endpoint)
         yield found
 
 
-def brought_in(hub: Hub, *more: object) -> Done:
+def import_model(hub: Hub, *more: object) -> Done:
     return transduce("import", "marian", hub.name, "run", *more)
 
 
 def refused(done: Done, *parts: str) -> None:
-    """One line, exit code 2, nothing left: not beside the run, not in the library's cache."""
+    """Check for one line, exit code 2 and no files left, neither next to the run nor in the library's cache."""
     assert done.code == 2, done
     assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
     for part in parts:
@@ -63,8 +63,8 @@ def refused(done: Done, *parts: str) -> None:
     assert not [path for path in cache.rglob("*") if path.is_file()]
 
 
-def test_a_name_is_downloaded_and_becomes_the_same_run(hub: Hub) -> None:
-    done = brought_in(hub)
+def test_download_and_folder_give_the_same_run(hub: Hub) -> None:
+    done = import_model(hub)
     assert done.code == 0, done.err
     assert f"downloaded: some-one/a-model at commit {COMMIT}" in done.out
     assert [path.name for path in Path().iterdir()] == ["run"]
@@ -83,22 +83,22 @@ def test_a_name_is_downloaded_and_becomes_the_same_run(hub: Hub) -> None:
 
 
 def test_a_revision(hub: Hub) -> None:
-    assert brought_in(hub, "--revision", "v1").code == 0
+    assert import_model(hub, "--revision", "v1").code == 0
     assert ("GET", f"api/models/{hub.name}/revision/v1") in hub.asked
     shutil.rmtree("run")
-    refused(brought_in(hub, "--revision", "v2"), "some-one/a-model has no revision v2")
+    refused(import_model(hub, "--revision", "v2"), "some-one/a-model has no revision v2")
 
 
-def test_pickles_only_where_there_is_nothing_else(hub: Hub) -> None:
+def test_pickled_weights_only_without_safetensors(hub: Hub) -> None:
     (hub.folder / "model.safetensors").unlink()
-    refused(brought_in(hub), "missing")  # the one there holds another model
+    refused(import_model(hub), "missing")  # it contains another model
     assert hub.downloaded[-1] == "pytorch_model.bin"
 
 
-def test_a_folder_never_touches_the_network(hub: Hub) -> None:
+def test_import_of_a_folder_uses_no_network(hub: Hub) -> None:
     folder = Path("some-one/a-model")
     shutil.copytree(hub.folder, folder)
-    assert brought_in(hub).code == 0 and not hub.asked
+    assert import_model(hub).code == 0 and not hub.asked
     done = transduce("import", "marian", folder, "other", "--revision", "v1")
     assert done.code == 2 and "--revision v1 needs a name on the Hub" in done.err
     done = transduce("import", "marian", "some-one/b-model", "other")
@@ -166,35 +166,35 @@ WRONG: dict[str, tuple[Callable[[Hub], object], str]] = {
 
 
 @pytest.mark.parametrize(("wrong", "said"), WRONG.values(), ids=WRONG)
-def test_what_goes_wrong_is_one_line_and_nothing_is_left(hub: Hub, wrong: Callable[[Hub], object], said: str) -> None:
+def test_every_error_is_one_line_and_leaves_no_files(hub: Hub, wrong: Callable[[Hub], object], said: str) -> None:
     asked = hub.name
     wrong(hub)
     done = transduce("import", "marian", asked, "run")
     refused(done)
     assert re.search(said, done.err), done.err
     if said.startswith("T5"):
-        assert hub.downloaded == ["config.json"], "nothing else is fetched of what cannot be read"
+        assert hub.downloaded == ["config.json"], "nothing else is downloaded"
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_ended(hub: Hub) -> None:
+def test_broken_download_is_resumed(hub: Hub) -> None:
     hub.breaks, hub.times = {"model.safetensors": 5000}, 2
-    done = brought_in(hub)
+    done = import_model(hub)
     assert done.code == 0, done.err
     assert hub.downloaded.count("model.safetensors") == 3
 
 
 def test_no_server_and_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        refused(brought_in(hub), "cannot download some-one/a-model from http://127", "hf download some-one/a-model")
+        refused(import_model(hub), "cannot download some-one/a-model from http://127", "hf download some-one/a-model")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    refused(brought_in(hub), "HF_HUB_OFFLINE forbids")
+    refused(import_model(hub), "HF_HUB_OFFLINE forbids")
 
 
 def test_without_the_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused(brought_in(hub), "pip install transduce[interchange]")
+    refused(import_model(hub), "pip install transduce[interchange]")
     assert not hub.asked
 
 
@@ -206,6 +206,6 @@ def test_without_the_library(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://a/b", False), ("a/b\n", False), ("..a/b", False),
     ],
 )  # fmt: skip
-def test_what_is_a_name(path: str, name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_on_the_hub(path: str, name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert (hub_name(path) is not None) == name

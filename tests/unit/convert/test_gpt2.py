@@ -1,4 +1,4 @@
-"""GPT-2 in, against transformers itself: the same numbers, the same pieces, the same continuations."""
+"""Import of GPT-2 compared with transformers: numbers, pieces and continuations."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_same_logits_and_pieces(tmp_path: Path, seed: int) -> None:
         assert float(got[:, [PAD, UNK, BOS]].max()) < -1e3
 
 
-def test_a_run_folder_goes_on_as_theirs(tmp_path: Path) -> None:
+def test_run_folder_generates_the_same_text(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "theirs", 1)
     told = list(import_run("gpt2", folder, tmp_path / "run"))
     assert "weights" in told[0] and "continues text" in (tmp_path / "run" / "README.md").read_text()
@@ -119,7 +119,7 @@ def test_a_run_folder_goes_on_as_theirs(tmp_path: Path) -> None:
     assert EOS not in found.ids[:-1]
 
 
-def test_the_separator_in_a_text_is_predicted_and_trained(tmp_path: Path) -> None:
+def test_end_of_text_piece_in_a_text_is_the_end(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "theirs", 2)
     list(import_run("gpt2", folder, tmp_path / "run"))
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
@@ -148,7 +148,7 @@ def test_the_separator_in_a_text_is_predicted_and_trained(tmp_path: Path) -> Non
     assert [generator.tokenizer.theirs[i] for i in going.ids] == ids[0, n:].tolist()
 
 
-def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
+def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "theirs", n_layer=1, n_inner=12)
     path = folder / "config.json"
     whole = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Folders that lie, break off or attack, through the command: one line, exit code 2, nothing run, nothing left."""
+"""Import of damaged and hostile folders by the command: one line, exit code 2, no code run, no files left."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def place(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a copy of each, and `canary` for what must not appear."""
+    """A working folder with a copy of each model; a file `canary` in its parent means that code was run."""
     for kind, path in folders.items():
         shutil.copytree(path, tmp_path / "work" / kind)
     monkeypatch.chdir(tmp_path / "work")
@@ -58,7 +58,7 @@ def place(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @contextmanager
 def memory(more: int) -> Iterator[None]:
-    """Within: what would take `more` bytes beyond the present fails at once."""
+    """Limit the memory of this process to `more` bytes above its present size."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + more, before[1]))
@@ -90,15 +90,15 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
 
 
-def test_what_is_whole_comes_in(place: Path) -> None:
-    """Without this, nothing below would show anything."""
+def test_undamaged_folders_are_imported(place: Path) -> None:
+    """The tests below depend on this."""
     for kind in ("marian", "bert", "gpt2"):
         done = transduce("import", kind, kind, f"runs/{kind}")
         assert done.code == 0, done.err
 
 
-def test_folders_on_the_way_are_not_left(place: Path) -> None:
-    """Neither by a folder that is refused, nor by an export, early or late; one that was there stays."""
+def test_created_parent_folders_are_removed_after_an_error(place: Path) -> None:
+    """After early and late errors of imports and exports; a parent that existed before stays."""
     assert transduce("import", "gpt2", "gpt2", "kept/run").code == 0
     run = Path("kept/run").rename(place / "work" / "gpt2" / "run")
     Path("kept").rmdir()
@@ -112,7 +112,7 @@ def test_folders_on_the_way_are_not_left(place: Path) -> None:
     assert Path("bert/there").is_dir()
 
 
-def test_another_architecture(place: Path) -> None:
+def test_other_architectures_are_refused(place: Path) -> None:
     for kind in ("marian", "bert", "gpt2"):
         change(Path(kind) / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
         refused(place, kind, "LlamaForCausalLM (model_type llama)", "supported here: ", kind)
@@ -121,7 +121,7 @@ def test_another_architecture(place: Path) -> None:
         refused(place, "bert", "supported here")
 
 
-def test_every_tensor_that_contradicts_is_listed(place: Path) -> None:
+def test_every_unexpected_tensor_is_listed(place: Path) -> None:
     tensors = load_file("bert/model.safetensors")
     tensors["bert.encoder.layer.7.output.dense.bias"] = torch.zeros(2)
     tensors["evil\nname\x1b[31m" + "x" * 1000] = torch.zeros(1)
@@ -223,7 +223,7 @@ def test_eight_bit_numbers_are_refused_or_read(place: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_flipped_bits(place: Path, seed: int) -> None:
-    """Of a file without a checksum: what comes in has the shapes that it should have and is finite."""
+    """In a header without a checksum."""
     path, draw = Path("bert/model.safetensors"), random.Random(seed)
     content = bytearray(path.read_bytes())
     length = int.from_bytes(content[:8], "little")
@@ -237,7 +237,7 @@ def test_flipped_bits(place: Path, seed: int) -> None:
 
 
 class Calls:
-    """What a pickle would call on the way in."""
+    """A pickle that calls a function when it is loaded."""
 
     def __init__(self, what: Callable[..., Any], *given: Any) -> None:
         self.call = what, given
@@ -247,7 +247,7 @@ class Calls:
 
 
 def _global(module: str, name: str, argument: str, *, old: bool = False) -> bytes:
-    """A pickle by hand: the name called with a string, by a REDUCE or by the old INST."""
+    """A handwritten pickle that calls a function with a string, by REDUCE or by the old INST."""
     if old:
         return f"(S'{argument}'\ni{module}\n{name}\n.".encode()
     return f"c{module}\n{name}\n(S'{argument}'\ntR.".encode()
@@ -317,8 +317,8 @@ def test_pickles_with_code_run_nothing(place: Path, name: str) -> None:
     refused(place, "marian", "pytorch_model.bin is ")
 
 
-def test_the_canary_would_sing(place: Path) -> None:
-    """The pickles above do what they say where somebody unpickles them."""
+def test_hostile_pickles_run_code_in_an_ordinary_reader(place: Path) -> None:
+    """Check that the pickles above are hostile."""
     path = Path("x.bin")
     for name in ("os.system", "os.system, old format", "builtins.eval", "in the state of a dictionary"):
         _evil(place / "canary")[name](path)
@@ -371,7 +371,7 @@ BOMBS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("harm", BOMBS.values(), ids=BOMBS)
-def test_pickles_that_grow_or_break(place: Path, harm: Callable[[Path], object]) -> None:
+def test_pickles_that_are_too_large_or_damaged(place: Path, harm: Callable[[Path], object]) -> None:
     Path("bert/model.safetensors").unlink()
     harm(Path("bert/pytorch_model.bin"))
     refused(place, "bert")
@@ -414,12 +414,12 @@ HUGE = 10**12
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_sizes_beyond_reason(place: Path, kind: str, values: dict[str, Any], said: str) -> None:
+def test_absurd_sizes_are_refused(place: Path, kind: str, values: dict[str, Any], said: str) -> None:
     change(Path(kind) / "config.json", **values)
     refused(place, kind, said)
 
 
-def test_labels_beyond_reason(place: Path) -> None:
+def test_absurd_labels_are_refused(place: Path) -> None:
     import berts
 
     shutil.rmtree("bert")
@@ -447,7 +447,7 @@ def test_deeply_nested_json_and_huge_numbers_are_refused(place: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a loop", "gone"])
-def test_what_is_no_file(place: Path, kind: str) -> None:
+def test_pipes_folders_and_devices_are_refused(place: Path, kind: str) -> None:
     for folder, name in (("marian", "config.json"), ("marian", "source.spm"), ("bert", "tokenizer.json")):
         path = Path(folder) / name
         kept = path.read_bytes()
@@ -458,14 +458,14 @@ def test_what_is_no_file(place: Path, kind: str) -> None:
             path.mkdir()
         elif kind != "gone":
             path.symlink_to({"a device": "/dev/zero", "a loop": path.name}[kind])
-        if (folder, kind) not in (("bert", "a loop"), ("bert", "gone")):  # there the older file stands in
+        if (folder, kind) not in (("bert", "a loop"), ("bert", "gone")):  # there the older file is read
             refused(place, folder, name)
         shutil.rmtree(path) if kind == "a folder" else path.unlink(missing_ok=True)
         path.write_bytes(kept)
 
 
-def test_links_to_files_are_files(place: Path) -> None:
-    """The library's own cache is made of them."""
+def test_links_to_files_are_followed(place: Path) -> None:
+    """As in the cache of huggingface_hub."""
     for path in list(Path("marian").iterdir()):
         kept = place / "work" / "bert" / f"blob-{path.name}"
         path.rename(kept)
@@ -473,7 +473,7 @@ def test_links_to_files_are_files(place: Path) -> None:
     assert transduce("import", "marian", "marian", "runs/x").code == 0
 
 
-def test_names_of_files_in_settings_lead_nowhere(place: Path) -> None:
+def test_file_names_in_settings_are_ignored(place: Path) -> None:
     (place / "secret").write_text("secret")
     path = "../../secret"
     change(
@@ -580,7 +580,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
 
 
 def _scored(odd: dict[str, object]) -> list[list[object]]:
-    """The folder's own pieces, each with a score, and odd ones."""
+    """The folder's own pieces, each with a score, and `odd` ones."""
     own = json.loads(Path("bert/tokenizer.json").read_text())["model"]["vocab"]
     pieces: list[list[object]] = [[piece, -1.0] for piece in sorted(own, key=own.__getitem__)]
     return [*pieces[: len(pieces) - len(odd)], *([piece, score] for piece, score in odd.items())]
@@ -602,7 +602,7 @@ def test_hostile_tokenizers(place: Path, harm: Callable[[], object], said: str) 
     refused(place, "bert", said)
 
 
-def test_a_vocabulary_of_another_size(place: Path) -> None:
+def test_vocabulary_of_another_size_is_refused(place: Path) -> None:
     pieces = json.loads(Path("marian/vocab.json").read_text())
     n = len(pieces)
     longer = pieces | {"zz": n}
@@ -627,7 +627,7 @@ def test_a_vocabulary_of_another_size(place: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_flipped_bits_of_sentencepiece(place: Path, seed: int) -> None:
-    """The library may read it all the same; then the model is one, and works."""
+    """The library may still read the file; then the run works."""
     path, draw = Path("marian/source.spm"), random.Random(seed)
     content = bytearray(path.read_bytes())
     for _ in range(20):
@@ -644,8 +644,8 @@ ODD = [None, -1, 0, 2, 2**70, 1e308, 0.5, "x", "", [], [1], {}, {"0": None}, Tru
 
 
 @pytest.mark.parametrize("kind", ["marian", "bert", "gpt2"])
-def test_odd_values_anywhere(place: Path, kind: str) -> None:
-    """Any value of any key: it comes in, or is refused in one line; more of them with more rounds."""
+def test_odd_value_of_any_key_is_accepted_or_refused_in_one_line(place: Path, kind: str) -> None:
+    """A sample of keys and values."""
     draw = random.Random(kind)
     names = ("config.json", "generation_config.json", "tokenizer_config.json")
     files = {name: path.read_text() for name in names if (path := Path(kind) / name).exists()}
@@ -662,7 +662,7 @@ def test_odd_values_anywhere(place: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["max_length", "num_beams", "length_penalty"])
-def test_a_search_that_is_none(place: Path, key: str) -> None:
+def test_invalid_search_settings_are_refused(place: Path, key: str) -> None:
     change(Path("marian/generation_config.json"), **{key: [1]})
     refused(place, "marian", f"{key} = [1] is not a number")
     if key != "length_penalty":
@@ -671,7 +671,7 @@ def test_a_search_that_is_none(place: Path, key: str) -> None:
             refused(place, "marian", f"{key} = {value}; at least 1 is needed")
 
 
-def test_rules_that_are_not_taken_over_are_told(place: Path) -> None:
+def test_ignored_search_rules_are_reported(place: Path) -> None:
     assert "not taken over" not in transduce("import", "marian", "marian", "run").out
     rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[7]], "forced_eos_token_id": 9}
     change(Path("marian/generation_config.json"), **rules)
@@ -680,7 +680,7 @@ def test_rules_that_are_not_taken_over_are_told(place: Path) -> None:
     assert all(f"{key} = {value}" in line for key, value in rules.items())
 
 
-def test_special_ids_that_contradict_the_vocabulary(place: Path) -> None:
+def test_special_ids_that_contradict_the_vocabulary_are_refused(place: Path) -> None:
     change(Path("bert/config.json"), pad_token_id=7)
     refused(place, "bert", "pad_token_id = 7, and [PAD] of the vocabulary is 0")
     for value in (99999, -1, [1, 2], True):

@@ -1,4 +1,4 @@
-"""Marian's folders in and out without transformers: what comes back, what is refused and how it is told."""
+"""Import and export of Marian folders without transformers: round trips, refusals and their messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path) -> str:
-    """The one line that an import says; nothing is left behind."""
+    """The message of a refused import, which leaves no files."""
     run = folder.parent / "run"
     with pytest.raises(UserError) as caught:
         list(import_run("marian", folder, run))
@@ -60,7 +60,7 @@ def change(path: Path, **values: Any) -> None:
         (False, {"tie": "none", "activation": "gelu_tanh", "d_model": 12}),
     ],
 )
-def test_what_was_exported_comes_back_bit_by_bit(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
+def test_round_trip_is_bit_identical(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
     run = make_run(tmp_path / "run", joint=joint, **options)
     list(import_run("marian", make_folder(tmp_path / "theirs", run), tmp_path / "again"))
     before, after = state_of(run), state_of(tmp_path / "again")
@@ -88,7 +88,7 @@ def test_the_run_folder_is_complete(folder: Path, tmp_path: Path) -> None:
         RunFolder.open(run.path)
 
 
-def test_their_search_becomes_the_runs(copy: Path) -> None:
+def test_search_settings_are_imported(copy: Path) -> None:
     change(copy / "generation_config.json", num_beams=7, length_penalty=0.5, max_length=40)
     list(import_run("marian", copy, copy.parent / "run"))
     decoding = RunFolder.open(copy.parent / "run").settings.decoding
@@ -119,14 +119,14 @@ def test_their_search_becomes_the_runs(copy: Path) -> None:
         ),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(copy: Path, values: dict[str, Any], said: str) -> None:
+def test_unsupported_config_is_refused(copy: Path, values: dict[str, Any], said: str) -> None:
     change(copy / "config.json", **values)
     message = refused(copy)
     assert "\n" not in message
     assert re.search(said, message), message
 
 
-def test_everything_that_does_not_fit_is_told_at_once(copy: Path) -> None:
+def test_everything_that_does_not_fit_is_listed_at_once(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     del tensors["model.shared.weight"], tensors["model.decoder.layers.0.fc1.bias"]
     tensors["extra"] = torch.zeros(2)
@@ -179,12 +179,12 @@ def _untied(path: Path) -> None:
         ("vocab.json", lambda path: change(path, a="7"), "ids outside"),
     ],
 )
-def test_damage_is_named(copy: Path, name: str, harm: Callable[[Path], object], said: str) -> None:
+def test_damaged_file_is_named(copy: Path, name: str, harm: Callable[[Path], object], said: str) -> None:
     harm(copy / name)
     assert said in refused(copy)
 
 
-def test_a_pickle_of_tensors_is_read(copy: Path) -> None:
+def test_pickled_tensors_are_read(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.shared.weight"]
     torch.save(tensors, copy / "pytorch_model.bin")
@@ -203,7 +203,7 @@ class _Hostile:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_hostile_pickle_runs_nothing(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_hostile_pickle_runs_no_code(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     trace = tmp_path_factory.mktemp("trace") / "made"
     tensors = load_file(copy / "model.safetensors")
     (copy / "model.safetensors").unlink()
@@ -211,17 +211,17 @@ def test_a_hostile_pickle_runs_nothing(copy: Path, tmp_path_factory: pytest.Temp
     assert "is refused: it contains more than tensors" in refused(copy)
     assert not trace.exists()
     torch.load(copy / "pytorch_model.bin", weights_only=False)
-    assert trace.exists()  # it would have
+    assert trace.exists()  # an ordinary reader runs it
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 nonsense"])
-def test_a_damaged_pickle_is_told(copy: Path, content: bytes) -> None:
+def test_damaged_pickle_is_reported(copy: Path, content: bytes) -> None:
     (copy / "model.safetensors").unlink()
     (copy / "pytorch_model.bin").write_bytes(content)
     assert "pytorch_model.bin is" in refused(copy)
 
 
-def test_old_files_hold_their_sinusoids(copy: Path) -> None:
+def test_sinusoids_in_older_files_are_checked(copy: Path) -> None:
     from transduce.nn.positions import halves, sinusoids
 
     tensors = load_file(copy / "model.safetensors")
@@ -235,7 +235,9 @@ def test_old_files_hold_their_sinusoids(copy: Path) -> None:
     assert "sinusoids" in refused(copy)
 
 
-def test_an_export_that_cannot_be_checked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_without_transformers_reports_that_it_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
@@ -247,7 +249,7 @@ def test_an_export_that_cannot_be_checked_says_so(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "x").exists()
 
 
-def test_names_and_places(folder: Path, tmp_path: Path) -> None:
+def test_wrong_names_and_places_are_refused(folder: Path, tmp_path: Path) -> None:
     for call, said in (
         (lambda: import_run("marain", folder, tmp_path / "x"), "did you mean 'marian'"),
         (lambda: import_run("marian", tmp_path / "none", tmp_path / "x"), "there is no folder"),
@@ -272,7 +274,7 @@ def test_names_and_places(folder: Path, tmp_path: Path) -> None:
         ({"embedding_norm": True}, "model.embedding_norm = True"),
     ],
 )
-def test_what_marian_cannot_express_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_settings_that_marian_cannot_express_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     run = make_run(tmp_path / "run", **options)
     with pytest.raises(UserError) as caught:
         list(export_run(run, "huggingface", tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""What an export is held against."""
+"""Comparison of exported models with ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transduce.convert.weight_map import NEVER
 from transduce.errors import TransduceError
 
 
-def test_ruled_out_numbers_count_as_ruled_out_only() -> None:
+def test_ruled_out_logits_need_only_be_ruled_out() -> None:
     ours = torch.tensor([1.0, -40.0, NEVER, NEVER + 3])
     assert compare(torch.tensor([1.5, -40.0, NEVER * 2, NEVER]), ours) == (0.5, 40.0)
     assert compare(torch.tensor([1.0, -40.0, 0.0, NEVER]), ours)[0] == math.inf
