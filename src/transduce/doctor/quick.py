@@ -15,7 +15,7 @@ from transduce.doctor.sampling import take_sample
 from transduce.errors import UserError
 from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.tasks.defaults import bytes_a_token
+from transduce.tasks.choices import bytes_a_token
 
 MOST = 3  # warnings
 _BLOCKS, _SECONDS = 2, 0.2

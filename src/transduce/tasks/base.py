@@ -34,7 +34,7 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.tasks.defaults import Chooser, Facts
+from transduce.tasks.choices import Defaults, Facts
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.criteria import Criterion, predict_tokens
 from transduce.training.feed import Feeder
@@ -64,8 +64,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
     A task has no state: what it reads and prepares is passed on.
     """
 
-    before_text: ClassVar[Sequence[Chooser]]
-    before_training: ClassVar[Sequence[Chooser]]
+    defaults: ClassVar[Defaults]
+    """Values of unset settings."""
     uses: ClassVar[frozenset[str]]
     """Settings that have an effect in this task and not in all. Those that only other tasks use are refused."""
     inherited: ClassVar[tuple[str, ...]] = ()

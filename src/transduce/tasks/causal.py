@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,8 +20,7 @@ from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
-from transduce.tasks.defaults import Chooser
-from transduce.tasks.defaults_text import BEFORE_TEXT, BEFORE_TRAINING_ON_TEXT
+from transduce.tasks.defaults import CAUSAL
 from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedText
 from transduce.text.tokenizer import BOS, EOS, Tokenizers
 from transduce.training.rows import RowFeeder
@@ -57,8 +55,7 @@ class CausalTask(PlainTextTask[PreparedText]):
     evaluate_options = frozenset({"--stride", "--batch-tokens"})
     inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
     reads = "text"
-    before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
-    before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_ON_TEXT
+    defaults = CAUSAL
     uses = frozenset(
         {
             *(f"data.{key}" for key in ("documents", "context", "separate_documents")),

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,8 +32,8 @@ from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Task
-from transduce.tasks.defaults import Chooser, Facts
-from transduce.tasks.defaults_encoder import BEFORE_LABELLED, BEFORE_TRAINING_LABELLED
+from transduce.tasks.choices import Facts
+from transduce.tasks.defaults import CLASSIFICATION
 from transduce.tasks.plain_text import told_leaks
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
@@ -84,8 +83,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     )
     evaluated_on = "--labels"
     reads = "labelled"
-    before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_LABELLED
-    before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_LABELLED
+    defaults = CLASSIFICATION
     uses = frozenset({"data.max_length", "data.labels", "tokenizer.mask", "tokenizer.exact"})
     criterion = staticmethod(predict_labels)
 
@@ -146,7 +144,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         """The number of texts decides."""
         known = asked.with_values("data", labels=list(texts.labels))
         known = known.with_values("model", n_labels=len(texts.labels))
-        return Facts(known, known, machine, len(texts.train))
+        return Facts(known, known, machine, self.defaults, len(texts.train))
 
     def lines(self, texts: LabelledTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
         """The texts without their labels."""

@@ -1,187 +1,61 @@
-"""What settings become that the user left open: pure functions of the data and the machine, each with its reason.
+"""Defaults for unset settings of each task: a table of sizes, and rules with reasons.
 
-`SIZES` is the one table of sizes and lengths; the rest follows from it by the functions of `BEFORE_TEXT` (which need to
-know the number of pairs) and `BEFORE_TRAINING` (which need to know the tokens too). A setting that was given is never
-touched. The numbers are what measured best under benchmarks/; each can be overridden with `--set section.key=value`.
+Rules of `before_text` need to know the amount of text; those of `before_training` its number of tokens too. A setting
+that was given never changes. The numbers are the best ones measured under benchmarks/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
 
-from transduce.config import ModelSettings, Settings
-from transduce.config.model import preset_values
-from transduce.machine import Machine
+from transduce.config import resolve_preset
+from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_a_token
 
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What suits corpora of at most so many sentence pairs (texts, bytes); of a pair (cpu, gpu) the machine decides."""
-
-    most: float
-    vocab_size: int
-    preset: tuple[str, str]
-    dropout: float
-    batch_tokens: tuple[int, int]
-    epochs: float
-    minutes: tuple[float, float]
-
-
-SIZES = (
-    Size(2_000, 2_000, ("tiny", "tiny"), 0.3, (1024, 1024), 60, (10, 5)),
-    Size(20_000, 4_000, ("tiny", "tiny"), 0.3, (2048, 2048), 40, (20, 10)),
-    Size(50_000, 8_000, ("tiny", "small"), 0.2, (2048, 4096), 20, (30, 20)),
-    Size(150_000, 8_000, ("small", "small"), 0.2, (4096, 8192), 20, (90, 30)),
-    Size(1_000_000, 16_000, ("small", "base"), 0.1, (8192, 24_576), 15, (360, 240)),
-    Size(float("inf"), 32_000, ("small", "base"), 0.1, (8192, 32_768), 10, (1440, 1440)),
-)
-PEAK_LR = {"adam": 0.64, "adamw": 0.64, "muon": 0.64}  # times 1 / d_model: 0.005 at 128, 0.00125 at 512
-MATRIX_LR = 1.28  # the same for Muon's matrices
-SHORTEST_WARMUP = 10
-LONGEST_WARMUP = 2000
-SIZE_KEYS = frozenset({"preset", "d_model", "d_ff", "n_heads", "n_encoder_layers", "n_decoder_layers"})
-TOKENS_A_PAIR = 15  # a guess at the target, until the text is encoded
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """All that a choice may depend on. `tokens`, None before encoding: of the longer side of all pairs, or of the text.
-
-    Text in pairs is measured in `n_pairs`, running text in `n_bytes`; the other is 0.
-    """
-
-    asked: Settings
-    settings: Settings
-    machine: Machine
-    n_pairs: int
-    tokens: int | None = None
-    n_bytes: int = 0
-
-    @property
-    def size(self) -> Size:
-        """The line of the table."""
-        return next(size for size in SIZES if self.n_pairs <= size.most)
-
-    @property
-    def on_gpu(self) -> int:
-        """0 or 1: which of a (cpu, gpu) pair."""
-        return int(self.machine.device == "cuda")
-
-    @property
-    def updates_an_epoch(self) -> float:
-        """Updates in a pass over the data."""
-        assert self.settings.training.batch_tokens is not None, "chosen first"
-        return max(1.0, (self.tokens or self.n_pairs * TOKENS_A_PAIR) / self.settings.training.batch_tokens)
-
-    @property
-    def updates_a_minute(self) -> float:
-        """A rough estimate from the model's size and the machine's."""
-        assert self.settings.training.batch_tokens is not None, "chosen first"
-        work = 6.0 * parameters_used(self.settings.model, self.settings.tokenizer.vocab_size or 0)
-        return 60.0 * self.machine.flops / (work * self.settings.training.batch_tokens)
-
-    @property
-    def updates(self) -> float:
-        """Updates until the nearest limit, roughly."""
-        training = self.settings.training
-        ends = [
-            training.max_updates,
-            training.max_epochs and training.max_epochs * self.updates_an_epoch,
-            training.max_minutes and training.max_minutes * self.updates_a_minute,
-        ]
-        return min(end for end in ends if end is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One setting that was left open, what it becomes, and why, in one sentence."""
-
-    section: str
-    key: str
-    value: Any
-    reason: str
-
-
-Answer = tuple[Any, str] | None
-Chooser = tuple[str, str, Callable[[Facts], Answer]]
-
-
-def choose(facts: Facts, choosers: Sequence[Chooser]) -> tuple[Settings, list[Choice]]:
-    """The settings with what was left open filled in, and what was chosen. Later choices see the earlier ones."""
-    choices = []
-    for section, key, function in choosers:
-        if not _is_open(facts, section, key) or (answer := function(facts)) is None:
-            continue
-        value, reason = answer
-        choices.append(Choice(section, key, value, reason))
-        facts = replace(facts, settings=facts.settings.with_values(section, **{key: value}))
-    return facts.settings, choices
-
-
-def table(choices: Sequence[Choice]) -> list[str]:
-    """Lines for people: the name, the value and the reason of each choice."""
-    names = [f"{choice.section}.{choice.key}" for choice in choices]
-    values = [f"{choice.value:,}" if type(choice.value) is int else str(choice.value) for choice in choices]
-    widths = max(map(len, names), default=0), max(map(len, values), default=0)
-    rows = zip(names, values, choices, strict=True)
-    return [f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {choice.reason}" for name, value, choice in rows]
-
-
-def parameters_used(model: ModelSettings, vocab_size: int) -> int:
-    """Weights that a target token passes through, roughly: the blocks' and the output's."""
-    d, n_blocks = model.d_model, sum(model.depth)
-    return 4 * model.n_attentions * d * d + 2 * n_blocks * d * model.d_ff + vocab_size * d
-
-
-def bytes_a_token(model: ModelSettings, vocab_size: int) -> int:
-    """Memory of a training step for one padded token on either side, roughly: activations kept for the gradient."""
-    return 4 * (model.n_attentions * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
-
-
-def _is_open(facts: Facts, section: str, key: str) -> bool:
-    """Whether the user, and the preset, left the setting to us."""
-    part = getattr(facts.asked, section)
-    given = part.model_fields_set
-    if section == "model":
-        own = preset_values(facts.settings.model)
-        return not (given & SIZE_KEYS) if key == "preset" else key not in given and key not in own
-    return key not in given or getattr(part, key) in (None, "auto")
-
-
-def _pairs(facts: Facts) -> str:
-    return f"{facts.n_pairs:,} pairs"
+MIN_WARMUP, MAX_WARMUP = 10, 2000
 
 
 def _vocab_size(facts: Facts) -> Answer:
-    return facts.size.vocab_size, f"suits {_pairs(facts)}: pieces must be seen often enough to be learned"
+    if facts.settings.tokenizer.kind == "char":
+        return 4_096, "upper limit: the characters of the text, and 256 bytes for all others"
+    return facts.size.vocab_size, f"for {facts.text}: each piece must be frequent enough to be learned"
 
 
 def _preset(facts: Facts) -> Answer:
-    where = "on a GPU" if facts.on_gpu else "without a GPU"
-    return facts.size.preset[facts.on_gpu], f"the size that {_pairs(facts)} can fill in reasonable time {where}"
+    where = "with" if facts.on_gpu else "without"
+    return facts.size.preset[facts.on_gpu], f"for {facts.text} {where} a GPU"
 
 
 def _dropout(facts: Facts) -> Answer:
-    more = "little text needs more of it" if facts.size.dropout > 0.1 else "the paper's: there is enough text"
-    return facts.size.dropout, more
+    dropout = facts.size.dropout
+    return dropout, "small data needs more" if dropout > 0.1 else "enough text"
 
 
-def _tie(facts: Facts) -> Answer:
-    return None if facts.asked.tokenizer.joint else ("two_way", "each side has a vocabulary of its own")
+def _context(facts: Facts) -> Answer:
+    context, model = facts.size.context[facts.on_gpu], resolve_preset(facts.settings.model)
+    context = min(context, model.max_positions) if model.positions == "learned" else context
+    return context, f"tokens per row, for {facts.text} on the {facts.machine.device}"
+
+
+def _rotary(facts: Facts) -> Answer:
+    model = resolve_preset(facts.settings.model)
+    if model.d_model // model.n_heads % 2:
+        return None
+    return "rotary", "relative positions are learned faster than absolute ones"
 
 
 def _batch_tokens(facts: Facts) -> Answer:
-    tokens = facts.size.batch_tokens[facts.on_gpu]
-    return tokens, f"tokens an update, from the {_pairs(facts)} and the {facts.machine.device}"
+    return facts.size.batch[facts.on_gpu], f"tokens per update, for {facts.text} on the {facts.machine.device}"
+
+
+def _batch_of_rows(facts: Facts) -> Answer:
+    context, n_rows = facts.settings.data.context or facts.size.context[facts.on_gpu], facts.size.batch[facts.on_gpu]
+    return context * n_rows, f"{n_rows} rows of {context} tokens per update"
 
 
 def _micro_batch_tokens(facts: Facts) -> Answer:
-    wanted = facts.settings.training.batch_tokens
-    assert wanted is not None, "chosen first"
-    a_token = bytes_a_token(facts.settings.model, facts.settings.tokenizer.vocab_size or 0)
-    fitting = max(256, facts.machine.memory // 2 // a_token)
+    wanted = facts.batch_tokens
+    per_token = bytes_a_token(facts.settings.model, facts.settings.tokenizer.vocab_size or 0)
+    fitting = max(256, facts.machine.memory // 2 // per_token)
     if fitting >= wanted:
         return wanted, f"a whole update fits in half of the {facts.machine.memory / 2**30:.0f} GiB free"
     n = -(-wanted // fitting)
@@ -189,98 +63,174 @@ def _micro_batch_tokens(facts: Facts) -> Answer:
 
 
 def _precision(facts: Facts) -> Answer:
-    return facts.machine.precision, "in which this machine multiplies matrices fastest, as just measured"
-
-
-def _residual(facts: Facts) -> Answer:
-    return "pre", "norm before the sub-layer learns faster and needs less warm-up"
+    return facts.machine.precision, "the fastest matrix products on this machine, as just measured"
 
 
 def _optimizer(facts: Facts) -> Answer:
     if facts.on_gpu or facts.settings.model.d_model <= 256:
-        return "muon", "learns more from an epoch than Adam, at small cost"
-    return "adamw", "at this width Muon's products cost a CPU too much"
+        return "muon", "learns more per epoch than Adam, at a small cost"
+    return "adamw", "Muon's products are slow on a CPU at this width"
 
 
-def _matrix_lr(facts: Facts) -> Answer:
-    if facts.settings.training.optimizer != "muon":
-        return None
-    width = facts.settings.model.d_model
-    return round(MATRIX_LR / width, 6), f"peak for the matrices under muon at d_model {width}"
+def _learning_rate(scale: float, *, only: str = "", reason: str = "peak", digits: int = 6) -> Callable[[Facts], Answer]:
+    """A rule for `scale` / d_model; `only` for this optimizer, if named."""
 
+    def rule(facts: Facts) -> Answer:
+        optimizer, width = facts.settings.training.optimizer, facts.settings.model.d_model
+        if only and optimizer != only:
+            return None
+        return round(scale / width, digits), f"{reason} for {optimizer}{' matrices' if only else ''} at d_model {width}"
 
-def _lr(facts: Facts) -> Answer:
-    name = facts.settings.training.optimizer
-    assert name is not None, "chosen first"
-    width = facts.settings.model.d_model
-    return round(PEAK_LR[name] / width, 6), f"peak for {name} at d_model {width}"
+    return rule
 
 
 def _max_epochs(facts: Facts) -> Answer:
-    if length_is_given(facts):
-        return None
-    return facts.size.epochs, f"passes after which {_pairs(facts)} have little more to give"
+    return None if facts.has_limit else (facts.size.epochs, f"more passes over {facts.text} gain little")
 
 
 def _max_minutes(facts: Facts) -> Answer:
-    if length_is_given(facts):
+    if facts.has_limit:
         return None
-    minutes = facts.size.minutes[facts.on_gpu]
-    return minutes, "your patience, at a guess; the schedule ends with the nearer of the limits"
-
-
-def length_is_given(facts: Facts) -> bool:
-    """Whether the user has said when training ends."""
-    training = facts.asked.training
-    return not (training.max_updates is training.max_epochs is training.max_minutes is None)
-
-
-def _schedule(facts: Facts) -> Answer:
-    return "linear", "falls to zero at the end, which does better than the paper's in a short training"
+    reason = "default time budget for this amount of text; training stops at whichever limit comes first"
+    return facts.size.minutes[facts.on_gpu], reason
 
 
 def _warmup_updates(facts: Facts) -> Answer:
     share, half = 0.08 * facts.updates, facts.updates / 2
-    updates = round(min(LONGEST_WARMUP, max(SHORTEST_WARMUP, share), half))
+    updates = round(min(MAX_WARMUP, max(MIN_WARMUP, share), half))
     expected = f"the {facts.updates:,.0f} updates expected"
-    if half < SHORTEST_WARMUP:
-        return updates, f"half of {expected}, as they are few"
-    if share < SHORTEST_WARMUP:
-        return updates, f"at least {SHORTEST_WARMUP}, where 8 % of {expected} are fewer"
-    if share > LONGEST_WARMUP:
-        return updates, f"at most {LONGEST_WARMUP:,}, where 8 % of {expected} are more"
+    if half < MIN_WARMUP:
+        return updates, f"half of {expected}"
+    if share < MIN_WARMUP:
+        return updates, f"the minimum: 8 % of {expected} are fewer"
+    if share > MAX_WARMUP:
+        return updates, f"the maximum: 8 % of {expected} are more"
     return updates, f"about 8 % of {expected}"
 
 
 def _valid_updates(facts: Facts) -> Answer:
-    updates = min(max(facts.updates_an_epoch, facts.updates_a_minute / 2), facts.updates / 5)
-    return max(1, round(updates)), "about an epoch, or half a minute where epochs are shorter"
+    updates = min(max(facts.updates_per_epoch, facts.updates_per_minute / 2), facts.updates / 5)
+    return max(1, round(updates)), "about an epoch, or half a minute if epochs are shorter"
 
 
-BEFORE_TEXT: tuple[Chooser, ...] = (
-    ("tokenizer", "vocab_size", _vocab_size),
-    ("model", "preset", _preset),
-    ("model", "dropout", _dropout),
-    ("model", "residual", _residual),
-    ("model", "tie", _tie),
+_PRE_NORM = "pre", "learns faster than post-norm and needs less warm-up"
+_UNSMOOTHED = 0.0, "the probabilities themselves are wanted"
+_TRAINING: Rules = {
+    "training.batch_tokens": _batch_tokens,
+    "training.micro_batch_tokens": _micro_batch_tokens,
+    "training.precision": _precision,
+    "training.optimizer": _optimizer,
+    "training.lr": _learning_rate(0.64),  # 0.005 at width 128, 0.00125 at 512
+    "training.matrix_lr": _learning_rate(1.28, only="muon"),
+    "training.max_epochs": _max_epochs,
+    "training.max_minutes": _max_minutes,
+    "training.schedule": ("linear", "falls to zero at the end: better than the paper's in a short training"),
+    "training.warmup_updates": _warmup_updates,
+    "training.valid_updates": _valid_updates,
+}
+FINE_TUNING: Rules = {
+    "training.optimizer": ("adamw", "changes the weights of the start only a little"),
+    "training.lr": _learning_rate(0.04, reason="far below a fresh model's peak", digits=7),  # 3e-4 at 128, 5e-5 at 768
+    "training.matrix_lr": _learning_rate(0.08, only="muon", reason="far below a fresh model's peak", digits=7),
+    "training.max_epochs": lambda facts: (
+        None if facts.has_limit else (3.0, "usual for fine-tuning; more fits the new text better and forgets more")
+    ),
+}
+"""Rules that replace those of `before_training` in a run of any task that starts from another run's weights."""
+
+_INF = float("inf")
+TRANSLATION = Defaults(
+    "pairs",
+    tuple(
+        Size(most=n, vocab_size=v, preset=preset, dropout=dropout, batch=batch, epochs=epochs, minutes=minutes)
+        for n, v, preset, dropout, batch, epochs, minutes in (
+            (2_000, 2_000, ("tiny", "tiny"), 0.3, (1024, 1024), 60, (10, 5)),
+            (20_000, 4_000, ("tiny", "tiny"), 0.3, (2048, 2048), 40, (20, 10)),
+            (50_000, 8_000, ("tiny", "small"), 0.2, (2048, 4096), 20, (30, 20)),
+            (150_000, 8_000, ("small", "small"), 0.2, (4096, 8192), 20, (90, 30)),
+            (1_000_000, 16_000, ("small", "base"), 0.1, (8192, 24_576), 15, (360, 240)),
+            (_INF, 32_000, ("small", "base"), 0.1, (8192, 32_768), 10, (1440, 1440)),
+        )
+    ),
+    {
+        "tokenizer.vocab_size": _vocab_size,
+        "model.preset": _preset,
+        "model.dropout": _dropout,
+        "model.residual": _PRE_NORM,
+        "model.tie": lambda facts: None if facts.asked.tokenizer.joint else ("two_way", "each side has a vocabulary"),
+    },
+    _TRAINING,
 )
-BEFORE_TRAINING: tuple[Chooser, ...] = (
-    ("training", "batch_tokens", _batch_tokens),
-    ("training", "micro_batch_tokens", _micro_batch_tokens),
-    ("training", "precision", _precision),
-    ("training", "optimizer", _optimizer),
-    ("training", "lr", _lr),
-    ("training", "matrix_lr", _matrix_lr),
-    ("training", "max_epochs", _max_epochs),
-    ("training", "max_minutes", _max_minutes),
-    ("training", "schedule", _schedule),
-    ("training", "warmup_updates", _warmup_updates),
-    ("training", "valid_updates", _valid_updates),
-)
-
-
-def laid_over(own: Sequence[Chooser], usual: Sequence[Chooser]) -> tuple[Chooser, ...]:
-    """`usual`, with `own` in the place of what chooses the same; what only `own` has comes first."""
-    ours, known = {(section, key): function for section, key, function in own}, {(s, k) for s, k, _ in usual}
-    first = tuple((section, key, function) for section, key, function in own if (section, key) not in known)
-    return first + tuple((section, key, ours.get((section, key), function)) for section, key, function in usual)
+CAUSAL = Defaults(
+    "bytes",
+    tuple(
+        Size(most=n, tokenizer=kind, vocab_size=vocab_size, preset=preset, dropout=dropout, context=context,
+             batch=n_rows, epochs=epochs, minutes=minutes)
+        for n, kind, vocab_size, preset, dropout, context, n_rows, epochs, minutes in (
+            (3e5, "char", 512, ("gpt-tiny", "gpt-tiny"), 0.2, (64, 64), (16, 32), 60, (5, 3)),
+            (2e6, "char", 512, ("gpt-tiny", "gpt-small"), 0.1, (128, 256), (32, 64), 30, (20, 10)),
+            (2e7, "bpe", 2_000, ("gpt-tiny", "gpt-small"), 0.1, (128, 256), (32, 64), 10, (60, 30)),
+            (2e8, "bpe", 8_000, ("gpt-small", "gpt-small"), 0.1, (256, 512), (32, 64), 4, (360, 120)),
+            (_INF, "bpe", 16_000, ("gpt-small", "gpt2"), 0.0, (256, 1024), (32, 64), 2, (1440, 1440)),
+        )
+    ),
+    {
+        "tokenizer.exact": (True, "text is reproduced exactly, with line ends and rare characters"),
+        "tokenizer.normalization": ("identity", "required by tokenizer.exact"),
+        "tokenizer.kind": lambda facts: (facts.size.tokenizer, f"for {facts.text}"),
+        "tokenizer.vocab_size": _vocab_size,
+        "model.preset": _preset,
+        "model.dropout": _dropout,
+        "model.residual": _PRE_NORM,
+        "model.positions": _rotary,
+        "model.activation": ("gelu", "GPT's"),
+        "data.context": _context,
+    },
+    {
+        **_TRAINING,
+        "training.label_smoothing": _UNSMOOTHED,
+        "training.batch_tokens": _batch_of_rows,
+        "training.lr": _learning_rate(0.384),  # 0.003 at width 128
+        "training.matrix_lr": _learning_rate(0.768, only="muon"),
+    },
+)  # fmt: skip
+MASKED = Defaults(
+    "bytes",
+    (
+        Size(most=2e6, vocab_size=2_000, preset=("bert-tiny", "bert-tiny"), dropout=0.1, batch=(4096, 8192),
+             epochs=40, minutes=(20, 10)),
+        Size(most=5e7, vocab_size=8_000, preset=("bert-tiny", "bert-mini"), dropout=0.1, batch=(4096, 16_384),
+             epochs=15, minutes=(120, 60)),
+        Size(most=_INF, vocab_size=16_000, preset=("bert-mini", "bert-small"), dropout=0.1, batch=(8192, 32_768),
+             epochs=4, minutes=(1440, 720)),
+    ),
+    {
+        "tokenizer.vocab_size": _vocab_size,
+        "tokenizer.mask": (True, "the model predicts masked tokens"),
+        "model.preset": _preset,
+        "model.dropout": _dropout,
+        "data.context": _context,
+    },
+    {
+        **_TRAINING,
+        "training.stop_by": ("loss", "the goal of the run"),
+        "training.label_smoothing": _UNSMOOTHED,
+    },
+)  # fmt: skip
+CLASSIFICATION = Defaults(
+    "labelled texts",
+    (
+        Size(most=5_000, vocab_size=4_000, preset=("bert-tiny", "bert-tiny"), dropout=0.3, batch=(1024, 1024),
+             epochs=20, minutes=(5, 3)),
+        Size(most=200_000, vocab_size=8_000, preset=("bert-tiny", "bert-tiny"), dropout=0.3, batch=(2048, 4096),
+             epochs=8, minutes=(15, 5)),
+        Size(most=_INF, vocab_size=16_000, preset=("bert-mini", "bert-mini"), dropout=0.1, batch=(4096, 16_384),
+             epochs=3, minutes=(120, 30)),
+    ),
+    {
+        "tokenizer.vocab_size": _vocab_size,
+        "model.preset": _preset,
+        "model.dropout": _dropout,
+    },
+    {**_TRAINING, "training.stop_by": ("accuracy", "the goal of the run")},
+)  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ from transduce.logging import Log
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
-from transduce.tasks.defaults import Chooser
-from transduce.tasks.defaults_encoder import BEFORE_MASKED, BEFORE_TRAINING_MASKED
+from transduce.tasks.defaults import MASKED
 from transduce.tasks.plain_text import PlainTexts, PlainTextTask
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.special import MASK_PIECE, Vocabulary
@@ -69,8 +67,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     evaluate_options = frozenset({"--batch-tokens"})
     inherited = ("data.documents",)
     reads = "text"
-    before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_MASKED
-    before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING_MASKED
+    defaults = MASKED
     uses = frozenset(
         {
             *(f"data.{key}" for key in ("documents", "context", "masked", "whole_words")),

@@ -21,7 +21,7 @@ from transduce.machine import Machine
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import PreparedT, Task
-from transduce.tasks.defaults import Facts
+from transduce.tasks.choices import Facts
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
@@ -124,7 +124,7 @@ class PlainTextTask(Task[PlainTexts, PreparedT]):
 
     def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
         """The number of bytes decides."""
-        return Facts(asked, asked, machine, 0, n_bytes=texts.n_bytes)
+        return Facts(asked, asked, machine, self.defaults, texts.n_bytes)
 
     def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
         """The lines of the training text, and nothing, as there is one side only."""

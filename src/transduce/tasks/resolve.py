@@ -1,4 +1,4 @@
-"""From the settings that a user gave to settings with nothing left to choose."""
+"""From the settings that a user gave to complete settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.models.registry import check_model
 from transduce.tasks.base import Task
-from transduce.tasks.defaults import choose, laid_over, table
-from transduce.tasks.defaults_finetune import BEFORE_FINE_TUNING
+from transduce.tasks.choices import choose, format_choices
+from transduce.tasks.defaults import FINE_TUNING
 from transduce.tasks.finetune import Start, find_start
 from transduce.tasks.registry import check_task, find_task
 from transduce.tasks.vocabulary import learn_vocabulary
@@ -25,13 +25,13 @@ AnyTask = Task[Any, Any]
 
 
 def start_of(settings: Settings) -> Start | None:
-    """The run that a training with these settings begins with, if any. Raises `UserError` as `find_start`."""
+    """The run that a training with these settings starts from, if any. Raises `UserError` as `find_start`."""
     task = find_task(settings.task)
     return find_start(settings, kind=kinds_for(task.name)[0], inherited=task.inherited)
 
 
 def check(settings: Settings) -> AnyTask:
-    """Refuse settings that cannot work, before any work is done; the task that they ask for."""
+    """Refuse settings that cannot work, before any work is done, and return their task."""
     task, model = find_task(settings.task), resolve_preset(settings.model)
     check_model(model)
     training = settings.training
@@ -54,14 +54,14 @@ def resolve(
     known: Tokenizers | None = None,
     scale: float = 1.0,
 ) -> tuple[Settings, Tokenizers]:
-    """Choose what was left open, and tell; the vocabulary, if not `known`, is learned on the way.
+    """Fill in unset settings, report them, and train the vocabulary unless it is `known`: later defaults need it.
 
-    Later choices need its tokens. `scale`: how many times more text there is than `texts`, where they are a sample.
+    `scale`: the amount of text as a multiple of `texts`, where these are a sample.
     """
     log.say(f"machine: {machine.describe()}")
     facts = task.facts(asked, texts, machine)
-    facts = replace(facts, n_pairs=round(facts.n_pairs * scale), n_bytes=round(facts.n_bytes * scale))
-    settings, choices = choose(facts, task.before_text)
+    facts = replace(facts, amount=round(facts.amount * scale))
+    settings, choices = choose(facts, task.defaults.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check_model(settings.model)
     check_task(task, settings, settings.model)
@@ -70,12 +70,12 @@ def resolve(
     )
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
     tokens = round(task.count_tokens(texts, tokenizers, settings) * scale)
-    choosers = task.before_training
+    rules = task.defaults.before_training
     if asked.training.start is not None:
-        choosers = laid_over(BEFORE_FINE_TUNING, choosers)
-    settings, more = choose(replace(facts, settings=settings, tokens=tokens), choosers)
+        rules = {**rules, **FINE_TUNING}
+    settings, more = choose(replace(facts, settings=settings, tokens=tokens), rules)
     if choices or more:
-        log.say("chosen, as nothing else was said (--set section.key=value says it):")
-        for line in table([*choices, *more]):
+        log.say("defaults for unset settings (override with --set section.key=value):")
+        for line in format_choices([*choices, *more]):
             log.say(line)
     return Settings.from_mapping(settings.model_dump(mode="json")), tokenizers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -27,7 +26,8 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Task
-from transduce.tasks.defaults import BEFORE_TEXT, BEFORE_TRAINING, Chooser, Facts
+from transduce.tasks.choices import Facts
+from transduce.tasks.defaults import TRANSLATION
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
@@ -66,8 +66,7 @@ class TranslationTask(Task[Texts, Prepared]):
         *(f"decoding.{key}" for key in DecodingSettings.model_fields),
     )
     reads = "pairs"
-    before_text: ClassVar[tuple[Chooser, ...]] = BEFORE_TEXT
-    before_training: ClassVar[tuple[Chooser, ...]] = BEFORE_TRAINING
+    defaults = TRANSLATION
     uses = frozenset(
         {
             *(
@@ -110,7 +109,7 @@ class TranslationTask(Task[Texts, Prepared]):
 
     def facts(self, asked: Settings, texts: Texts, machine: Machine) -> Facts:
         """The number of pairs decides."""
-        return Facts(asked, asked, machine, texts.n_pairs)
+        return Facts(asked, asked, machine, self.defaults, texts.n_pairs)
 
     def lines(self, texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
         """Of both sides, cleaned."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from oracle.cases import SINGLE, make
 from transduce.config import TrainingSettings, model_settings
 from transduce.models.registry import build_model
-from transduce.tasks.defaults import PEAK_LR
 from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
     OPTIMIZERS,
@@ -237,10 +236,6 @@ def test_nothing_is_chosen_here(open_: dict[str, Any]) -> None:
     """A second table of defaults would be a second truth beside `choose`."""
     with pytest.raises(AssertionError, match="choose first"):
         build_optimizer(make()[0], TrainingSettings(**open_))
-
-
-def test_choose_has_a_peak_for_every_optimizer() -> None:
-    assert set(PEAK_LR) == set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
