@@ -22,7 +22,7 @@ MOST_SETTINGS = 1 << 24
 MOST_JSON = 1 << 28
 """Bytes of the largest other JSON file: 256 MiB, for test sets and samples."""
 MOST_VALUES = 1 << 23
-"""Values in the largest JSON file. Each takes up to 100 bytes of memory, however few it takes in the file."""
+"""Values in the largest JSON file. Each may take 100 bytes of memory and only 3 in the file."""
 
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError)
 _SUFFIX = ".aside"

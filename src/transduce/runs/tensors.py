@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import write_aside
 
-_ZEROS = "0" * 64
+_ZEROS = b"0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _CHUNK = 1 << 20
 _MOST_HEADER = 1 << 23  # bytes, for 50,000 tensors; the format allows 100 MB, which take 2 GB once parsed
@@ -50,7 +50,7 @@ def write_tensors(
     path.touch()
     mode = path.stat().st_mode
     try:
-        save_file(distinct, path, metadata={"format": "pt", **entries} | ({"sha256": _ZEROS} if seal else {}))
+        save_file(distinct, path, metadata={"format": "pt", **entries} | ({"sha256": _ZEROS.decode()} if seal else {}))
     except SafetensorError as error:
         raise _as_os_error(error) from error
     path.chmod(mode)  # safetensors makes it readable for its owner only
@@ -77,26 +77,25 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
 
 def load_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file of tensors. Only the header and the length are checked: fast for any size."""
-    return _metadata(_head_of(Path(path)))
+    metadata: dict[str, str] = _read_header(Path(path))[1].get("__metadata__", {})
+    return metadata
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a file, tied ones once; as fast as `load_metadata`."""
-    header = json.loads(_head_of(Path(path))[8:])
+    header = _read_header(Path(path))[1]
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
 def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
     """Compare a file of tensors with its checksum; returns its metadata. Raises `RunFolderError`."""
     path = Path(path)
-    metadata = load_metadata(path)
+    head, header = _read_header(path)
+    metadata: dict[str, str] = header.get("__metadata__", {})
     if "sha256" not in metadata and sealed:
         raise _damaged(path, "it has no checksum")
-    if "sha256" in metadata:
-        with path.open("rb") as file:
-            head = _read_head(file, path)
-            if _digest(file, head) != metadata["sha256"]:
-                raise _damaged(path, "its content does not match its checksum")
+    if "sha256" in metadata and _digest(path, head) != metadata["sha256"]:
+        raise _damaged(path, "its content does not match its checksum")
     return metadata
 
 
@@ -129,55 +128,44 @@ def _as_os_error(error: SafetensorError) -> OSError:
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else OSError(str(error))
 
 
-def _head_of(path: Path) -> bytes:
+def _finish_header(path: Path, *, seal: bool) -> None:
+    """Sort the metadata, which safetensors writes in random order, and fill in the digest."""
+    head, header = _read_header(path)
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    assert len(text) <= len(head) - 8, "sorting does not make it longer"
+    head = head[:8] + text.ljust(len(head) - 8)  # the format pads with spaces
+    if seal:
+        place = _SEAL.search(head)
+        assert place is not None, "the file was written with zeros for the digest"
+        head = head[: place.start(1)] + _digest(path, head).encode("ascii") + head[place.end(1) :]
+    with path.open("r+b") as file:
+        file.write(head)
+
+
+def _read_header(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """The first bytes of a file, up to the data, and its JSON header; checks the length of the whole file."""
     try:
         with path.open("rb") as file:
-            return _read_head(file, path)
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise _damaged(path, f"it ends after {size:,} bytes")
+            if length > _MOST_HEADER:
+                raise _damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
+            head = length.to_bytes(8, "little") + file.read(length)
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
     except OSError as error:
         raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _finish_header(path: Path, *, seal: bool) -> None:
-    """Sort the metadata, which safetensors writes in random order, and fill in the digest."""
-    with path.open("r+b") as file:
-        head = _sorted(_read_head(file, path))
-        file.seek(0)
-        file.write(head)
-        if seal:
-            place = _SEAL.search(head)
-            assert place is not None, "the file was written with zeros for the digest"
-            digest = _digest(file, head)
-            file.seek(place.start(1))
-            file.write(digest.encode("ascii"))
-
-
-def _sorted(head: bytes) -> bytes:
-    """The same header with its metadata sorted by name: equal tensors make equal files."""
-    header = json.loads(head[8:])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    assert len(text) <= len(head) - 8, "sorting does not make it longer"
-    return head[:8] + text.ljust(len(head) - 8)  # the format pads with spaces
-
-
-def _read_head(file: BinaryIO, path: Path) -> bytes:
-    """The length field and the JSON header; the rest of the file must be as long as the header says."""
-    size = os.fstat(file.fileno()).st_size
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > size - 8:
-        raise _damaged(path, f"it ends after {size:,} bytes")
-    if length > _MOST_HEADER:
-        raise _damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
-    head = length.to_bytes(8, "little") + file.read(length)
     try:
-        end = _end_of(json.loads(head[8:], object_pairs_hook=_unique))
+        header = json.loads(head[8:], object_pairs_hook=_unique)
+        end = _end_of(header)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _damaged(path, "its header cannot be read") from None
     if size != 8 + length + end:
         raise _damaged(path, f"it has {size:,} bytes and should have {8 + length + end:,}")
-    return head
+    return head, header
 
 
 def _end_of(header: dict[str, Any]) -> int:
@@ -201,20 +189,15 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _metadata(head: bytes) -> dict[str, str]:
-    metadata: dict[str, str] = json.loads(head[8:]).get("__metadata__", {})
-    return metadata
-
-
-def _digest(file: BinaryIO, head: bytes) -> str:
-    """SHA-256 of `head` with its digest as zeros, and of everything after it in `file`."""
-    place = _SEAL.search(head)
-    if place is not None:
-        head = head[: place.start(1)] + _ZEROS.encode("ascii") + head[place.end(1) :]
+def _digest(path: Path, head: bytes) -> str:
+    """SHA-256 of a file that begins with `head`, with the digest in the head as zeros."""
+    if (place := _SEAL.search(head)) is not None:
+        head = head[: place.start(1)] + _ZEROS + head[place.end(1) :]
     digest = hashlib.sha256(head)
-    file.seek(len(head))
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
+    with path.open("rb") as file:
+        file.seek(len(head))
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
     return digest.hexdigest()
 
 

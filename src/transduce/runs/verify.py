@@ -29,7 +29,7 @@ _UNCHECKED = {
 } | dict.fromkeys(
     (
         *("data.json", "scores.json", "text_scores.json", "label_scores.json", "masked_scores.json"),
-        *("samples.json", "attention.json", "report.html", "README.md"),
+        *("samples.json", "attention.json", "time_limit.json", "report.html", "README.md"),
     ),
     "no checksum: training still runs, or the run was made by an early version",
 )

@@ -1,4 +1,4 @@
-"""What fuzzing found (`benchmarks/fuzz.py`): damage that passes the checksums is one line that names the file."""
+"""Damage found by fuzzing (`benchmarks/fuzz.py`): a one-line error names the file even if the checksums match."""
 
 # ruff: noqa: E501  (tables of strange values)
 from __future__ import annotations
@@ -65,7 +65,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def enter(run: Path, name: str) -> None:
-    """Put the manifest right about a file."""
+    """Update a file's checksum in the manifest."""
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["files"][name] = fingerprint(run / name)
     (run / "manifest.json").write_text(json.dumps(manifest))
@@ -75,13 +75,13 @@ def enter(run: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 100_000, b"\xff", b"", b"1" * 5000], ids=["deep", "deeper", "bytes", "empty", "digits"])  # fmt: skip
-def test_json_that_is_none(tmp_path: Path, content: bytes) -> None:
+def test_invalid_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"a.json is damaged"):
         read_json(tmp_path / "a.json")
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(RunFolderError, match=r"a.json is no regular file"):
         read_json(tmp_path / "a.json")
@@ -89,7 +89,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"b.json is no regular file"):
         read_bytes(tmp_path / "b.json", most=10)
     with (tmp_path / "c.json").open("wb") as file:
-        file.truncate(MOST_JSON + 1)  # takes no room on the disk
+        file.truncate(MOST_JSON + 1)  # sparse: takes no disk space
     with pytest.raises(RunFolderError, match=r"no such file has 268,435,457 bytes"):
         read_json(tmp_path / "c.json")
 
@@ -118,7 +118,7 @@ def test_a_link_out_of_a_run_folder_is_refused_and_nothing_is_written_through_it
     assert [path.name for path in outside.iterdir()] == ["victim"] and (outside / "victim").read_text() == "untouched"
 
 
-def test_links_within_a_folder_and_to_a_folder_are_fine(run: Path, tmp_path: Path) -> None:
+def test_links_within_a_folder_and_to_a_folder_are_allowed(run: Path, tmp_path: Path) -> None:
     (run / "model.safetensors").rename(run / "weights")
     (run / "model.safetensors").symlink_to("weights")
     (tmp_path / "other").symlink_to(run)
@@ -145,32 +145,32 @@ def test_a_manifest_names_files_of_its_folder_only(run: Path, outside: Path, nam
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("n_decoder_layers", 200, "does not fit the settings"),
         ("d_model", 65536, "does not fit the settings"),
-        ("max_positions", 5000, None),  # sinusoids are computed, not kept
+        ("max_positions", 5000, None),  # sinusoids are computed, not stored
         ("max_positions", 1 << 24, "less than or equal to 1000000"),
         ("d_ff", 1 << 20, "does not fit the settings"),
         ("n_decoder_layers", 1 << 30, "less than or equal to 1024"),
         ("residual", "/pre", "config.json describes no model: model.residual"),
     ],
 )
-def test_sizes_that_the_weights_do_not_bear_out_take_no_memory(
-    run: Path, key: str, value: object, told: str | None
+def test_sizes_that_contradict_the_weights_allocate_no_memory(
+    run: Path, key: str, value: object, message: str | None
 ) -> None:
     config = json.loads((run / "config.json").read_text())
     config["model"][key] = value
     (run / "config.json").write_text(json.dumps(config))
     enter(run, "config.json")
-    if told is None:
+    if message is None:
         assert Translator.load(run).translate(["a man"])
         return
-    with pytest.raises(RunFolderError, match=told):
+    with pytest.raises(RunFolderError, match=message):
         Translator.load(run)
 
 
-def test_weights_of_whole_numbers_are_no_weights(run: Path) -> None:
+def test_integer_weights_are_refused(run: Path) -> None:
     folder = RunFolder.open(run)
     tensors = folder.load_model()
     name = next(iter(tensors))
@@ -207,19 +207,19 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         struct.pack("<Q", (1 << 64) - 1) + b"{}",
     ],
 )
-def test_headers_of_tensors_that_are_none(tmp_path: Path, content: bytes) -> None:
+def test_invalid_headers_of_tensor_files(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"a.safetensors is damaged"):
         load_tensors(tmp_path / "a.safetensors", sealed=False)
 
 
-def test_shapes_of_a_file_whose_header_is_not_one(tmp_path: Path) -> None:
+def test_shapes_of_a_file_with_an_invalid_header(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(header({"a": {**ENTRY, "shape": None}}))
     with pytest.raises(RunFolderError, match=r"its header cannot be read"):
         shapes(tmp_path / "a.safetensors")
 
 
-# -- training states
+# -- checkpoints
 
 
 def change_state(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -260,7 +260,7 @@ def unfinished(state: dict[str, Any]) -> None:
         lambda s: s["average"].update(count=None),
     ],
 )
-def test_a_state_of_another_form_is_damaged(
+def test_a_malformed_state_is_damaged(
     trained: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     import shutil
@@ -273,7 +273,7 @@ def test_a_state_of_another_form_is_damaged(
 
 
 @pytest.mark.parametrize("fate", ["shape", "type", "missing", "optimizer", "moment", "generator"])
-def test_tensors_of_another_model_are_told(trained: Path, tmp_path: Path, fate: str) -> None:
+def test_tensors_of_another_model_are_damaged(trained: Path, tmp_path: Path, fate: str) -> None:
     import shutil
 
     shutil.copytree(trained, tmp_path / "run")
@@ -304,7 +304,7 @@ def test_tensors_of_another_model_are_told(trained: Path, tmp_path: Path, fate: 
         toys.toy_run(tmp_path / "run", toys.settings(max_updates=2, valid_updates=1))
 
 
-def test_a_line_of_the_log_without_a_number_is_left_out(tmp_path: Path) -> None:
+def test_a_log_line_without_an_update_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(
         b'{"event": "update", "update": "x"}\n' + b"[" * 100_000 + b'\n{"event": "end", "update": 3}\n'
     )
@@ -321,7 +321,7 @@ def test_a_line_of_the_log_without_a_number_is_left_out(tmp_path: Path) -> None:
         np.array(["a"]), np.zeros(3, "m8"),
     ],
 )  # fmt: skip
-def test_arrays_that_are_no_row_of_numbers(tmp_path: Path, array: np.ndarray) -> None:
+def test_arrays_of_a_wrong_type_or_shape(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(RunFolderError, match=r"is no row of numbers"):
         map_array(tmp_path / "a.npy", zlib.crc32((tmp_path / "a.npy").read_bytes()))
@@ -335,7 +335,7 @@ def test_arrays_that_are_no_row_of_numbers(tmp_path: Path, array: np.ndarray) ->
         pickle.dumps([1]),
     ],
 )  # fmt: skip
-def test_arrays_that_are_none(tmp_path: Path, content: bytes) -> None:
+def test_invalid_array_files(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"a.npy is damaged"):
         map_array(tmp_path / "a.npy", zlib.crc32(content))
@@ -359,7 +359,7 @@ def test_offsets_and_ids_are_checked(tmp_path: Path) -> None:
         check_lengths(path, np.array([0, 3, 5]), 2)
 
 
-def test_a_store_whose_facts_are_of_another_form(tmp_path: Path) -> None:
+def test_a_store_with_malformed_facts(tmp_path: Path) -> None:
     for facts in (
         {"format": 1},
         {"format": 1, "checksums": [], "sizes": [1], "cleaning": {}},
@@ -373,24 +373,24 @@ def test_a_store_whose_facts_are_of_another_form(tmp_path: Path) -> None:
         read_names(tmp_path / "names.json")
 
 
-# -- what a run tells of itself
+# -- records
 
 
 @pytest.mark.parametrize("name", RECORDS[:-1])
 @pytest.mark.parametrize(
     "value", [[1], {"sets": 3}, {"sets": [{"x": 1}]}, "x", {"sets": [[]], "sentences": [{"src": 1}], "leaks": 3}]
 )
-def test_a_record_that_tells_nothing_is_named(run: Path, name: str, value: object) -> None:
+def test_a_malformed_record_is_named(run: Path, name: str, value: object) -> None:
     folder = RunFolder.open(run)
     before = shown(folder, PAGE)
     (run / name).write_text(json.dumps(value))
     try:
         assert shown(folder, PAGE) and read_record(folder) and before
-    except RunFolderError as error:  # where it is not simply left out
+    except RunFolderError as error:  # if it is not left out
         assert f"{name} is damaged" in str(error)
 
 
-def test_a_record_with_a_number_that_is_none_is_named_when_it_is_written_again(run: Path) -> None:
+def test_a_record_with_invalid_numbers_is_named_when_it_is_extended(run: Path) -> None:
     folder = RunFolder.open(run)
     for content in ('{"sets": [], "x": NaN}', '{"sets": [], "x": 1e999}', '{"sets": 3}', "[]"):
         (run / "text_scores.json").write_text(content)
@@ -399,7 +399,7 @@ def test_a_record_with_a_number_that_is_none_is_named_when_it_is_written_again(r
         assert (run / "text_scores.json").read_text() == content
 
 
-def test_which_of_several_records_is_damaged(run: Path) -> None:
+def test_the_damaged_one_of_several_records_is_named(run: Path) -> None:
     folder = RunFolder.open(run)
     (run / "attention.json").write_text('{"sentences": [{"src": "a", "tgt": "b", "maps": [["x"]]}]}')
     (run / "data.json").write_text('{"padding": 0.5}')
@@ -410,7 +410,7 @@ def test_which_of_several_records_is_damaged(run: Path) -> None:
         shown(folder, PAGE)
 
 
-# -- vocabularies, imports, recipes, texts
+# -- vocabularies, imports, recipes, text
 
 
 def test_ids_of_another_vocabulary(tmp_path: Path) -> None:
@@ -420,8 +420,8 @@ def test_ids_of_another_vocabulary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [1 << 31, (1 << 32) - 1, 1 << 70, -1, 1.5, "1", True, None])
-def test_ids_that_would_end_the_process(tmp_path: Path, value: object) -> None:
-    """The tokenizers library takes memory for every id up to the largest, and where there is none, it aborts."""
+def test_ids_that_would_crash_the_process(tmp_path: Path, value: object) -> None:
+    """The tokenizers library allocates memory for every id up to the largest, and aborts if there is too little."""
     made = {"model": {"type": "BPE", "vocab": {"a": 0, "b": value}, "merges": []}, "added_tokens": []}
     added = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": value, "content": "b"}]}
     for content in (made, added):
@@ -433,7 +433,7 @@ def test_ids_that_would_end_the_process(tmp_path: Path, value: object) -> None:
         read_tokenizer(tmp_path, [])
 
 
-def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
+def test_a_compressed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path)
     with pytest.raises(UserError, match=r"would take"):
@@ -456,9 +456,9 @@ def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "told"),
+    ("name", "values", "message"),
     [
-        ("config.json", {"architectures": 3}, None),  # an oddity that changes nothing
+        ("config.json", {"architectures": 3}, None),  # without effect
         ("config.json", {"architectures": [["x"]]}, "supported here"),
         ("generation_config.json", {"max_length": [1]}, "max_length"),
         ("generation_config.json", {"num_beams": "x"}, "num_beams"),
@@ -467,16 +467,16 @@ def test_a_packed_pickle_and_a_huge_view_are_refused(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"unk_token": []}, None),
     ],
 )
-def test_an_imported_folder_whose_files_are_of_another_form(
-    tmp_path: Path, name: str, values: dict[str, Any], told: str | None
+def test_an_imported_folder_with_malformed_files(
+    tmp_path: Path, name: str, values: dict[str, Any], message: str | None
 ) -> None:
     theirs = marians.make_folder(tmp_path / "theirs", marians.make_run(tmp_path / "run"))
     path = theirs / name
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
-    if told is None:
+    if message is None:
         assert list(import_run("marian", theirs, tmp_path / "made"))
         return
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         list(import_run("marian", theirs, tmp_path / "made"))
     assert not (tmp_path / "made").exists()
 
@@ -489,7 +489,7 @@ def test_an_empty_text_store_is_damaged(tmp_path: Path) -> None:
         TextStore.open(tmp_path)
 
 
-def test_an_error_of_any_length_is_shown_short(tmp_path: Path) -> None:
+def test_a_long_error_message_is_shortened(tmp_path: Path) -> None:
     done = transduce("translate", tmp_path / ("x" * 200) / ("y" * 200), *["z" * 250] * 30)
     assert done.code == 2 and len(done.err) < 2100
     done = transduce(
@@ -509,7 +509,7 @@ def test_a_folder_to_import_with_a_pipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"a = " + b"[" * 3000, b"a = 1979-13-45", b"a = 1" + b"0" * 5000, b"\xff", b"x" * (1 << 20) + b"y"]
 )
-def test_a_recipe_that_is_none(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_recipe(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "r.toml").write_bytes(content)
     with pytest.raises(SettingsError, match=r"recipe .*r.toml"):
         read_recipe(tmp_path / "r.toml")
@@ -518,7 +518,7 @@ def test_a_recipe_that_is_none(tmp_path: Path, content: bytes) -> None:
     assert values["a"]["b"].startswith("[[")
 
 
-def test_paths_that_are_links_to_themselves(tmp_path: Path) -> None:
+def test_a_path_that_links_to_itself(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "a")
     corpus = {"data": {"train": [{"path": str(tmp_path / "a")}]}}
     assert Settings.from_mapping(corpus).resolve_paths(tmp_path).data.train[0].path == tmp_path / "a"
@@ -530,14 +530,14 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("suffix", PACKED)
-def test_a_decompression_bomb_is_refused_before_it_fills_anything(tmp_path: Path, suffix: str) -> None:
+def test_a_decompression_bomb_is_refused_early(tmp_path: Path, suffix: str) -> None:
     part = PACKED[suffix]((b"word " * 2000 + b"\n") * ((1 << 24) // 10_001))  # 16 MiB
     path = tmp_path / f"bomb{suffix}"
     path.write_bytes(part * 40)
     with pytest.raises(DataError, match=r"more than 100 times its size"):
         for _ in read_lines(path):
             pass
-    path.write_bytes(part)  # a small text may be packed however well
+    path.write_bytes(part)  # a small text may be compressed however well
     assert sum(len(line) + 1 for line in read_lines(path)) < FREE
     path.write_bytes(PACKED[suffix](b"\0" * (1 << 26)))
     with pytest.raises(DataError, match=r"longer than 16 MiB"):
@@ -545,14 +545,14 @@ def test_a_decompression_bomb_is_refused_before_it_fills_anything(tmp_path: Path
 
 
 @pytest.mark.parametrize("encoding", ["x", "UTF-7", "utf-32"])
-def test_a_translation_memory_in_no_known_encoding(tmp_path: Path, encoding: str) -> None:
+def test_a_translation_memory_in_an_unknown_encoding(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.tmx").write_text(f'<?xml version="1.0" encoding="{encoding}"?><tmx><body/></tmx>')
     with pytest.raises(DataError, match=r"a.tmx, line 1: not valid TMX"):
         list(read_units(tmp_path / "a.tmx"))
 
 
-def test_the_checksum_of_this_file_is_not_taken_for_granted(tmp_path: Path) -> None:
-    """Damage with the seal put right does load, as it must: what the tests here damage gets that far."""
+def test_damage_with_a_corrected_checksum_loads(tmp_path: Path) -> None:
+    """So the tests above do reach the code after the checksums."""
     save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(2)})
     content = bytearray((tmp_path / "a.safetensors").read_bytes())
     content[-1] ^= 1

@@ -16,32 +16,32 @@ from transduce.errors import RunFolderError
 from transduce.runs import lock as lock_module
 from transduce.runs.lock import FolderLock, is_locked
 
-HOLD = """
+LOCKS = """
 import sys
 from pathlib import Path
 from transduce.runs.lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
-print("held", flush=True)
+print("locked", flush=True)
 sys.stdin.read()
 """
 
 
-def hold(folder: Path) -> subprocess.Popen[str]:
+def start_locking(folder: Path) -> subprocess.Popen[str]:
     """A process that has the lock until it is killed."""
     source = Path(__file__).parents[3] / "src"
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)],
+        [sys.executable, "-c", LOCKS, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(source)},
     )
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    assert process.stdout is not None and process.stdout.readline() == "locked\n"
     return process
 
 
 def test_a_second_process_is_refused_until_the_first_exits(tmp_path: Path) -> None:
-    process = hold(tmp_path)
+    process = start_locking(tmp_path)
     try:
         with pytest.raises(
             RunFolderError, match=rf"{tmp_path} is in use: process {process.pid} on .* is training in it"

@@ -1,4 +1,4 @@
-"""Tensors on the disk: what comes back is what was written, or the file is named."""
+"""Tensor files: loading returns what was saved, or names the damaged file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_what_comes_back_is_what_was_written(tmp_path: Path) -> None:
+def test_load_returns_what_was_saved(tmp_path: Path) -> None:
     tensors = some_tensors()
     save_tensors(tmp_path / "x.safetensors", tensors, {"made_by": "a test"})
     back = load_tensors(tmp_path / "x.safetensors")
@@ -43,7 +43,7 @@ def test_what_comes_back_is_what_was_written(tmp_path: Path) -> None:
     assert load_metadata(tmp_path / "x.safetensors")["made_by"] == "a test"
 
 
-def test_tied_tensors_are_stored_once_and_views_stay_apart(tmp_path: Path) -> None:
+def test_tied_tensors_are_stored_once_and_views_separately(tmp_path: Path) -> None:
     save_tensors(tmp_path / "x.safetensors", some_tensors())
     stored = load_file(tmp_path / "x.safetensors")
     assert ("weight" in stored) != ("tied" in stored)
@@ -59,7 +59,7 @@ def test_any_safetensors_reader_opens_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seal", [True, False])
 def test_equal_tensors_make_equal_files(tmp_path: Path, seal: bool) -> None:
-    """safetensors orders metadata by a hash that is seeded anew each time."""
+    """safetensors writes metadata in random order."""
     tensors = some_tensors()
     metadata = {name: f"{name} é \x7f" for name in ("b", "transduce", "a", "z")}
     contents = set()
@@ -71,8 +71,8 @@ def test_equal_tensors_make_equal_files(tmp_path: Path, seal: bool) -> None:
     assert set(load_tensors(tmp_path / "0.safetensors", sealed=seal)) == set(tensors)
 
 
-def test_a_file_whose_metadata_have_another_order_loads_as_well(tmp_path: Path) -> None:
-    """As they had before they were sorted: what counts is the digest."""
+def test_metadata_may_have_any_order(tmp_path: Path) -> None:
+    """Files of early versions are not sorted."""
     path = tmp_path / "x.safetensors"
     values = {"sha256": "0" * 64, "transduce": "0.1.0", "format": "pt"}
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -88,7 +88,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, seed: int) -> None:
     save_tensors(path, some_tensors(), {"made_by": "a test"})
     content = bytearray(path.read_bytes())
     choose = random.Random(seed)
-    # Half of the flips in the header, where a byte means most.
+    # Half of the flips are in the header, where they do most harm.
     place = choose.randrange(8 + int.from_bytes(content[:8], "little") if seed % 2 else len(content))
     content[place] ^= 1 << choose.randrange(8)
     path.write_bytes(content)
@@ -98,7 +98,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, -8, -1])
-def test_a_file_cut_short_is_found_without_reading_it_all(tmp_path: Path, size: int) -> None:
+def test_a_truncated_file_is_found_by_its_header(tmp_path: Path, size: int) -> None:
     path = tmp_path / "x.safetensors"
     save_tensors(path, some_tensors())
     path.write_bytes(path.read_bytes()[:size])
@@ -106,7 +106,7 @@ def test_a_file_cut_short_is_found_without_reading_it_all(tmp_path: Path, size: 
         load_metadata(path)
 
 
-def test_a_file_that_grew_is_found(tmp_path: Path) -> None:
+def test_a_file_with_appended_bytes_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_tensors(path, some_tensors())
     path.write_bytes(path.read_bytes() + b"\0")
@@ -115,7 +115,7 @@ def test_a_file_that_grew_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b"3", b'{"a": 1}', b'{"a": {"data_offsets": [0, "x"]}}', b"\xff\xfe"])
-def test_a_header_that_is_none_is_found(tmp_path: Path, header: bytes) -> None:
+def test_an_invalid_header_is_found(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(RunFolderError, match=f"{path} is damaged"):
@@ -130,7 +130,7 @@ def test_a_file_of_another_program_has_no_checksum(tmp_path: Path) -> None:
         check_tensors(path)
 
 
-def test_a_file_without_a_seal_is_written_where_a_manifest_vouches(tmp_path: Path) -> None:
+def test_the_checksum_can_be_left_to_a_manifest(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x.safetensors", {"a": torch.ones(3)}, seal=False)
     assert "sha256" not in load_metadata(tmp_path / "x.safetensors")
 
@@ -140,7 +140,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_tensors(tmp_path / "x.safetensors")
 
 
-def test_a_file_of_tensors_is_for_the_same_readers_as_any_other(tmp_path: Path) -> None:
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(3)})
     (tmp_path / "x.txt").write_text("any other")
     assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "x.txt").stat().st_mode

@@ -1,4 +1,4 @@
-"""`verify_files` tells damaged, missing, changed, unknown and unchecked files apart."""
+"""`verify_files` distinguishes damaged, missing, changed, unknown and unchecked files."""
 
 from __future__ import annotations
 
