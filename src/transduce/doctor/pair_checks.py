@@ -19,6 +19,7 @@ from transduce.doctor.languages import (
 from transduce.doctor.sampling import Block, Part, Row, Sample
 
 WINDOWS = 150  # examined for shifts, in each corpus
+SEARCHED = 500_000  # lines between two places, in which the beginning of a shift is searched
 N_ROWS = 20_000  # from which languages and length ratios are determined
 SIDES = ("source", "target")
 
@@ -87,8 +88,10 @@ def _shift(part: Part, fits: list[tuple[Block, Fit]]) -> Finding:
         where = "at the end of the files, whose middle was not read"
     elif not straight:
         where = "from the beginning"
-    elif part.reread is not None:
-        where = f"from about line {locate(part.reread, low, high, before=0, after=one.shift):,} on"
+    elif part.reread is not None and high - low <= SEARCHED:
+        rows = part.reread(low, high - low + 400)
+        line = locate(lambda first, n: rows[first - low : first - low + n], low, high, before=0, after=one.shift)
+        where = f"from about line {line:,} on"
     else:
         where = f"from somewhere between lines {low:,} and {high:,} on"
     lines = f"{abs(one.shift)} line{'s' if abs(one.shift) > 1 else ''}"

@@ -75,7 +75,7 @@ class Part:
     how: str
     blocks: tuple[Block, ...]
     reread: Callable[[int, int], list[Row]] | None = None
-    """Reads `n` rows from a line on, for files that can be read anywhere: (line from 1, n)."""
+    """Reads so many rows from a line on: (line from 1, n)."""
 
     @property
     def n_rows(self) -> int:
@@ -188,8 +188,7 @@ class _Reader:
                 break
         blocks.sort(key=lambda block: block.first)
         how = _how(scans, len(blocks))
-        seekable = all(found.seekable for found in scans)
-        if seekable and not whole and len(scans) == 2:
+        if not whole and len(scans) == 2 and not any(found.is_compressed for found in scans):
             tails = [found.tail(BLOCK) for found in scans]
             n = min(map(len, tails))
             end = self._block(scans, [lines[len(lines) - n :] for lines in tails], min(counts) - n + 1, parse)
@@ -206,7 +205,7 @@ class _Reader:
             counted=whole,
             how=how,
             blocks=tuple(block for block in blocks if block.rows),
-            reread=reread if seekable else None,
+            reread=reread,
         )
 
     def _block(self, scans: Sequence[Scan], sides: list[list[bytes]], first: int, parse: Parser) -> Block:
@@ -287,10 +286,7 @@ def _fault(path: Path, message: str) -> Fault:
 
 def _numbers(scans: Sequence[Scan], most: int) -> list[int]:
     """Numbers of at most so many blocks that all files have, evenly spaced, with the first and the last."""
-    n = -(-min(found.n_lines for found in scans) // BLOCK)
-    packed = [found for found in scans if not found.seekable]
-    known = sorted(packed[0].kept) if packed else range(n)
-    have = [number for number in known if number < n and all(found.has(number) for found in scans)]
+    have = sorted(set[int].intersection(*(set(found.kept) for found in scans)))
     if len(have) <= most:
         return have
     return sorted({have[round(i * (len(have) - 1) / max(1, most - 1))] for i in range(most)})
@@ -302,9 +298,8 @@ def _how(scans: Sequence[Scan], n_blocks: int) -> str:
         n = -(-min(found.n_lines for found in scans) // BLOCK)
         return "read completely" if n_blocks >= n else f"all lines counted, {n_blocks} places examined"
     share = min(found.share for found in scans if not found.whole)
-    if all(found.seekable for found in scans):
-        return f"{n_blocks} places in the first {share:.0%} and the end examined; number of lines estimated"
-    return f"compressed: {n_blocks} places in the first {share:.0%} examined; number of lines estimated"
+    end = "" if any(found.is_compressed for found in scans) else " and the end"
+    return f"{n_blocks} places in the first {share:.0%}{end} examined; number of lines estimated"
 
 
 def _demo(n: int, seed: int) -> Part:
