@@ -32,6 +32,11 @@ SINGLE: dict[str, dict[str, Any]] = {
     "learned": {"positions": "learned"},
     "rotary": {"positions": "rotary"},
     "no positions": {"positions": "none"},
+    "alibi": {"positions": "alibi"},
+    "alibi, three heads": {"positions": "alibi", "d_model": 12, "n_heads": 3},
+    "t5": {"positions": "t5"},
+    "window": {"window": 2},
+    "window of one": {"window": 1},
     "gelu": {"activation": "gelu"},
     "silu": {"activation": "silu"},
     "gated": {"feed_forward": "gated"},
@@ -61,7 +66,7 @@ SINGLE: dict[str, dict[str, Any]] = {
 CHOICES: dict[str, Sequence[Any]] = {
     "residual": ["post", "pre"],
     "norm": ["layer", "rms"],
-    "positions": ["sinusoidal", "learned", "rotary", "none", "sinusoidal_halves"],
+    "positions": ["sinusoidal", "learned", "rotary", "none", "sinusoidal_halves", "alibi", "t5"],
     "activation": ["relu", "gelu", "silu", "gelu_tanh"],
     "feed_forward": ["plain", "gated", "conv"],
     "kernel_size": [1, 2, 3, 4],
@@ -78,6 +83,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "scale_embeddings": [True, False],
     "embedding_norm": [True, False],
     "norm_eps": [None, 1e-3],
+    "window": [None, None, 3],
 }
 
 

@@ -12,6 +12,7 @@ Weights are a flat mapping. `encoder.0.self.query.weight` is `[out, in]` as in `
     {encoder,decoder}.N.{self_norm,cross_norm,feed_forward_norm}.{weight,bias}
     {encoder,decoder}.norm.{weight,bias}        pre-norm only
     {src,tgt}_norm.{weight,bias}                where embeddings are normalised
+    {encoder,decoder}.distances                 [32, H]   T5's relative positions only
     output_bias                                 [V], where there is one
 
 Numbers in brackets are sections of Vaswani et al. 2017, *Attention Is All You Need*.
@@ -48,6 +49,7 @@ class Options:
     projection: str = "full"
     scale_embeddings: bool = True
     embedding_norm: bool = False
+    window: int | None = None
 
 
 # --- the functions of the equations ----------------------------------------------------------------------------------
@@ -103,17 +105,20 @@ def rms_norm(x: Array, weight: Array, bias: Array | float, epsilon: float) -> Ar
 NORMS = {"layer": layer_norm, "rms": rms_norm}
 
 
-def attention(query: Array, key: Array, value: Array, allowed: Allowed) -> tuple[Array, Array]:
-    """softmax(Q K^T / sqrt(d_k)) V of one head (3.2.1), and the weights; `allowed[t, s]`: query t may see key s.
+def attention(
+    query: Array, key: Array, value: Array, allowed: Allowed, bias: Array | None = None
+) -> tuple[Array, Array]:
+    """softmax(Q K^T / sqrt(d_k) + bias) V of one head (3.2.1), and the weights; `allowed[t, s]`: query t may see key s.
 
-    A query that may see nothing, which the paper does not know of, sees everything alike.
+    A query that may see nothing, which the paper does not define, sees everything alike.
     """
+    bias = np.zeros((len(query), len(key))) if bias is None else bias
     n_queries, d_k = query.shape
     weights = np.zeros((n_queries, len(key)))
     for t in range(n_queries):
         seen = np.flatnonzero(allowed[t])
         if len(seen):
-            weights[t, seen] = softmax(key[seen] @ query[t] / math.sqrt(d_k))
+            weights[t, seen] = softmax(key[seen] @ query[t] / math.sqrt(d_k) + bias[t, seen])
         else:
             weights[t] = 1 / len(key)
     return weights @ value, weights
@@ -143,6 +148,41 @@ def rotate(x: Array) -> Array:
     return result
 
 
+def alibi(n: int, head: int, n_heads: int) -> Array:
+    """-slope * |distance| [n, n] (Press et al. 2022): of 8 heads, head h (from 0) has slope 2^-(h + 1).
+
+    In general the slopes are a geometric sequence that begins with its own ratio 2^(-8 / n_heads); where n_heads is no
+    power of two, the sequence of the power below, then every other slope of the sequence of twice as many heads.
+    """
+    power = 2 ** int(math.log2(n_heads))
+    slope = 2.0 ** (-8 * (head + 1) / power) if head < power else 2.0 ** (-8 * (2 * (head - power) + 1) / (2 * power))
+    return np.array([[-slope * abs(t - s) for s in range(n)] for t in range(n)])
+
+
+def t5_bucket(distance: int, *, causal: bool) -> int:
+    """The bucket of a key that comes `distance` positions before its query (Raffel et al. 2020, 2.1): 32 in all.
+
+    Half of a direction's buckets are single distances; the others are logarithmic up to 128, where the last begins.
+    """
+    n, first = (32, 0) if causal else (16, 16 if distance < 0 else 0)
+    distance = abs(distance)
+    if distance < n // 2:
+        return first + distance
+    far = n // 2 + math.floor(n // 2 * math.log(distance / (n // 2)) / math.log(128 / (n // 2)) + 1e-9)
+    return first + min(far, n - 1)
+
+
+def score_bias(n: int, head: int, weights: Weights, stack: str, options: Options) -> Array:
+    """What positions add to the scores [n, n] of a head's self-attention."""
+    if options.positions == "alibi":
+        return alibi(n, head, options.n_heads)
+    if options.positions == "t5":
+        table, causal = weights[f"{stack}.distances"], stack == "decoder"
+        column = [[t5_bucket(max(t - s, 0) if causal else t - s, causal=causal) for s in range(n)] for t in range(n)]
+        return table[np.array(column), head]
+    return np.zeros((n, n))
+
+
 # --- the parts of the model -------------------------------------------------------------------------------------------
 
 
@@ -163,24 +203,26 @@ def heads_of(x: Array, weights: Weights, name: str, n_heads: int, projection: st
 
 
 def multi_head(
-    x: Array, memory: Array, weights: Weights, name: str, allowed: Allowed, options: Options, *, turn: bool
+    x: Array, memory: Array, weights: Weights, name: str, allowed: Allowed, options: Options
 ) -> tuple[Array, Array]:
     """Concat(head_1, ..., head_h) W^O (3.2.2) for `x [T, D]`, and the weights of all heads `[H, T, S]`.
 
     With fewer heads of keys and values than of queries, neighbouring query heads share one (Ainslie et al. 2023).
-    `turn`: rotary positions on queries and keys.
+    Self-attention has positions: rotated queries and keys, or a bias on the scores.
     """
     n_heads, n_kv_heads = options.n_heads, options.n_kv_heads
     queries = heads_of(x, weights, f"{name}.query", n_heads, options.projection)
     keys = heads_of(memory, weights, f"{name}.key", n_kv_heads, options.projection)
     values = heads_of(memory, weights, f"{name}.value", n_kv_heads, options.projection)
     outputs, maps = [], []
+    to_itself = name.endswith(".self")
     for head in range(n_heads):
         group = head // (n_heads // n_kv_heads)
         query, key = queries[head], keys[group]
-        if turn:
+        if to_itself and options.positions == "rotary":
             query, key = rotate(query), rotate(key)
-        output, weights_of_head = attention(query, key, values[group], allowed)
+        bias = score_bias(len(x), head, weights, name.split(".")[0], options) if to_itself else None
+        output, weights_of_head = attention(query, key, values[group], allowed, bias)
         outputs.append(output)
         maps.append(weights_of_head)
     return linear(np.concatenate(outputs, axis=-1), weights, f"{name}.output"), np.stack(maps)
@@ -252,14 +294,13 @@ def block(
     causal: bool = False,
 ) -> Array:
     """One block (3.1): self-attention, attention to `memory` where there is one (a decoder's block), feed-forward."""
-    turn = options.positions == "rotary"
 
     def attend(y: Array) -> Array:
-        return multi_head(y, y, weights, f"{at}.self", allowed, options, turn=turn)[0]
+        return multi_head(y, y, weights, f"{at}.self", allowed, options)[0]
 
     def attend_to_memory(y: Array) -> Array:
         everything = np.ones((len(y), len(memory)), dtype=bool)
-        return multi_head(y, memory, weights, f"{at}.cross", everything, options, turn=False)[0]
+        return multi_head(y, memory, weights, f"{at}.cross", everything, options)[0]
 
     def transform(y: Array) -> Array:
         return feed_forward(y, weights, f"{at}.feed_forward", options, causal=causal)
@@ -279,10 +320,16 @@ def encode(src: NDArray[np.int64], weights: Weights, options: Options, first: in
     return normalise(x, weights, "encoder.norm", options) if options.residual == "pre" else x
 
 
+def seen_by(n: int, options: Options) -> Allowed:
+    """Position t of a decoder sees itself and the positions before it, `window` in all where there is one."""
+    window = options.window or n
+    return np.array([[t - window < s <= t for s in range(n)] for t in range(n)], dtype=bool).reshape(n, n)
+
+
 def decode(tgt: NDArray[np.int64], memory: Array, weights: Weights, options: Options) -> Array:
     """The decoder (3.1) on one sentence without padding: `tgt [T]` and `memory [S, D]` to `hidden [T, D]`."""
     x = embed(tgt, weights, "tgt", options)
-    past = np.tril(np.ones((len(tgt), len(tgt)), dtype=bool))
+    past = seen_by(len(tgt), options)
     for n in range(options.n_decoder_layers):
         x = block(x, weights, f"decoder.{n}", options, past, memory, causal=True)
     return normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x
@@ -291,7 +338,7 @@ def decode(tgt: NDArray[np.int64], memory: Array, weights: Weights, options: Opt
 def causal_lm(ids: NDArray[np.int64], weights: Weights, options: Options) -> Array:
     """Logits `[T, V]` of a decoder alone (Radford et al. 2018): every token knows of itself and of those before it."""
     x = embed(ids, weights, "tgt", options)
-    past = np.tril(np.ones((len(ids), len(ids)), dtype=bool))
+    past = seen_by(len(ids), options)
     for n in range(options.n_decoder_layers):
         x = block(x, weights, f"decoder.{n}", options, past, causal=True)
     x = normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x

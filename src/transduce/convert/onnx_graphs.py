@@ -23,9 +23,8 @@ from transduce.models.masked_lm import TextEncoder
 from transduce.models.transformer import Transformer
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
-from transduce.nn.positions import (
-    SinusoidalPositions,
-)
+from transduce.nn.patterns import Bias, CausalPattern
+from transduce.nn.positions import Positions, SinusoidalPositions
 from transduce.text.special import PAD
 
 OPSET = 20
@@ -127,7 +126,7 @@ class _Decoder(nn.Module):
             cross = (given.get(f"cross_keys.{i}"), given.get(f"cross_values.{i}"))
             layers.append(_GrowingCache(given[f"past_keys.{i}"], given[f"past_values.{i}"], *cross, list(history)))
         bias = torch.zeros(ids.shape[0], 1, 1, 0) if mask is None else attention_bias(mask[:, None])
-        state = DecoderState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
+        state = _TracedState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
         logits = self.model.step(ids, state)
         after: dict[str, Any] = {f"past_keys.{i}": layer.keys for i, layer in enumerate(layers)}
         after |= {f"past_values.{i}": layer.values for i, layer in enumerate(layers)}
@@ -184,10 +183,23 @@ def _text_encoder(model: TextEncoder) -> Graph:
 class _GrowingCache(LayerCache):
     """A cache that concatenates, as a graph cannot write into a buffer."""
 
-    def append(self, keys: Tensor, values: Tensor, known: int) -> tuple[Tensor, Tensor]:
+    def append(self, keys: Tensor, values: Tensor, known: slice) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
         self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
         return self.keys, self.values
+
+
+class _TracedState(DecoderState):
+    """A decoder's state of one beam whose mask is the same computation for one new token and for many."""
+
+    def place(self, n_steps: int) -> tuple[Tensor, Tensor]:
+        return torch.arange(n_steps) + self.length, torch.arange(n_steps + self.length)
+
+    def bias(
+        self, pattern: CausalPattern, queries: Tensor, keys: Tensor, scheme: Positions, documents: Tensor | None = None
+    ) -> Bias:
+        bias, added = attention_bias(pattern.mask(queries, keys)[None]), scheme.score_bias(queries, keys)
+        return bias if added is None else bias + added
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: P
 def inexpressible(s: ModelSettings, expressible: Expressible) -> list[str]:
     """The settings that a program does not support, each with what it would have to be."""
     found = []
-    for key, allowed in expressible.items():
+    for key, allowed in {"window": (None,), **expressible}.items():
         if key not in type(s).model_fields:
             continue
         value = getattr(s, key)

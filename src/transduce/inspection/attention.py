@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
 import numpy as np
 import torch
@@ -17,7 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.inspection.heatmap import HeatMap
-from transduce.nn.attention import CrossAttention, MultiHeadAttention, attention_weights
+from transduce.models.registry import Attentions, architecture_of
+from transduce.nn.attention import MultiHeadAttention, attention_weights
+from transduce.nn.patterns import Bias, dense_bias
 
 Attend = Callable[..., Tensor]
 _ONE_AT_A_TIME = threading.Lock()  # while weights are taken, the model's attention is wrapped
@@ -62,9 +65,10 @@ def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor
             model(src, tgt_in)
     finally:
         model.train(training)
+    patterns = architecture_of(model).attention
     found: dict[str, list[np.ndarray]] = {"encoder": [], "decoder": [], "cross": []}
     for name, layer in weights:
-        found[_part(name, model)].append(layer[0].float().cpu().numpy())
+        found[_part(name, patterns)].append(layer[0].float().cpu().numpy())
     return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in found.items()})
 
 
@@ -89,17 +93,15 @@ def recorded(model: nn.Module) -> Iterator[list[tuple[str, Float[Tensor, "B H T 
 def _recording(name: str, module: MultiHeadAttention, weights: list[tuple[str, Tensor]]) -> Attend:
     attend, thread = module.attend, threading.get_ident()
 
-    def attend_and_record(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None) -> Tensor:
+    def attend_and_record(query: Tensor, key: Tensor, value: Tensor, *, bias: Bias) -> Tensor:
         if threading.get_ident() == thread:
             keys = key.repeat_interleave(module.n_heads // module.n_kv_heads, dim=1)
-            weights.append((name, attention_weights(query, keys, bias)))
+            weights.append((name, attention_weights(query, keys, dense_bias(bias, query))))
         return attend(query, key, value, bias=bias)
 
     return attend_and_record
 
 
-def _part(name: str, model: nn.Module) -> str:
-    """Where in an encoder-decoder an attention stands."""
-    if isinstance(model.get_submodule(name), CrossAttention):
-        return "cross"
-    return "encoder" if "encoder" in name.split(".") else "decoder"
+def _part(name: str, patterns: Attentions) -> str:
+    """Which kind of attention a module is."""
+    return next(part for part, pattern in patterns.items() if fnmatch(name, pattern))

@@ -10,8 +10,7 @@ from transduce.models.parts import Parts
 from transduce.nn.cache import DecoderState
 from transduce.nn.init import initialize
 from transduce.nn.linear import linear
-from transduce.nn.masks import attention_bias
-from transduce.nn.positions import places_within
+from transduce.nn.positions.scheme import places_within
 
 
 class CausalLM(nn.Module):
@@ -25,7 +24,7 @@ class CausalLM(nn.Module):
         """There is one vocabulary, `n_tgt`. `settings.tie`: "none" for an output matrix of its own."""
         super().__init__()
         parts = Parts(settings)
-        self.embedding = parts.embedding(n_tgt)
+        self.embedding = parts.embedding(n_tgt, causal=True)
         self.decoder = parts.decoder(cross=False)
         initialize(self)
         if settings.tie == "none":
@@ -74,9 +73,8 @@ class CausalLM(nn.Module):
         state = self.start(ids[:, :0])
         if documents is None:
             return self.decoder(self.embedding(ids), state, positions=self.embedding.positions)
-        hidden = attention_bias(documents[:, :, None] == documents[:, None, :])
         x = self.embedding(ids, places=places_within(documents))
-        return self.decoder(x, state, positions=self.embedding.positions, hidden=hidden)
+        return self.decoder(x, state, positions=self.embedding.positions, documents=documents)
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalised log-probabilities of the next token."""

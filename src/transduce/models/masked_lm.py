@@ -25,7 +25,7 @@ class TextEncoder(nn.Module):
         """There is one vocabulary, `n_tgt`."""
         super().__init__()
         parts = Parts(settings)
-        self.embedding = parts.embedding(n_tgt)
+        self.embedding = parts.embedding(n_tgt, causal=False)
         self.segment_embedding = nn.Embedding(settings.n_segments, settings.d_model) if settings.n_segments else None
         self.encoder = parts.encoder()
 

@@ -1,4 +1,4 @@
-"""The parts that models are made of, as the settings ask for them: what all kinds of models share."""
+"""From settings to the parts that all architectures share."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.config import GPTSettings, ModelSettings, OutputSettings
+from transduce.config import DecoderSettings, GPTSettings, ModelSettings, OutputSettings
 from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
+from transduce.nn.patterns import CausalPattern, LocalPattern
 from transduce.nn.positions import POSITIONS
 from transduce.nn.stack import Decoder, Encoder
 from transduce.text.special import BOS, EOS
 
 
 class Parts:
-    """Makes parts from settings, anew at each call."""
+    """Builds parts from settings; each call returns a new one."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
@@ -31,10 +32,12 @@ class Parts:
             "projection": settings.projection,
         }
 
-    def embedding(self, vocab_size: int) -> TokenEmbedding:
-        """Token embeddings with their positions."""
+    def embedding(self, vocab_size: int, *, causal: bool) -> TokenEmbedding:
+        """Token embeddings and the positional scheme of their stack; `causal`: of a decoder."""
         s = self.settings
-        positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
+        positions = POSITIONS[s.positions](
+            d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions, n_heads=s.n_heads, causal=causal
+        )
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
         alias = (BOS, EOS) if isinstance(s, GPTSettings) and s.one_end else None
         return TokenEmbedding(
@@ -42,10 +45,10 @@ class Parts:
         )
 
     def output_bias(self, vocab_size: int) -> nn.Parameter | None:
-        """What is added to the logits, if anything."""
+        """The bias on the logits, if there is one."""
         assert isinstance(self.settings, OutputSettings)
-        told = self.settings.output_bias
-        return nn.Parameter(torch.zeros(vocab_size), requires_grad=told != "fixed") if told else None
+        chosen = self.settings.output_bias
+        return nn.Parameter(torch.zeros(vocab_size), requires_grad=chosen != "fixed") if chosen else None
 
     def encoder(self) -> Encoder:
         """The encoder's stack."""
@@ -60,7 +63,7 @@ class Parts:
         return Encoder(blocks, norm=self._final_norm())
 
     def decoder(self, *, cross: bool) -> Decoder:
-        """The decoder's stack, with attention to a memory or without."""
+        """The decoder's stack; `cross`: with attention to a memory."""
         blocks = [
             DecoderBlock(
                 attention=SelfAttention(**self._attention),
@@ -70,7 +73,10 @@ class Parts:
             )
             for _ in range(self.settings.depth[-1])
         ]
-        return Decoder(blocks, norm=self._final_norm())
+        assert isinstance(self.settings, DecoderSettings)
+        window = self.settings.window
+        pattern = CausalPattern() if window is None else LocalPattern(window)
+        return Decoder(blocks, norm=self._final_norm(), pattern=pattern)
 
     def norm(self) -> nn.Module:
         """A norm over the residual stream."""

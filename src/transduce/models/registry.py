@@ -95,10 +95,11 @@ def check_model(settings: ModelSettings) -> None:
         f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}": s.n_heads % kv,
         f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}": s.projection == "shared"
         and kv != s.n_heads,
-        f"rotary positions need an even head width, not {s.d_head}": s.positions == "rotary" and s.d_head % 2,
         f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'": s.kernel_size > 1
         and s.feed_forward != "conv",
     }
+    if not s.d_model % s.n_heads and (problem := POSITIONS[s.positions].problem(d_head=s.d_head)):
+        problems[problem] = True
     for problem, found in problems.items():
         if found:
             raise SettingsError(f"{problem}; choose other sizes")

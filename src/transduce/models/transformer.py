@@ -25,8 +25,8 @@ class Transformer(nn.Module):
     def __init__(self, settings: TransformerSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
         parts = Parts(settings)
-        self.src_embedding = parts.embedding(n_src)
-        self.tgt_embedding = parts.embedding(n_tgt)
+        self.src_embedding = parts.embedding(n_src, causal=False)
+        self.tgt_embedding = parts.embedding(n_tgt, causal=True)
         self.encoder = parts.encoder()
         self.decoder = parts.decoder(cross=True)
         initialize(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -13,16 +12,16 @@ from torch.nn import functional as F
 from transduce.nn.cache import LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
-
-Rotate = Callable[[Tensor], Tensor]
+from transduce.nn.patterns import Bias, BlockBias, CausalBias
+from transduce.nn.positions.scheme import Rotate
 
 _VECTOR = 16  # float32 numbers in the widest vector register of a CPU (AVX-512)
 
 
 def attention_weights(
-    query: Float[Tensor, "B H T K"], key: Float[Tensor, "B H S K"], bias: Tensor | None
-) -> Float[Tensor, "B H T S"]:
-    """softmax(Q K^T / sqrt(d_k) + bias), in float32 at least (paper 3.2.1, equation 1).
+    query: Float[Tensor, "*B T K"], key: Float[Tensor, "*B S K"], bias: Tensor | None
+) -> Float[Tensor, "*B T S"]:
+    """softmax(Q K^T / sqrt(d_k) + bias), in float32 or wider (paper 3.2.1, equation 1).
 
     `bias` is broadcast to [B, H, T, S]: 0 where a query may attend, very negative elsewhere (`masks.attention_bias`).
     """
@@ -33,7 +32,7 @@ def attention_weights(
     return _softmax(torch.add(bias, scores, alpha=scale))
 
 
-def _softmax(scores: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
+def _softmax(scores: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T S"]:
     """Softmax over keys.
 
     On a CPU, PyTorch's softmax is ten times slower for rows shorter than a vector register: those are padded.
@@ -45,21 +44,26 @@ def _softmax(scores: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
 
 
 def scaled_dot_product_attention(
-    query: Float[Tensor, "B H T K"],
-    key: Float[Tensor, "B H S K"],
-    value: Float[Tensor, "B H S K"],
+    query: Float[Tensor, "*B T K"],
+    key: Float[Tensor, "*b S K"],
+    value: Float[Tensor, "*b S K"],
     *,
-    bias: Tensor | None = None,
+    bias: Tensor | CausalBias | None = None,
     dropout: Dropout | None = None,
-) -> Float[Tensor, "B H T K"]:
-    """softmax(Q K^T / sqrt(d_k) + bias) V (paper 3.2.1, equation 1), dropout on the weights where asked for.
+) -> Float[Tensor, "*B T K"]:
+    """softmax(Q K^T / sqrt(d_k) + bias) V (paper 3.2.1, equation 1), with dropout on the weights.
 
-    On a GPU the fused kernel; on a CPU plain products, which at the lengths of sentences are several times faster.
+    On a GPU PyTorch's fused kernel, which takes fewer key heads than query heads if there is no bias matrix. On a CPU
+    plain products, which are several times faster at the lengths of sentences.
     """
     if query.is_cuda:
         p = dropout.p if dropout is not None and dropout.training else 0.0
-        mask = None if bias is None else bias.to(query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=p)
+        mask = bias.to(query.dtype) if isinstance(bias, Tensor) else None
+        causal, grouped = isinstance(bias, CausalBias), key.shape[-3] != query.shape[-3]
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=p, is_causal=causal, enable_gqa=grouped
+        )
+    bias = bias.dense(query.shape[-2], query.device) if isinstance(bias, CausalBias) else bias
     weights = attention_weights(query, key, bias).to(value.dtype)
     return (weights if dropout is None else dropout(weights)) @ value
 
@@ -88,7 +92,7 @@ class FullProjection(Linear):
 class SharedProjection(nn.Module):
     """One d_head x d_head weight for all heads of a projection: each head projects its own slice of the input.
 
-    Some texts teach this form; it has H times fewer weights than the paper's.
+    Some textbooks teach this form; it has H times fewer weights than the paper's.
     """
 
     def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int, bias: bool) -> None:
@@ -136,14 +140,20 @@ class MultiHeadAttention(nn.Module):
         self.output = Linear(d_model, d_model, bias=bias)
 
     def attend(
-        self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Tensor | None
+        self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B T D"]:
-        """Attention of all heads, merged and projected; key, value [B, H_kv, S, K]; bias [B or 1, 1, T or 1, S]."""
+        """Attention of all heads, merged and projected. key, value [B, H_kv, S, K]; bias broadcast to [B, H, T, S]."""
         groups = self.n_heads // self.n_kv_heads
-        if groups > 1:
+        if groups > 1 and not (query.is_cuda and (bias is None or isinstance(bias, CausalBias))):
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))  # [B, H, S, K]
         dropout = self.dropout if self.dropout.p else None
-        return self.output(merge_heads(scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout)))
+        if isinstance(bias, BlockBias):
+            blocks = bias.queries(query), bias.keys(key), bias.keys(value)
+            heads = scaled_dot_product_attention(*blocks, bias=bias.bias, dropout=dropout)
+            heads = heads.flatten(2, 3)[:, :, : query.shape[2]]
+        else:
+            heads = scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout)
+        return self.output(merge_heads(heads))
 
 
 class SelfAttention(MultiHeadAttention):
@@ -167,12 +177,12 @@ class SelfAttention(MultiHeadAttention):
         self,
         x: Float[Tensor, "B T D"],
         *,
-        bias: Tensor | None,
+        bias: Bias,
         rotate: Rotate,
         cache: LayerCache | None = None,
-        known: int = 0,
+        known: slice = slice(0),
     ) -> Float[Tensor, "B T D"]:
-        """x attends to itself and, with a cache of `known` keys, to what came before; the cache grows in place."""
+        """x attends to itself and, with a cache, to the `known` keys in it; the cache grows in place."""
         query, key, value = self.query_key_value(x)
         query, key = rotate(query), rotate(key)
         if cache is not None:
@@ -201,6 +211,6 @@ class CrossAttention(MultiHeadAttention):
     def forward(
         self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B H S K"], value: Float[Tensor, "B H S K"], *, bias: Tensor
     ) -> Float[Tensor, "B T D"]:
-        """x attends to keys and values of the memory."""
+        """x attends to the keys and values of the memory."""
         (query,) = self.query(x)  # [B, H, T, K]
         return self.attend(query, key, value, bias=bias)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.nn.attention import CrossAttention, Rotate, SelfAttention
+from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
+from transduce.nn.patterns import Bias
+from transduce.nn.positions.scheme import Rotate
 
 _EPSILONS = {"layer": 1e-5, "rms": 1e-6}
 
@@ -89,7 +91,7 @@ class DecoderBlock(nn.Module):
         self.cross_attention_residual = residual() if cross is not None else None
 
     def forward(
-        self, x: Float[Tensor, "B Q D"], *, bias: Tensor | None, rotate: Rotate, cache: LayerCache, state: DecoderState
+        self, x: Float[Tensor, "B Q D"], *, bias: Bias, rotate: Rotate, cache: LayerCache, state: DecoderState
     ) -> Float[Tensor, "B Q D"]:
         """x [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
 
@@ -97,7 +99,7 @@ class DecoderBlock(nn.Module):
         """
 
         def attend_self(y: Tensor) -> Tensor:
-            return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, known=state.n_known)
+            return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, known=state.known)
 
         def attend_memory(y: Tensor) -> Tensor:
             assert self.cross_attention is not None and cache.cross_keys is not None and cache.cross_values is not None

@@ -1,4 +1,4 @@
-"""What a decoder remembers between steps: passed in, changed in place, never kept by a module."""
+"""What a decoder keeps between steps: passed in, changed in place, never stored in a module."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.nn.masks import attention_bias, causal_mask
+from transduce.nn.masks import attention_bias
+from transduce.nn.patterns import Bias, CausalPattern, sequence_bias
+from transduce.nn.positions import Positions
 
 
 @dataclass(slots=True)
 class LayerCache:
-    """One decoder block's memory of B sentences. The beams of a sentence share it.
+    """One decoder block's keys and values for B sentences. The beams of a sentence share it.
 
-    keys, values: [B, H_kv, prompt + capacity * n_beams, K], filled step by step: the keys of the prompt, if there is
-    one, then all beams' keys of the first step, then of the second, and so on. cross_keys, cross_values: [B, H_kv, S,
-    K] of the memory; None where there is none. history: the last inputs [N, ...] of convolutions in the feed-forward,
-    row = sentence * n_beams + beam; empty without any.
-    Without room (keys None) nothing is kept: the whole target goes through in one step, as in training.
+    keys, values: [B, H_kv, prompt + capacity * n_beams, K], filled step by step: first the keys of the prompt, then all
+    beams' keys of the first step, then of the second, and so on. None without capacity: the whole target is then
+    processed in one step, as in training.
+    cross_keys, cross_values: [B, H_kv, S, K] of the memory; None without one.
+    history: the last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam.
     """
 
     keys: Float[Tensor, "B H C K"] | None
@@ -28,25 +30,26 @@ class LayerCache:
     cross_values: Float[Tensor, "B H S K"] | None = None
     history: list[Tensor] = field(default_factory=list)
 
-    def append(self, keys: Tensor, values: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Store keys and values [B, H_kv, Q, K] behind the `known` ones; all that is known then, as views."""
+    def append(self, keys: Tensor, values: Tensor, known: slice) -> tuple[Tensor, Tensor]:
+        """Store keys and values [B, H_kv, Q, K] after the `known` ones; returns these and the new ones, as views."""
         if self.keys is None or self.values is None:
             return keys, values
-        end = known + keys.shape[2]
-        self.keys[:, :, known:end] = keys
-        self.values[:, :, known:end] = values
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        end = known.stop + keys.shape[2]
+        self.keys[:, :, known.stop : end] = keys
+        self.values[:, :, known.stop : end] = values
+        return self.keys[:, :, known.start : end], self.values[:, :, known.start : end]
 
 
 @dataclass(slots=True)
 class DecoderState:
-    """All blocks' memory of a batch, `length` tokens long, and the bias that hides source padding, [B, 1, 1, S].
+    """The caches of all blocks for a batch, `length` tokens long.
 
-    The first `prompt` of these tokens are the same for all beams of a sentence, and are kept once.
-
-    Reordering beams moves no keys. Every beam looks at the keys of all beams of its sentence, and `ancestry`
-    [B, k, prompt + k * (length - prompt)] is the bias that hides those that are not of its own history; reordering
-    copies only this. None where there is one beam.
+    memory_bias: hides source padding, [B, 1, 1, S].
+    prompt: the number of first tokens that all beams of a sentence share; their keys are stored once.
+    positions: the position of each cached key.
+    skipped: the number of first keys that the next queries do not attend to.
+    ancestry: the bias [B, k, prompt + k * (length - prompt)] that hides the keys of other beams' histories. Reordering
+    beams copies only this and moves no keys. None with one beam.
     """
 
     layers: list[LayerCache]
@@ -54,6 +57,8 @@ class DecoderState:
     n_beams: int = 1
     length: int = 0
     prompt: int = 0
+    skipped: int = 0
+    positions: Int[Tensor, " C"] | None = None
     ancestry: Float[Tensor, "B k C"] | None = None
 
     @property
@@ -62,40 +67,66 @@ class DecoderState:
         return self.memory_bias.shape[0] * self.n_beams
 
     @property
-    def n_known(self) -> int:
-        """Keys a sentence that the cache holds."""
-        return self.prompt + (self.length - self.prompt) * self.n_beams
+    def known(self) -> slice:
+        """The cached keys of a sentence that the next queries attend to."""
+        return slice(self.skipped, self.prompt + (self.length - self.prompt) * self.n_beams)
 
-    def next_bias(self, n_steps: int) -> Float[Tensor, "b 1 Q C"] | None:
-        """The bias of the next n_steps tokens' attention to all that is known with them; None where nothing is hidden.
-
-        Queries Q: beam by beam, n_steps each. b is the number of sentences, or 1 where it is the same for all.
-        """
+    def place(self, n_steps: int) -> tuple[Int[Tensor, " Q"], Int[Tensor, " C"]]:
+        """The positions of the next n_steps tokens' queries, beam by beam, and of all keys including theirs."""
         device = self.memory_bias.device
+        queries = torch.arange(self.length, self.length + n_steps, device=device).repeat(self.n_beams)
+        self.positions = queries if self.positions is None else torch.cat([self.positions, queries])
+        return queries, self.positions
+
+    def bias(
+        self,
+        pattern: CausalPattern,
+        queries: Int[Tensor, " Q"],
+        keys: Int[Tensor, " C"],
+        scheme: Positions,
+        documents: Int[Tensor, "N T"] | None = None,
+    ) -> Bias:
+        """The bias of the next tokens' self-attention; `queries` and `keys` are from `place`.
+
+        `documents`: the number of each token's document, for the first step of one beam.
+        """
+        n_steps = queries.shape[0] // self.n_beams
+        if self.length == 0 and self.n_beams == 1 and n_steps > 1:
+            return sequence_bias(pattern, queries, scheme, documents=documents)
+        first = pattern.first_key(self.length)
+        self.skipped = first if self.n_beams == 1 else 0
+        keys = keys[self.skipped :]
+        parts = [self.history_bias(n_steps), scheme.score_bias(queries, keys)]
+        if n_steps > 1 or first > self.skipped:
+            parts.append(attention_bias(pattern.mask(queries, keys)[None]))
+        found = [part for part in parts if part is not None]
+        bias = sum(found[1:], found[0]) if found else None
+        return bias[None] if bias is not None and bias.dim() == 3 else bias
+
+    def history_bias(self, n_steps: int) -> Float[Tensor, "B 1 Q C"] | None:
+        """The bias that hides other beams' histories from the next n_steps tokens; None with one beam.
+
+        Queries Q: beam by beam, n_steps each.
+        """
         if self.n_beams == 1:
-            if n_steps == 1:
-                return None
-            return attention_bias(causal_mask(n_steps, self.length + n_steps, device=device))
+            return None
+        device = self.memory_bias.device
         shape = (self.memory_bias.shape[0], self.n_beams, self.prompt)
         past = self.memory_bias.new_zeros(shape) if self.ancestry is None else self.ancestry
         same_beam = torch.eye(self.n_beams, dtype=torch.bool, device=device)
         own = attention_bias(same_beam.repeat_interleave(n_steps, dim=1)[None])[:, 0]  # [1, k, Q]
         self.ancestry = torch.cat([past, own.expand(shape[0], -1, -1)], dim=2)
-        if n_steps == 1:
-            return self.ancestry[:, None]
-        causal = torch.kron(same_beam, causal_mask(n_steps, n_steps, device=device)[0])  # [Q, Q]
-        past = past.repeat_interleave(n_steps, dim=1)
-        return torch.cat([past, attention_bias(causal[None])[:, 0].expand(shape[0], -1, -1)], dim=2)[:, None]
+        return self.ancestry.repeat_interleave(n_steps, dim=1)[:, None]
 
     def fan_out(self, n_beams: int) -> None:
-        """From a state of one beam to one of `n_beams`, which share all that is known as their prompt."""
+        """Turn a state of one beam into one of `n_beams`, whose shared prompt is everything so far."""
         assert self.n_beams == 1 and self.ancestry is None, "this state has fanned out already"
-        self.n_beams, self.prompt = n_beams, self.length
+        self.n_beams, self.prompt, self.skipped = n_beams, self.length, 0
         for layer in self.layers:
             layer.history = [h.repeat_interleave(n_beams, dim=0) for h in layer.history]
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        """Row r goes on from the history of rows[r], which must belong to the same sentence."""
+        """Row r continues the history of rows[r], which must belong to the same sentence."""
         if self.ancestry is not None:
             beams = rows.view(-1, self.n_beams, 1) % self.n_beams
             self.ancestry = self.ancestry.gather(1, beams.expand(self.ancestry.shape))
@@ -107,7 +138,7 @@ class DecoderState:
         rows = (sentences[:, None] * self.n_beams + torch.arange(self.n_beams, device=sentences.device)).flatten()
         for layer in self.layers:
             assert layer.keys is not None and layer.values is not None, "a state without capacity cannot be cut"
-            layer.keys, layer.values = (self._closed_up(x, sentences) for x in (layer.keys, layer.values))
+            layer.keys, layer.values = (self._selected(x, sentences) for x in (layer.keys, layer.values))
             if layer.cross_keys is not None and layer.cross_values is not None:
                 layer.cross_keys = layer.cross_keys.index_select(0, sentences)
                 layer.cross_values = layer.cross_values.index_select(0, sentences)
@@ -116,8 +147,8 @@ class DecoderState:
         if self.ancestry is not None:
             self.ancestry = self.ancestry.index_select(0, sentences)
 
-    def _closed_up(self, known: Tensor, sentences: Tensor) -> Tensor:
-        """Keys or values of these sentences moved to the front of their tensor, as far as it is filled; a view."""
-        kept = known[: len(sentences)]
-        kept[:, :, : self.n_known] = known[:, :, : self.n_known].index_select(0, sentences)
+    def _selected(self, cached: Tensor, sentences: Tensor) -> Tensor:
+        """Keys or values of these sentences, moved to the front of their tensor as far as it is filled; a view."""
+        kept, end = cached[: len(sentences)], self.known.stop
+        kept[:, :, :end] = cached[:, :, :end].index_select(0, sentences)
         return kept

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.nn.dropout import Dropout
-from transduce.nn.positions import NoPositions
+from transduce.nn.positions import Positions
 
 
 class TokenEmbedding(nn.Module):
@@ -19,7 +19,7 @@ class TokenEmbedding(nn.Module):
         vocab_size: int,
         d_model: int,
         *,
-        positions: NoPositions,
+        positions: Positions,
         dropout: float = 0.0,
         scale: float | None = None,
         norm: nn.Module | None = None,
@@ -50,5 +50,5 @@ class TokenEmbedding(nn.Module):
             ids = ids.masked_fill(ids == self.alias[0], self.alias[1])
         x = self.table(ids) * self.scale
         x = x if more is None else x + more
-        x = self.positions.add(x, offset) if places is None else self.positions.add_at(x, places)
+        x = self.positions.add(x, offset, places)
         return self.dropout(self.norm(x))

@@ -1,21 +1,23 @@
-"""Stacks of blocks: what the encoder and the decoder are (paper 3.1), alone or together."""
+"""Stacks of blocks: an encoder and a decoder (paper 3.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transduce.nn.block import DecoderBlock, EncoderBlock
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
-from transduce.nn.positions import NoPositions
+from transduce.nn.patterns import CausalPattern, FullPattern, sequence_bias
+from transduce.nn.positions import Positions
 
 
 class Stack(nn.Module):
-    """N blocks, and behind the last the norm that their residual connection needs, if it does."""
+    """N blocks, and after the last one a norm, if their residual connection needs one."""
 
     def __init__(self, blocks: Iterable[nn.Module], *, norm: nn.Module) -> None:
         super().__init__()
@@ -24,26 +26,34 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Every position sees all that the mask lets it see."""
+    """Every position attends to all that are not padding."""
 
     def __init__(self, blocks: Iterable[EncoderBlock], *, norm: nn.Module) -> None:
         super().__init__(blocks, norm=norm)
+        self.pattern = FullPattern()
 
     def forward(
-        self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: NoPositions
+        self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: Positions
     ) -> Float[Tensor, "B S D"]:
         """The embedded sequences after all blocks; `mask` is False at padding."""
-        bias, keep = attention_bias(mask), mask.transpose(1, 2)  # [B, 1, 1, S], [B, S, 1]
+        keep = mask.transpose(1, 2)  # [B, S, 1]
+        places = torch.arange(x.shape[1], device=x.device)
+        bias, added = attention_bias(mask), sequence_bias(self.pattern, places, positions)
+        bias = bias + added if isinstance(added, Tensor) else bias  # [B, 1 or H, 1 or S, S]
+        rotate = positions.rotation(places)
         for block in self.blocks:
-            x = block(x, bias=bias, keep=keep, rotate=lambda y: positions.rotate(y, 0))
+            x = block(x, bias=bias, keep=keep, rotate=rotate)
         return self.norm(x)
 
 
 class Decoder(Stack):
-    """Every position sees itself and what stands before it, and the memory if there is one; step by step or at once."""
+    """Every position attends to itself, to earlier ones as `pattern` allows, and to the memory if there is one."""
 
-    def __init__(self, blocks: Iterable[DecoderBlock], *, norm: nn.Module) -> None:
+    def __init__(
+        self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, pattern: CausalPattern | None = None
+    ) -> None:
         super().__init__(blocks, norm=norm)
+        self.pattern = pattern or CausalPattern()
 
     def start(
         self,
@@ -54,12 +64,11 @@ class Decoder(Stack):
         n_beams: int,
         prompt: int = 0,
     ) -> DecoderState:
-        """The state before the first token: the memory's keys and values, and room for `capacity` tokens a row.
+        """The state before the first token: the memory's keys and values, and room for `capacity` tokens per row.
 
-        With `prompt` there is room for so many tokens more, which all beams share: they come first, and the state is
-        one of a single beam until it has taken them and fans out. With capacity 0 the state keeps nothing and takes
-        one step only. Blocks without cross-attention take of the
-        memory, whose length may be 0, the number of sentences.
+        With `prompt` there is room for so many tokens more, which come first and which all beams share: the state has
+        one beam until it has processed them and fans out. With capacity 0 the state caches nothing and takes one step.
+        Blocks without cross-attention use only the batch size of the memory, whose length may be 0.
         """
         layers = []
         for block in self.blocks:
@@ -75,23 +84,19 @@ class Decoder(Stack):
         x: Float[Tensor, "N T D"],
         state: DecoderState,
         *,
-        positions: NoPositions,
-        hidden: Float[Tensor, "B 1 T T"] | None = None,
+        positions: Positions,
+        documents: Int[Tensor, "N T"] | None = None,
     ) -> Float[Tensor, "N T D"]:
-        """The next T embedded tokens of every row after all blocks; the state moves on in place.
+        """The next T embedded tokens of every row after all blocks; the state advances in place.
 
-        `hidden`: a bias that hides more than what is to come, for the first step of one beam. (Packed documents, say.)
+        `documents`: the number of each token's document, for the first step of one beam; attention stays inside them.
         """
-        length, bias = state.length, state.next_bias(x.shape[1])
-        if hidden is not None:
-            bias = hidden if bias is None else bias + hidden
-
-        def turn(y: Tensor) -> Tensor:
-            return positions.rotate(y.unflatten(2, (state.n_beams, -1)), length).flatten(2, 3)
-
         rows = x.shape[:2]
+        queries, keys = state.place(rows[1])
+        bias = state.bias(self.pattern, queries, keys, positions, documents)
+        rotate = positions.rotation(queries)
         x = x.unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, D]
         for block, cache in zip(self.blocks, state.layers, strict=True):
-            x = block(x, bias=bias, rotate=turn, cache=cache, state=state)
+            x = block(x, bias=bias, rotate=rotate, cache=cache, state=state)
         state.length += rows[1]
         return self.norm(x).reshape(*rows, -1)

@@ -222,7 +222,7 @@ def test_damaged_pickle_is_reported(copy: Path, content: bytes) -> None:
 
 
 def test_sinusoids_in_older_files_are_checked(copy: Path) -> None:
-    from transduce.nn.positions import halves, sinusoids
+    from transduce.nn.positions.absolute import halves, sinusoids
 
     tensors = load_file(copy / "model.safetensors")
     known = sinusoids(64, 16)[:, halves(16)]

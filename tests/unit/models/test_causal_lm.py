@@ -19,7 +19,9 @@ from transduce.models.registry import build_model, count_parameters
 from transduce.nn.cache import DecoderState
 
 EVERY = {name: {**options, "kind": "gpt"} for name, options in (SINGLE | MIXED).items() if "encoder" not in name}
-FLOAT64 = {"sinusoidal": 2e-6, "sinusoidal_halves": 2e-6, "rotary": 2e-6, "learned": 1e-11, "none": 1e-11}
+FLOAT64 = dict.fromkeys(("sinusoidal", "sinusoidal_halves", "rotary"), 2e-6) | dict.fromkeys(
+    ("learned", "none", "alibi", "t5"), 1e-11
+)
 LENGTHS = (5, 1, 12, 3)
 
 

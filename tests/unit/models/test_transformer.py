@@ -76,7 +76,7 @@ def test_more_padding_changes_nothing(options: dict[str, Any]) -> None:
         torch.testing.assert_close(after[row, : len(tgt)], before[row, : len(tgt)], **ROUNDED)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "none"])
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "none"])
 def test_padding_on_the_left_changes_nothing_where_positions_are_relative(positions: str) -> None:
     model, _ = make(dtype=torch.float64, positions=positions)
     srcs, tgt = sentences((5, 1, 7)), pad(sentences((4, 6, 1), seed=1))

@@ -56,7 +56,7 @@ def expected(
     options = oracle.Options(module.n_heads, module.n_kv_heads, 0, 0, projection=projection)
     weights = oracle_names(module, groups)
     rows = [
-        oracle.multi_head(q.double().numpy(), m.double().numpy(), weights, "a", allowed.numpy(), options, turn=False)
+        oracle.multi_head(q.double().numpy(), m.double().numpy(), weights, "a", allowed.numpy(), options)
         for q, m, allowed in zip(x, memory, mask, strict=True)
     ]
     return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
@@ -137,7 +137,10 @@ def test_rotary_self_attention_knows_only_distances() -> None:
     rotary = RotaryPositions(d_model=12, d_head=6, max_positions=0)
     module = SelfAttention(d_model=12, n_heads=2).double()
     x, mask = torch.randn(1, 5, 12).double(), torch.ones(1, 5, 5, dtype=torch.bool)
-    near, far = (module(x, bias=attention_bias(mask), rotate=lambda y, at=at: rotary.rotate(y, at)) for at in (0, 50))
+    near, far = (
+        module(x, bias=attention_bias(mask), rotate=rotary.rotation(torch.arange(at, at + x.shape[1])))
+        for at in (0, 50)
+    )
     torch.testing.assert_close(near, far, rtol=0, atol=1e-5)  # angles are computed in float32
     assert not torch.allclose(near, module(x, bias=attention_bias(mask), rotate=same), atol=1e-3)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import numpy_transformer as oracle
-from transduce.nn.positions import POSITIONS, rotate_pairs, sinusoids
+from transduce.nn.positions import POSITIONS
+from transduce.nn.positions.absolute import sinusoids
+from transduce.nn.positions.alibi import slopes
+from transduce.nn.positions.rotary import rotate_pairs
+from transduce.nn.positions.t5 import buckets
 
 ANGLE_ROUNDING = 2e-6  # float32 sines of angles computed in float64; and of float32 angles below 16
 
 
-def make(kind: str, *, d_model: int = 12, d_head: int = 6, max_positions: int = 16) -> torch.nn.Module:
-    return POSITIONS[kind](d_model=d_model, d_head=d_head, max_positions=max_positions)
+def make(kind: str, *, d_model: int = 12, d_head: int = 6, max_positions: int = 16, **more: Any) -> Any:
+    return POSITIONS[kind](d_model=d_model, d_head=d_head, max_positions=max_positions, **more)
+
+
+def rotated(scheme: Any, x: torch.Tensor, offset: int) -> torch.Tensor:
+    return scheme.rotation(torch.arange(offset, offset + x.shape[-2]))(x)
 
 
 @given(n_positions=st.integers(1, 20), d_model=st.integers(1, 17), offset=st.integers(0, 600))
@@ -53,7 +63,7 @@ def test_learned_positions_refuse_what_they_do_not_hold() -> None:
 def test_rotary_equals_the_oracle_but_for_the_order_of_columns(n_positions: int, d_head: int) -> None:
     """We turn column i with column i + K/2, the oracle 2i with 2i + 1: the same planes under another order."""
     x = torch.randn(2, 3, n_positions, d_head)
-    ours = make("rotary", d_head=d_head).rotate(x, 0)
+    ours = rotated(make("rotary", d_head=d_head), x, 0)
     pairs = torch.arange(d_head).view(2, -1).T.flatten()  # 0, K/2, 1, K/2 + 1, ...
     for b in range(2):
         for h in range(3):
@@ -64,14 +74,14 @@ def test_rotary_equals_the_oracle_but_for_the_order_of_columns(n_positions: int,
 def test_rotary_scores_know_only_the_distance() -> None:
     rotary = make("rotary", d_head=8)
     query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
-    scores = [(rotary.rotate(query, at + 5) * rotary.rotate(key, at)).sum().item() for at in (0, 1, 7, 100)]
+    scores = [(rotated(rotary, query, at + 5) * rotated(rotary, key, at)).sum().item() for at in (0, 1, 7, 100)]
     np.testing.assert_allclose(scores, scores[0], rtol=0, atol=1e-4)
-    assert abs((rotary.rotate(query, 6) * rotary.rotate(key, 0)).sum().item() - scores[0]) > 1e-3
+    assert abs((rotated(rotary, query, 6) * rotated(rotary, key, 0)).sum().item() - scores[0]) > 1e-3
 
 
 def test_rotation_keeps_lengths() -> None:
     x, angle = torch.randn(3, 5, 8), torch.randn(5, 4)
-    torch.testing.assert_close(rotate_pairs(x, angle).norm(dim=-1), x.norm(dim=-1))
+    torch.testing.assert_close(rotate_pairs(x, angle.cos(), angle.sin()).norm(dim=-1), x.norm(dim=-1))
 
 
 @pytest.mark.parametrize("kind", POSITIONS)
@@ -79,19 +89,70 @@ def test_offset_continues_where_a_prefix_ended(kind: str) -> None:
     positions = make(kind)
     x, heads = torch.randn(2, 7, 12), torch.randn(2, 3, 7, 6)
     torch.testing.assert_close(positions.add(x, 0)[:, 4:], positions.add(x[:, 4:], 4))
-    torch.testing.assert_close(positions.rotate(heads, 0)[:, :, 4:], positions.rotate(heads[:, :, 4:], 4))
+    torch.testing.assert_close(rotated(positions, heads, 0)[:, :, 4:], rotated(positions, heads[:, :, 4:], 4))
 
 
 @pytest.mark.parametrize(
-    ("kind", "adds", "rotates"),
-    [("sinusoidal", 1, 0), ("sinusoidal_halves", 1, 0), ("learned", 1, 0), ("rotary", 0, 1), ("none", 0, 0)],
+    ("kind", "hooks"),
+    [
+        ("sinusoidal", (True, False, False)),
+        ("sinusoidal_halves", (True, False, False)),
+        ("learned", (True, False, False)),
+        ("rotary", (False, True, False)),
+        ("alibi", (False, False, True)),
+        ("t5", (False, False, True)),
+        ("none", (False, False, False)),
+    ],
 )
-def test_each_kind_uses_one_hook_or_none(kind: str, adds: int, rotates: int) -> None:
-    positions = make(kind)
-    x, heads = torch.randn(2, 7, 12), torch.randn(2, 3, 7, 6)
-    assert (not torch.equal(positions.add(x, 1), x)) == bool(adds)
-    assert (not torch.equal(positions.rotate(heads, 1), heads)) == bool(rotates)
+def test_each_scheme_uses_one_hook_or_none(kind: str, hooks: tuple[bool, bool, bool]) -> None:
+    scheme = make(kind, n_heads=3)
+    x, heads, places = torch.randn(2, 7, 12), torch.randn(2, 3, 7, 6), torch.arange(1, 8)
+    bias = scheme.score_bias(places, places)
+    assert (not torch.equal(scheme.add(x, 1), x), not torch.equal(rotated(scheme, heads, 1), heads)) == hooks[:2]
+    assert (bias is not None and bias.shape == (3, 7, 7)) == hooks[2]
 
 
-def test_every_kind_is_tested() -> None:
-    assert set(POSITIONS) == {"sinusoidal", "sinusoidal_halves", "learned", "rotary", "none"}
+def test_every_scheme_is_tested() -> None:
+    assert set(POSITIONS) == {"sinusoidal", "sinusoidal_halves", "learned", "rotary", "alibi", "t5", "none"}
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves"])
+def test_places_past_the_table_but_below_max_positions(kind: str) -> None:
+    """The table has fewer rows than max_positions: places of separate documents must not index past it."""
+    scheme = make(kind, d_model=4, max_positions=20_000)
+    x, places = torch.zeros(1, 17_000, 4), torch.arange(17_000)[None]
+    torch.testing.assert_close(scheme.add(x, 0, places)[0], scheme.add(x)[0], atol=ANGLE_ROUNDING, rtol=0)
+
+
+# --- biases on scores -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["alibi", "t5"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_score_biases_depend_on_distances_only(kind: str, causal: bool) -> None:
+    scheme = make(kind, n_heads=3, causal=causal)
+    near, far = (scheme.score_bias(torch.arange(5) + at, torch.arange(9) + at) for at in (0, 1000))
+    torch.testing.assert_close(near, far)
+    torch.testing.assert_close(scheme.score_bias(torch.arange(2, 4), torch.arange(9)), near[:, 2:4])
+
+
+def test_alibi_slopes_are_the_papers() -> None:
+    assert slopes(8) == [2.0**-i for i in range(1, 9)]
+    assert slopes(12)[:8] == slopes(8) and slopes(12)[8:] == slopes(16)[0:8:2]
+    assert [len(slopes(n)) for n in range(1, 20)] == list(range(1, 20))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_t5_buckets_equal_those_of_transformers(causal: bool) -> None:
+    attention = pytest.importorskip("transformers.models.t5.modeling_t5").T5Attention
+    queries, keys = torch.arange(300, 310), torch.arange(600)
+    theirs = attention._relative_position_bucket(keys[None] - queries[:, None], bidirectional=not causal)
+    seen = keys[None] <= queries[:, None] if causal else torch.ones_like(theirs, dtype=torch.bool)
+    assert torch.equal(buckets(queries, keys, causal=causal)[seen], theirs[seen])
+    assert len(theirs[seen].unique()) >= 31
+
+
+def test_t5_learns_its_table() -> None:
+    scheme = make("t5", n_heads=3)
+    scheme.score_bias(torch.arange(4), torch.arange(4)).sum().backward()
+    assert (scheme.bias.weight.grad.abs().sum(1) > 0).sum() == 7  # distances -3 to 3
