@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,11 +55,11 @@ def test_a_run_goes_on_when_its_text_is_gone(texts: Path, monkeypatch: pytest.Mo
         path.unlink()
     done = train(texts)
     assert done.code == 0, done.err
-    assert "going on from update 2" in done.err and "changed" not in done.err
+    assert "update 2," in done.err and "changed" not in done.err
     (scored,) = json.loads((texts.parent / "run" / "scores.json").read_text())["sets"]
     assert (scored["name"], scored["scores"]["n_sentences"]) == ("test", 6)
     again = train(texts)
-    assert again.code == 0 and "finished already" in again.err
+    assert again.code == 0 and "is finished" in again.err
 
 
 def test_a_damaged_line_of_the_log_stops_nothing(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def again(finished: Path, tmp_path: Path, spoil: Callable[[Path], object]) -> tu
 def test_without_anything_to_score_there_is_still_a_report_and_a_model(finished: Path) -> None:
     run = finished / "run"
     for name in ("report.html", "README.md"):
-        assert "Nothing was translated and scored" in (run / name).read_text(encoding="utf-8")
+        assert "Nothing was scored" in (run / name).read_text(encoding="utf-8")
     assert not (run / "scores.json").exists()
     src, tgt = finished / "texts" / "train.en", finished / "texts" / "train.de"
     assert transduce("translate", run, src, "--max-length", 3).code == 0
@@ -120,7 +121,7 @@ def test_a_lost_report_or_card_is_written_anew(
 
     done, run = again(finished, tmp_path, spoil)
     assert done.code == 0, done.err
-    assert f"rewritten: {run / name}" in done.err and "finished already" in done.err
+    assert f"rewritten: {run / name}" in done.err and "is finished" in done.err
     assert (tmp_path / "then" / name).read_bytes() == before
 
 
@@ -140,11 +141,11 @@ def test_a_change_in_the_log_of_a_finished_run_is_told(finished: Path, tmp_path:
         log = (run / "metrics.jsonl").read_text()
         (run / "metrics.jsonl").write_text(log.replace('"update": 4', '"update": 3', 1))
         done = transduce("verify", run, "--files")
-        assert done.code == 1 and "DAMAGED  metrics.jsonl: its content is not what the manifest says" in done.out
+        assert done.code == 1 and re.search(r"DAMAGED +metrics\.jsonl", done.out)
 
     done, _ = again(finished, tmp_path, spoil)
     assert done.code == 0, done.err
-    assert f"warning: {run / 'metrics.jsonl'} is damaged" in done.err and "finished already" in done.err
+    assert f"warning: {run / 'metrics.jsonl'} is damaged" in done.err and "is finished" in done.err
 
 
 @pytest.mark.parametrize("preset", [{}, {"preset": "small"}])
