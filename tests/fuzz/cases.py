@@ -1,4 +1,4 @@
-"""Damage number N: a file of an original, what is done to it, whether its checksum is put right, what reads it."""
+"""Fuzz case number N: a file of an original, a mutation, whether the checksum is updated, and the command that reads it."""
 
 # ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
@@ -22,33 +22,33 @@ from fuzz.mutations import ARRAYS, BYTES, JSON, JSONL, PIECES, TENSORS, TEXT, TM
 from fuzz.originals import PACK
 
 Command = Callable[[Path, Path], list[str]]
-"""The arguments of a command, from the case's folder and the damaged file."""
+"""Makes the arguments of a command from the case's folder and the damaged file."""
 
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of file: where it lies in its original, and what reads it. `weight`: how often it is chosen."""
+    """A kind of file: its places in an original and the commands that read it. `weight`: how often it is chosen."""
 
     kind: str
     original: str
     files: tuple[str, ...]  # patterns
     command: Command
     weight: int = 10
-    quick: bool = False  # part of the short form
+    quick: bool = False  # part of --quick
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Damage that was done in a folder."""
+    """A mutation in a folder."""
 
     kind: str
     damage: str
     file: Path
     arguments: list[str]
-    sealed: bool  # a checksum guards the file, and it was not put right: it must not load unless it is as it was
-    linked: bool  # the damage is a link, a pipe or the like
+    sealed: bool  # the file has a checksum that was not updated: it must not load unless it is unchanged
+    linked: bool  # the file was replaced by a link, a pipe or the like
 
 
 def _translate(folder: Path, file: Path) -> list[str]:
@@ -95,7 +95,7 @@ _QUICK = [
 
 
 def _corpus(folder: Path, file: Path) -> list[str]:
-    """The command that reads a text by its name."""
+    """The command that reads a text of this name."""
     name = file.name
     head = ["train", "--run", str(folder / "none")]
     if name.startswith("labels"):
@@ -151,7 +151,7 @@ TARGETS = (
 
 
 def mutations_of(file: Path) -> dict[str, Mutation]:
-    """What can be done to a file of this name."""
+    """The mutations that apply to a file of this name."""
     name = file.name
     if name in ("vocab.json", "manifest.json", "tokenizer.json") or name.endswith(".json"):
         return JSON
@@ -169,7 +169,7 @@ def mutations_of(file: Path) -> dict[str, Mutation]:
 
 
 def make_case(original: Path, folder: Path, target: Target, draw: random.Random) -> Case:
-    """Copy an original, damage one file of it."""
+    """Copy an original and damage one file of it."""
     copy_tree(original, folder)
     files = sorted(
         file for pattern in target.files for file in folder.glob(pattern) if file.is_file() and file.name != ".lock"
@@ -189,7 +189,7 @@ def make_case(original: Path, folder: Path, target: Target, draw: random.Random)
         damage = draw.choice(sorted(damages))
         try:
             content = damages[damage](before, draw)
-        except (RecursionError, MemoryError):  # what is there is nested too deep for us
+        except (RecursionError, MemoryError):  # too deeply nested for the mutation itself
             damage, content = "truncate", BYTES["truncate"](before, draw)
     file.write_bytes(content)
     fixed = draw.random() < 0.75 and put_right(file)
@@ -200,13 +200,13 @@ def make_case(original: Path, folder: Path, target: Target, draw: random.Random)
 
 
 def copy_tree(original: Path, folder: Path) -> None:
-    """Copy; commands that name files of the original name those of the copy."""
+    """Copy an original, and make commands name the files of the copy."""
     shutil.copytree(original, folder)
     command = folder / "command.json"
     if command.exists():
         here = command.read_text().replace(str(original), str(folder))
         command.write_text(here)
-        # The run asks for the text by its place: where the copy lies, that is another run.
+        # The settings contain the path of the text: with the path of the copy, it would be another run.
         for manifest in folder.glob("*/manifest.json"):
             manifest.write_text(manifest.read_text().replace(str(original), str(folder)))
             config = manifest.with_name("config.json")
@@ -218,7 +218,7 @@ def copy_tree(original: Path, folder: Path) -> None:
 
 
 def _manifest_of(file: Path) -> tuple[Path, str] | None:
-    """The manifest that lists a file, and its name there."""
+    """The manifest that lists a file, and the file's name in it."""
     manifest = file.with_name("manifest.json")
     if file == manifest or not manifest.is_file():
         return None
@@ -238,7 +238,7 @@ def guarded_by_checksum(file: Path) -> bool:
 
 
 def put_right(file: Path) -> bool:
-    """Make every checksum of a file agree with its content; whether there was one."""
+    """Update every checksum of a file to its content; return whether there was one."""
     content, done = file.read_bytes(), False
     if file.suffix == ".safetensors" and (place := _SEAL.search(content[: 1 << 20])):
         bare = content[: place.start(1)] + b"0" * 64 + content[place.end(1) :]
@@ -268,7 +268,7 @@ def put_right(file: Path) -> bool:
 
 
 def _replace(file: Path, folder: Path, draw: random.Random) -> str:
-    """Something else in the place of a file."""
+    """Replace a file by something else."""
     fates = [
         "missing",
         "folder",
@@ -278,7 +278,7 @@ def _replace(file: Path, folder: Path, draw: random.Random) -> str:
         "link to itself",
         "link to /dev/zero",
     ]
-    if not (folder / "a.txt").exists():  # a text may be a pipe: whoever names one waits for it
+    if not (folder / "a.txt").exists():  # a text may be a pipe, which its reader waits for
         fates += ["pipe", "folder is a link"]
     fate = draw.choice(fates)
     content = file.read_bytes()
@@ -317,7 +317,7 @@ _bombs: dict[tuple[str, bytes], bytes] = {}
 
 
 def bomb(suffix: str, filling: bytes) -> bytes:
-    """Some gigabytes of one thing over and over, in a small file: made of parts, as all three formats allow."""
+    """Gigabytes of repeated content in a small file, made of concatenated parts, which all three formats allow."""
     key = (suffix, filling)
     if key not in _bombs:
         part = (filling * (1 + (32 << 20) // len(filling)))[: 32 << 20]
@@ -326,7 +326,7 @@ def bomb(suffix: str, filling: bytes) -> bytes:
 
 
 def _packed(file: Path, before: bytes, draw: random.Random) -> tuple[str, bytes]:
-    """Damage inside the packing, or a bomb."""
+    """Damage the compressed content, or make a decompression bomb."""
     if draw.random() < 0.07:
         filling = draw.choice([b"\x00", b"\n", b"word " * 200 + b"\n", b"word " * 99 + b"\tb\n", b"<tu>"])
         return f"bomb of {filling!r}", bomb(file.suffix, filling)
@@ -346,7 +346,7 @@ class _Hostile:
 
 
 def _pickled(before: bytes, folder: Path, draw: random.Random) -> tuple[str, bytes]:
-    """A pickle that does or makes something else."""
+    """A pickle that calls something or contains something else."""
     import io
     import pickle
     import zipfile

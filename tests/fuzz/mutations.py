@@ -1,4 +1,4 @@
-"""Damage to files: bytes, JSON, TOML, tensors, arrays, TMX. Each takes the content and a random source.
+"""Mutations of files: bytes, JSON, TOML, tensors, arrays, TMX. Each takes the content and a random generator.
 
 What comes back is the damaged content and a word for the table. Damage may, by chance, leave the content whole.
 """
@@ -52,7 +52,7 @@ def flip(content: bytes, draw: random.Random) -> bytes:
 
 
 def flip_early(content: bytes, draw: random.Random) -> bytes:
-    """A header is at the beginning."""
+    """Flip bits near the start, where headers are."""
     n = draw.choice([16, 64, 512])
     return flip(content[:n], draw) + content[n:]
 
@@ -115,7 +115,7 @@ def dump(value: Any) -> bytes:
 
 
 def change_value(value: Any, draw: random.Random) -> Any:
-    """Another JSON value with one thing changed."""
+    """A copy of a JSON value with one change."""
     paths = _places(value)
     path = draw.choice(paths[1:] or paths)
     if not path:
@@ -153,7 +153,7 @@ def json_deep(content: bytes, draw: random.Random) -> bytes:
 
 
 def json_twice(content: bytes, draw: random.Random) -> bytes:
-    """A key twice: the second wins in Python, the first elsewhere."""
+    """A duplicate key: Python takes the second, other readers the first."""
     value = json.loads(content)
     if not isinstance(value, dict) or not value:
         return b"{}"
@@ -232,7 +232,7 @@ def tensor_header(content: bytes, draw: random.Random) -> bytes:
         entry["dtype"] = draw.choice(
             ["F64", "F16", "BF16", "I64", "I8", "U8", "BOOL", "F8_E4M3", "C64", "X", "", None, 3]
         )
-    elif fate == 1:  # the same bytes, read otherwise
+    elif fate == 1:  # the same bytes with another type or shape
         kind, n = draw.choice([("I32", 4), ("U8", 1), ("F16", 2), ("BF16", 2), ("F64", 8), ("I64", 8), ("BOOL", 1)])
         entry["dtype"], entry["shape"] = kind, [(b - a) // n]
     elif fate == 2:
@@ -379,7 +379,7 @@ ARRAYS: dict[str, Mutation] = {f.__name__: f for f in (array_header, array_value
 
 
 def fields(message: bytes) -> list[tuple[int, int, bytes]]:
-    """(number, wire type, content) of each field of a message."""
+    """The fields of a protobuf message: (number, wire type, content)."""
     found, i = [], 0
 
     def varint(i: int) -> tuple[int, int]:
@@ -426,7 +426,7 @@ def message(parts: list[tuple[int, int, bytes]]) -> bytes:
 
 
 def piece_model(content: bytes, draw: random.Random) -> bytes:
-    """Pieces, their scores and types, options of trainer and normalizer, and the table that normalizes."""
+    """Mutate pieces, scores, types, options of trainer and normalizer, or the normalization table."""
     parts = fields(content)
     n_pieces = sum(number == 1 for number, _, _ in parts)
     fate = draw.randrange(9)
@@ -461,7 +461,7 @@ def piece_model(content: bytes, draw: random.Random) -> bytes:
         ]
     elif fate == 4:
         parts.insert(draw.randrange(n_pieces), parts[draw.randrange(n_pieces)])
-    elif fate in (5, 6):  # the normalizer, with its table
+    elif fate in (5, 6):  # the normalizer and its table
         parts = [(f, k, _normalizer(c, draw) if f == 3 and k == 2 else c) for f, k, c in parts]
     elif fate == 7:
         parts = [(f, k, _options(c, draw) if f == 2 and k == 2 else c) for f, k, c in parts]
@@ -479,7 +479,7 @@ def _normalizer(content: bytes, draw: random.Random) -> bytes:
             fate = draw.randrange(5)
             if fate == 0:
                 units[:4] = draw.choice([0, 4, n + 4, n - 4, len(table), 1 << 31, n // 2 & ~3]).to_bytes(4, "little")
-            elif fate == 1:  # the root and what hangs on it
+            elif fate == 1:  # the root and its children
                 for _ in range(draw.choice([1, 4])):
                     units[4 + draw.randrange(min(n, 1200))] ^= 1 << draw.randrange(8)
             elif fate == 2:

@@ -1,4 +1,4 @@
-"""What is damaged: small run folders of every task, finished and half-way, imported folders, recipes, texts."""
+"""The originals: small run folders of every task, finished and interrupted, imported folders, recipes and texts."""
 
 # ruff: noqa: E501  (long tables of strange values)
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = (
     "model.n_decoder_layers=1",
     "model.n_heads=2",
 )
-PAIRS = ("data.max_length=64", "training.valid_bleu_sentences=0")  # of translation alone
+PAIRS = ("data.max_length=64", "training.valid_bleu_sentences=0")  # for translation only
 TEXT = "A dog sleeps.\nThe cat reads a book in the garden.\n\nTwo men play.\n"
 
 
@@ -42,7 +42,7 @@ def done(*arguments: object) -> None:
 
 @contextlib.contextmanager
 def stopped_after_one_update() -> Iterator[None]:
-    """Training in here is stopped with SIGTERM in its first update, and saves."""
+    """Stop a training with SIGTERM in its first update, after which it saves."""
     from transduce.training.step import Updater
 
     update = Updater.update
@@ -56,7 +56,7 @@ def stopped_after_one_update() -> Iterator[None]:
 
 
 def _train(folder: Path, arguments: list[Any], *more: str) -> None:
-    """`finished` and `halfway` in a folder, and the command's arguments in command.json."""
+    """Make `finished` and `halfway` in a folder, and store the command's arguments in command.json."""
     command = ["train", *arguments, "--quiet", *(part for value in (*SETTINGS, *more) for part in ("--set", value))]
     done(*command, "--run", folder / "finished")
     with stopped_after_one_update():
@@ -189,7 +189,7 @@ def gpt2(folder: Path) -> None:
 
 
 def _theirs(folder: Path, model: Any, lines: Any) -> Path:
-    """A folder with the weights of a model of ours under their names."""
+    """A folder with the weights of our model under their names."""
     from safetensors.torch import save_file
 
     from transduce.convert.weight_map import write
@@ -274,7 +274,7 @@ ORIGINALS: dict[str, Callable[[Path], None]] = {
 
 
 def make(name: str, folder: Path) -> Path:
-    """The original of this name, made once."""
+    """The original of this name, which is made once."""
     path = folder / name
     if not path.exists():
         path.mkdir(parents=True)

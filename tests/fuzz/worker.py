@@ -1,4 +1,4 @@
-"""A process that does cases by number and tells how each ended, one JSON line a case.
+"""A process that runs cases by number and reports the outcome of each as a line of JSON.
 
 python -m fuzz.worker ORIGINALS SCRATCH SEED QUICK < numbers
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 700 << 20
-"""Bytes that a case may need beyond what the process had before it."""
+"""Bytes that a case may allocate in addition to the process's own."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.remove": 1, "os.rename": 2, "os.rmdir": 1, "os.mkdir": 1, "os.link": 2, "os.symlink": 2, "os.chmod": 1,
@@ -30,7 +30,7 @@ NEVER = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.st
 
 
 class Guard:
-    """Notes what a case does outside its folder."""
+    """Records what a case does outside its folder."""
 
     def __init__(self) -> None:
         self.folder: str | None = None
@@ -42,7 +42,7 @@ class Guard:
         if self.folder is None:
             return
         if event == "subprocess.Popen" and arguments[0] == "uname":
-            return  # how Python tells what machine this is
+            return  # how Python finds out the machine's type
         if event in NEVER:
             self.seen.append(f"{event} {str(arguments)[:80]}")
         elif event == "open":
@@ -60,7 +60,7 @@ class Guard:
         found = os.path.realpath(os.path.dirname(os.fsdecode(path)) or ".")
         whole = os.path.realpath(os.fsdecode(path)) if event == "open" else found
         if os.path.realpath(os.fsdecode(path)) == self.folder and event == "os.mkdir":
-            return  # it is there
+            return  # it exists
         if (
             os.path.isabs(os.fsdecode(path))
             and not (whole + "/").startswith(f"{self.folder}/")
@@ -70,7 +70,7 @@ class Guard:
 
 
 def state_of(folder: Path) -> dict[str, tuple[str, int]]:
-    """Digest and mode of every file below a folder."""
+    """Digest and mode of every file in a folder and its subfolders."""
     found = {}
     for path in sorted(folder.rglob("*")):
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
@@ -86,7 +86,7 @@ def high_water() -> int:
 
 
 def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
-    """How the case ended, in a word, and what was told."""
+    """The outcome of the case in one word, and its output."""
     from system.commands import transduce
 
     canary = scratch / "canary"
@@ -97,7 +97,7 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
     guard.seen, guard.folder = [], str(scratch / "case")
     try:
         done = transduce(*case.arguments)
-    except BaseException as error:  # whatever it is, natives' panics too
+    except BaseException as error:  # any error, panics of native code included
         where = traceback.extract_tb(error.__traceback__)[-1]
         return (
             "TRACEBACK",
@@ -136,7 +136,7 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
 
 
 def _names_settings(case: Any, told: str) -> bool:
-    """A recipe's mistakes go by the names of settings."""
+    """Errors in a recipe name settings instead of files."""
     return case.file.name == "recipe.toml" and any(
         f"{part}" in told
         for part in ("data", "model", "training", "tokenizer", "decoding", "task", "evaluation", "name")
@@ -165,7 +165,7 @@ def main() -> None:
     warm = make("translation" if any(t.original == "translation" for t in targets) else "marian", originals)
     (scratch / "in.txt").write_text("A dog.\nDer Hund schläft.\n", encoding="utf-8")
     transduce("translate", warm / "finished", scratch / "in.txt", "--beam", "1")
-    if (warm / "command.json").exists():  # what is imported and cached only now shall not look like damage
+    if (warm / "command.json").exists():  # imports and caches of a first run must not count for a case
         shutil.rmtree(scratch / "warm", ignore_errors=True)
         copy_tree(warm, scratch / "warm")
         command = json.loads((scratch / "warm" / "command.json").read_text())
@@ -173,8 +173,8 @@ def main() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 30), resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    entry.app = typer.main.get_command(entry.app)  # made once instead of at each call: most of a case's time
-    step.choose_precision = lambda device: "float32"  # this machine is not measured anew
+    entry.app = typer.main.get_command(entry.app)  # made once: it takes most of a case's time
+    step.choose_precision = lambda device: "float32"  # without measuring this machine again
     print(json.dumps({"ready": True}), file=out)
     for line in sys.stdin:
         number = int(line)
