@@ -1,12 +1,12 @@
 """Damaged files of every kind, put before the commands that read them: a table of how that ended.
 
     python benchmarks/fuzz.py --count 10000 --seed 1
-    python benchmarks/fuzz.py --seed 1 --only 4711        # one case again, and what was told
+    python benchmarks/fuzz.py --seed 1 --only 4711        # one case again, with its output
 
 Run folders, checkpoints, encoded text, vocabularies, weights, records, imported folders, pickles, recipes and texts are
 damaged at random (`tests/fuzz`), half of the time with every checksum put right, so that the damage reaches the parser.
 Good ends are `loaded`, `refused` (one line that names the file, exit code 2) and `failed` (the same, exit code 1).
-Everything else is told and makes the exit code 1: a traceback, a crash, a hang, an error that names nothing, memory
+Everything else is reported and makes the exit code 1: a traceback, a crash, a hang, an error that names nothing, memory
 beyond bounds, damage that a checksum should have found (SILENT), anything written, run or opened outside the folder.
 """
 
@@ -97,7 +97,7 @@ class Worker:
                 self._process.kill()
         code, errors = self._process.wait(), self._errors()
         self._process = None
-        return {"outcome": "HANG" if hung else "CRASH", "told": f"{'' if hung else code} {errors[-400:]}"}
+        return {"outcome": "HANG" if hung else "CRASH", "output": f"{'' if hung else code} {errors[-400:]}"}
 
     def close(self) -> None:
         if self._process is not None:
@@ -111,11 +111,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--only", type=int, nargs="+", help="these cases, and what each told")
+    parser.add_argument("--only", type=int, nargs="+", help="only these cases, with their output")
     parser.add_argument("--quick", action="store_true", help="the kinds of the short form")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a case")
     parser.add_argument("--folder", type=Path, help="keep originals here")
-    parser.add_argument("--results", type=Path, help="keep what each case told (JSON lines)")
+    parser.add_argument("--results", type=Path, help="file for the output of each case (JSON lines)")
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="fuzz-"))
     worker = Worker(folder.resolve(), args.seed, quick=args.quick, limit=args.limit)
@@ -130,7 +130,7 @@ def main() -> None:
         if found["outcome"] not in GOOD or args.only is not None:
             bad += found["outcome"] not in GOOD
             print(
-                f"{number}: {found['outcome']}: {found['kind']}, {found['file']}, {found['damage']}: {found['told']}",
+                f"{number}: {found['outcome']}: {found['kind']}, {found['file']}, {found['damage']}: {found['output']}",
                 flush=True,
             )
         if args.results:

@@ -105,12 +105,12 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 return self.head(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             content = (hub.folder / name).read_bytes()
             size = str(hub.headed.get(name, hub.announced.get(name, len(content))))
-            told = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
             if name.endswith(LARGE):
-                told |= {"X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": size}
-                return self.head(302, {**told, "Location": f"{hub.elsewhere}/cdn/{name}"})
+                headers |= {"X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": size}
+                return self.head(302, {**headers, "Location": f"{hub.elsewhere}/cdn/{name}"})
             if self.command == "HEAD":
-                return self.head(200, {**told, "Content-Length": size})
+                return self.head(200, {**headers, "Content-Length": size})
             return self.file(name)
 
         def file(self, name: str) -> None:

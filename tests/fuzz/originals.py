@@ -36,8 +36,8 @@ TEXT = "A dog sleeps.\nThe cat reads a book in the garden.\n\nTwo men play.\n"
 
 
 def done(*arguments: object) -> None:
-    told = transduce(*arguments)
-    assert told.code == 0, told.err
+    result = transduce(*arguments)
+    assert result.code == 0, result.err
 
 
 @contextlib.contextmanager

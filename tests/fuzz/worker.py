@@ -135,10 +135,10 @@ def outcome_of(case: Any, scratch: Path, guard: Guard) -> tuple[str, str]:
     return ("refused" if done.code == 2 else "failed"), last[:300]
 
 
-def _names_settings(case: Any, told: str) -> bool:
+def _names_settings(case: Any, output: str) -> bool:
     """Errors in a recipe name settings instead of files."""
     return case.file.name == "recipe.toml" and any(
-        f"{part}" in told
+        f"{part}" in output
         for part in ("data", "model", "training", "tokenizer", "decoding", "task", "evaluation", "name")
     )
 
@@ -188,8 +188,8 @@ def main() -> None:
         file = str(case.file.relative_to(scratch / "case"))
         print(json.dumps({"begins": number, "kind": case.kind, "file": file, "damage": case.damage}), file=out)
         began = time.monotonic()
-        outcome, told = outcome_of(case, scratch, guard)
-        print(json.dumps({"outcome": outcome, "told": told, "seconds": time.monotonic() - began}), file=out)
+        outcome, output = outcome_of(case, scratch, guard)
+        print(json.dumps({"outcome": outcome, "output": output, "seconds": time.monotonic() - began}), file=out)
 
 
 if __name__ == "__main__":

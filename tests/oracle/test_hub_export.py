@@ -61,8 +61,8 @@ def gpt2_folder(path: Path) -> Path:
 def comes_back(kind: str, theirs: Path, tmp_path: Path) -> None:
     """Import, export, import: the same weights, the same run, the same outputs."""
     list(import_run(kind, theirs, tmp_path / "run"))
-    told = list(export_run(tmp_path / "run", "huggingface", tmp_path / "out"))
-    assert "checked: outputs of transformers" in told[1]
+    lines = list(export_run(tmp_path / "run", "huggingface", tmp_path / "out"))
+    assert "checked: outputs of transformers" in lines[1]
     before, after = (load_tensors(path / "model.safetensors", sealed=False) for path in (theirs, tmp_path / "out"))
     assert after.keys() <= before.keys() | {"lm_head.weight"}
     unused = {"cls.predictions.bias"} if "cls.predictions.decoder.bias" in after else set()  # one of two is used
@@ -115,8 +115,8 @@ def test_our_language_models_generate_alike(tmp_path: Path, kind: str, options: 
     run = text_runs.make_run(
         tmp_path / "run", tokenizer=vocabulary(kind, 400, exact=True), **{**GPT, "positions": "sinusoidal", **options}
     )
-    told = list(export_run(run, "huggingface", tmp_path / "out"))
-    assert "checked: outputs of transformers" in told[1]
+    lines = list(export_run(run, "huggingface", tmp_path / "out"))
+    assert "checked: outputs of transformers" in lines[1]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
     for prompt in ("a man\nreads", "die  Kinder 猫😀 \u2581"):
@@ -204,14 +204,14 @@ def test_every_configuration_is_exported_or_refused_by_name(tmp_path: Path, seed
         drawn |= {"embedding_norm": base is BERT} | ({"output_bias": False} if base is GPT else {})
     run = text_runs.make_run(tmp_path / "run", **{**base, **drawn, "kind": base["kind"]})
     try:
-        told = list(export_run(run, "huggingface", tmp_path / "out"))
+        lines = list(export_run(run, "huggingface", tmp_path / "out"))
     except UserError as error:
         assert "cannot express model." in str(error) and seed % 3 == 0
         named = [part.split(" ")[0] for part in str(error).split("model.")[1:]]
         assert named and all(hasattr(open_outgoing(run).settings.model, name) for name in named)
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
     else:
-        assert float(told[1].split("difference ")[1].split(" ")[0]) <= BOUND
+        assert float(lines[1].split("difference ")[1].split(" ")[0]) <= BOUND
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,8 @@ def test_decoding_equals_theirs(pair: tuple[Any, Any, Any], text: str) -> None:
 def test_export_is_checked_and_translates_alike(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:
     """Our models in transformers: the export compares logits, the test the outputs of generate."""
     run = make_run(tmp_path / "run", joint=joint, **options)
-    told = list(export_run(run, "huggingface", tmp_path / "theirs"))
-    assert "checked: logits of transformers" in told[1]
+    lines = list(export_run(run, "huggingface", tmp_path / "theirs"))
+    assert "checked: logits of transformers" in lines[1]
     tokenizer = transformers.MarianTokenizer.from_pretrained(tmp_path / "theirs")
     other = transformers.MarianMTModel.from_pretrained(tmp_path / "theirs").eval()
     ours = Translator.load(run)
@@ -237,8 +237,8 @@ CT2 = {
 def test_ctranslate2_gives_the_same_log_probabilities(tmp_path: Path, options: dict[str, Any]) -> None:
     engine = pytest.importorskip("ctranslate2")
     run = make_run(tmp_path / "run", joint=options.get("tie") != "none", **options)
-    told = list(export_run(run, "ctranslate2", tmp_path / "out"))
-    assert "checked: log-probabilities" in told[1]
+    lines = list(export_run(run, "ctranslate2", tmp_path / "out"))
+    assert "checked: log-probabilities" in lines[1]
     ours, texts = Translator.load(run), LINES[::6]
     found = ours.translate(texts, TranslationOptions(beam=1, max_length=10))
     side = ours.tokenizers
@@ -250,8 +250,8 @@ def test_ctranslate2_gives_the_same_log_probabilities(tmp_path: Path, options: d
 def test_ctranslate2_quantization_and_unsupported_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ctranslate2")
     run = make_run(tmp_path / "run")
-    told = list(export_run(run, "ctranslate2", tmp_path / "int8", quantization="int8"))
-    assert "int8 moves" in told[2]
+    lines = list(export_run(run, "ctranslate2", tmp_path / "int8", quantization="int8"))
+    assert "int8 moves" in lines[2]
     with pytest.raises(TransduceError, match="allowed are int8"):
         list(export_run(run, "ctranslate2", tmp_path / "x", quantization="int7"))
     other = make_run(tmp_path / "other", positions="rotary")

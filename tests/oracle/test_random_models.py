@@ -40,5 +40,5 @@ def test_the_same_numbers_and_gradients(tmp_path: Path, family: str) -> None:
             f"{family} {seed}: a gradient differs by {gradients:.1e} of its largest"
         )
         shutil.rmtree(tmp_path / "theirs")
-    told = "; ".join(f"{name} {value:.1e}" for name, value in worst.items())
-    print(f"\n{family}: {N_MODELS} models; the largest differences: {told}")
+    largest = "; ".join(f"{name} {value:.1e}" for name, value in worst.items())
+    print(f"\n{family}: {N_MODELS} models; the largest differences: {largest}")

@@ -193,7 +193,7 @@ def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
     ).logits[real]
     own = ours.logits(ours(ids, tgt_in))[real]
     here = range(1, tgt.n_theirs + 1)
-    told = Found(
+    outputs = Found(
         [own[:, here]],
         [logits[:, tgt.index[here]]],
         F.cross_entropy(own, out[real]),
@@ -202,7 +202,7 @@ def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
                                        "model.decoder.embed_tokens.weight")},
     )  # fmt: skip
     model = found.settings.model
-    return Twins(theirs, ours, marian.entries(model, src=src, tgt=tgt), marian.tied_names(model), told)
+    return Twins(theirs, ours, marian.entries(model, src=src, tgt=tgt), marian.tied_names(model), outputs)
 
 
 def words(n: int) -> list[str]:
@@ -244,7 +244,7 @@ def bert_twins(path: Path, seed: int, larger: bool) -> Twins:
     assert [words(s["rows"])[i] for i in rows.index[:5]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     ids = batch(draw, range(UNK, s["rows"]), s["longest"])
     segments = torch.randint(0, config.type_vocab_size, ids.shape, generator=torch.Generator().manual_seed(seed))
-    told = BERT_HEADS[found.settings.model.kind](theirs, ours, ids, segments, rows)
+    outputs = BERT_HEADS[found.settings.model.kind](theirs, ours, ids, segments, rows)
     names = set(theirs.state_dict())
     prefix = bert.prefix_of(names)
     lines = bert.entries(
@@ -254,8 +254,8 @@ def bert_twins(path: Path, seed: int, larger: bool) -> Twins:
         labels=bert.label_head(names) or "",
         pooler=bert.has_pooler(names),
     )
-    told.names = {"cls.predictions.decoder.bias": "cls.predictions.bias"} if config.tie_word_embeddings else {}
-    return Twins(theirs, ours, lines, bert.tied_names(found.settings.model), told)
+    outputs.names = {"cls.predictions.decoder.bias": "cls.predictions.bias"} if config.tie_word_embeddings else {}
+    return Twins(theirs, ours, lines, bert.tied_names(found.settings.model), outputs)
 
 
 def _asked(theirs: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Any:
@@ -267,14 +267,16 @@ def _masked(theirs: Any, ours: Any, ids: Tensor, segments: Tensor, rows: Rows) -
     out, (asked, follows) = _asked(theirs, ids, segments, rows), ours(ids, segments, places)
     logits = out[0].flatten(0, 1)[places]
     gold, own = (places * 7) % len(rows.index), ours.logits(asked)
-    told = Found([own], [logits[:, rows.index]], F.cross_entropy(own, gold), F.cross_entropy(logits, rows.index[gold]))
+    outputs = Found(
+        [own], [logits[:, rows.index]], F.cross_entropy(own, gold), F.cross_entropy(logits, rows.index[gold])
+    )
     if follows is not None:
         answers = torch.arange(len(ids)) % 2
-        told.ours.append(follows)
-        told.theirs.append(out.seq_relationship_logits)
-        told.loss = told.loss + F.cross_entropy(follows, answers)
-        told.their_loss = told.their_loss + F.cross_entropy(out.seq_relationship_logits, answers)
-    return told
+        outputs.ours.append(follows)
+        outputs.theirs.append(out.seq_relationship_logits)
+        outputs.loss = outputs.loss + F.cross_entropy(follows, answers)
+        outputs.their_loss = outputs.their_loss + F.cross_entropy(out.seq_relationship_logits, answers)
+    return outputs
 
 
 def _labels(theirs: Any, ours: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Found:
@@ -286,12 +288,15 @@ def _labels(theirs: Any, ours: Any, ids: Tensor, segments: Tensor, rows: Rows) -
 def _bare(theirs: Any, ours: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Found:
     out, (hidden, pooled) = _asked(theirs, ids, segments, rows), ours(ids, segments)
     real = ids != PAD
-    told = Found([hidden[real]], [out.last_hidden_state[real]], *(x[real].sin().mean() for x in (hidden, out[0])))
+    outputs = Found([hidden[real]], [out.last_hidden_state[real]], *(x[real].sin().mean() for x in (hidden, out[0])))
     if out.pooler_output is not None:
-        told.ours.append(pooled)
-        told.theirs.append(out.pooler_output)
-        told.loss, told.their_loss = told.loss + pooled.sin().mean(), told.their_loss + out.pooler_output.sin().mean()
-    return told
+        outputs.ours.append(pooled)
+        outputs.theirs.append(out.pooler_output)
+        outputs.loss, outputs.their_loss = (
+            outputs.loss + pooled.sin().mean(),
+            outputs.their_loss + out.pooler_output.sin().mean(),
+        )
+    return outputs
 
 
 BERT_HEADS: dict[str, Callable[..., Found]] = {"bert": _masked, "bert-classifier": _labels, "bert-encoder": _bare}
@@ -333,14 +338,14 @@ def gpt2_twins(path: Path, seed: int, larger: bool) -> Twins:
     logits = theirs(rows.index[ids].clamp(min=0), attention_mask=(ids != PAD).long()).logits[real]
     own = ours.logits(ours(ids))[real]
     here = range(EOS, s["rows"] + 3)
-    told = Found(
+    outputs = Found(
         [own[:, here]],
         [logits[:, rows.index[here]]],
         F.cross_entropy(own, out[real]),
         F.cross_entropy(logits, rows.index[out[real]]),
     )
     model, prefix = found.settings.model, "transformer."
-    return Twins(theirs, ours, gpt2.entries(model, rows=rows, prefix=prefix), gpt2.tied_names(model), told)
+    return Twins(theirs, ours, gpt2.entries(model, rows=rows, prefix=prefix), gpt2.tied_names(model), outputs)
 
 
 FAMILIES: dict[str, Callable[[Path, int, bool], Twins]] = {

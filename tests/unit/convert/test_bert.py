@@ -71,10 +71,10 @@ def test_pretraining_has_the_same_logits_loss_and_gradients(seed: int) -> None:
     out = theirs(
         ids, attention_mask=(ids != 0).long(), token_type_ids=segments, labels=labels, next_sentence_label=follows
     )
-    asked, told = ours(ids, segments, places)
+    asked, is_next = ours(ids, segments, places)
     assert difference(ours.logits(asked), out.prediction_logits.flatten(0, 1)[places]) <= BOUND
-    assert difference(told, out.seq_relationship_logits) <= BOUND
-    loss = F.cross_entropy(ours.logits(asked), labels.view(-1)[places]) + F.cross_entropy(told, follows)
+    assert difference(is_next, out.seq_relationship_logits) <= BOUND
+    loss = F.cross_entropy(ours.logits(asked), labels.view(-1)[places]) + F.cross_entropy(is_next, follows)
     loss.backward()
     out.loss.backward()
     assert difference(loss, out.loss) <= BOUND
@@ -96,8 +96,8 @@ def test_masked_and_headless_models_have_the_same_outputs(seed: int) -> None:
     mask, places = (ids != 0).long(), ids.flatten().nonzero()[:, 0]
     with torch.no_grad():
         expected = theirs(ids, attention_mask=mask, token_type_ids=segments).logits.flatten(0, 1)[places]
-        asked, told = ours(ids, segments, places)
-        assert told is None and difference(ours.logits(asked), expected) <= BOUND
+        asked, is_next = ours(ids, segments, places)
+        assert is_next is None and difference(ours.logits(asked), expected) <= BOUND
         theirs, ours, s = twins("BertModel", seed)
         segments = segments % s.n_segments
         out = theirs(ids, attention_mask=mask, token_type_ids=segments)
@@ -162,8 +162,8 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     assert "16 missing: bert.encoder.layer.2.attention.self.query.weight" in refused(num_hidden_layers=3)
     assert "16 unexpected: bert.encoder.layer.1." in refused(num_hidden_layers=1)
     assert "misshapen: bert.encoder.layer.0.intermediate.dense.weight is" in refused(intermediate_size=7)
-    told = refused(hidden_act="mish", position_embedding_type="relative_key", hidden_size=...)
-    assert all(part in told for part in ("hidden_size is missing", "'mish'; supported", "'relative_key'; supported"))
+    message = refused(hidden_act="mish", position_embedding_type="relative_key", hidden_size=...)
+    assert all(part in message for part in ("hidden_size is missing", "'mish'; supported", "'relative_key'; supported"))
     assert "model_type t5" in refused(model_type="t5")
     assert "supported here: model_type bert" in refused(architectures=["BertForTokenClassification"])
     assert "word_embeddings.weight is [32, 16], should be [9, 16]" in refused(vocab_size=9)

@@ -102,8 +102,8 @@ def test_the_same_logits_and_pieces(tmp_path: Path, seed: int) -> None:
 
 def test_run_folder_generates_the_same_text(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "theirs", 1)
-    told = list(import_run("gpt2", folder, tmp_path / "run"))
-    assert "weights" in told[0] and "continues text" in (tmp_path / "run" / "README.md").read_text()
+    lines = list(import_run("gpt2", folder, tmp_path / "run"))
+    assert "weights" in lines[0] and "continues text" in (tmp_path / "run" / "README.md").read_text()
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     generator = Generator.load(tmp_path / "run")
@@ -132,9 +132,9 @@ def test_end_of_text_piece_in_a_text_is_the_end(tmp_path: Path) -> None:
     (found,) = generator.score([text])
     assert torch.tensor(found.token_log_probs).sub(expected).abs().max() <= BOUND * float(expected.abs().max())
     store = TextStore.from_pieces([Piece(text, ends=True)], generator.tokenizer)
-    told = generator.evaluate(store)
-    assert (told.n_tokens, told.n_bytes) == (len(their_ids) - 1, len(text)) == (store.n_tokens, len(text))
-    assert told.nats == pytest.approx(-float(expected.sum()), rel=1e-4)
+    found = generator.evaluate(store)
+    assert (found.n_tokens, found.n_bytes) == (len(their_ids) - 1, len(text)) == (store.n_tokens, len(text))
+    assert found.nats == pytest.approx(-float(expected.sum()), rel=1e-4)
     targets = list(causal(np.asarray(store.ids), np.random.default_rng(0)).targets)
     assert targets.count(EOS) == 4 and PAD not in targets
     (going,) = generator.generate(
@@ -161,6 +161,6 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
 
     assert "12 missing: transformer.h.1.attn.c_attn.weight" in refused(n_layer=2)
     assert "misshapen: transformer.h.0.mlp.c_fc.weight is" in refused(n_inner=13)
-    told = refused(scale_attn_by_inverse_layer_idx=True, embd_pdrop=0.3, activation_function="mish")
-    assert all(part in told for part in ("scale_attn_by_inverse_layer_idx", "embd_pdrop = 0.3", "'mish'; supported"))
+    message = refused(scale_attn_by_inverse_layer_idx=True, embd_pdrop=0.3, activation_function="mish")
+    assert all(part in message for part in ("scale_attn_by_inverse_layer_idx", "embd_pdrop = 0.3", "'mish'; supported"))
     assert "model_type bert" in refused(model_type="bert")

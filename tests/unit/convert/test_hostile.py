@@ -128,10 +128,10 @@ def test_every_unexpected_tensor_is_listed(place: Path) -> None:
     del tensors["bert.embeddings.LayerNorm.bias"], tensors["bert.embeddings.LayerNorm.weight"]
     tensors["cls.predictions.bias"] = torch.zeros(3)
     save_file(tensors, "bert/model.safetensors")
-    told = refused(
+    message = refused(
         place, "bert", "2 missing", "LayerNorm.bias", "LayerNorm.weight", "1 misshapen", "is [3]", "2 unexpected"
     )
-    assert "layer.7" in told and len(told) < 2000
+    assert "layer.7" in message and len(message) < 2000
 
 
 # Weights as safetensors
@@ -199,7 +199,9 @@ SAFE: dict[str, Callable[[Path], object]] = {
     "no places": lambda path: _entries(path, lambda h: h["final_logits_bias"].pop("data_offsets")),
     "an entry that is none": lambda path: _entries(path, lambda h: h.update(x=7)),
     "metadata that are none": lambda path: _entries(path, lambda h: h.update(__metadata__=[1])),
-    "aliases that lead nowhere": lambda path: _entries(path, lambda h: h.update(__metadata__={"aliases": '{"a":"b"}'})),
+    "aliases of missing tensors": lambda path: _entries(
+        path, lambda h: h.update(__metadata__={"aliases": '{"a":"b"}'})
+    ),
     "aliases that are none": lambda path: _entries(path, lambda h: h.update(__metadata__={"aliases": "[["})),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
@@ -609,8 +611,8 @@ def test_vocabulary_of_another_size_is_refused(place: Path) -> None:
     Path("marian/vocab.json").write_text(json.dumps(longer))
     refused(place, "marian", f"ids outside 0 .. {n - 1}")
     Path("marian/vocab.json").write_text(json.dumps({piece: i for piece, i in pieces.items() if i < n - 2}))
-    told = refused(place, "marian")
-    assert "vocab_size" in told or "need three ids" in told
+    message = refused(place, "marian")
+    assert "vocab_size" in message or "need three ids" in message
     words = (Path("bert/vocab.txt")).read_text().splitlines()
     Path("bert/tokenizer.json").unlink()
     Path("bert/vocab.txt").write_text("\n".join([*words, "more"]))

@@ -74,8 +74,8 @@ def test_round_trip_is_bit_identical(tmp_path: Path, joint: bool, options: dict[
 
 
 def test_the_run_folder_is_complete(folder: Path, tmp_path: Path) -> None:
-    told = list(import_run("marian", folder, tmp_path / "run"))
-    assert "weights" in told[0]
+    lines = list(import_run("marian", folder, tmp_path / "run"))
+    assert "weights" in lines[0]
     run = RunFolder.open(tmp_path / "run")
     names = {path.name for path in run.path.iterdir()}
     assert {"manifest.json", "config.json", "recipe.toml", "model.safetensors", "README.md"} <= names
@@ -241,8 +241,8 @@ def test_export_without_transformers_reports_that_it_was_not_checked(
     run = make_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    told = list(export_run(run, "huggingface", tmp_path / "new" / "out"))
-    assert told[1].startswith("not checked: transformers is not installed; pip install")
+    lines = list(export_run(run, "huggingface", tmp_path / "new" / "out"))
+    assert lines[1].startswith("not checked: transformers is not installed; pip install")
     assert (tmp_path / "new" / "out" / "model.safetensors").exists()
     with pytest.raises(UserError, match="pip install ctranslate2"):
         list(export_run(run, "ctranslate2", tmp_path / "x"))
