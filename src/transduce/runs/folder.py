@@ -7,6 +7,7 @@
     model.safetensors    weights for translation, with their own checksum
     metrics.jsonl, data.json, scores.json, samples.json, attention.json    records of the run
     report.html, README.md   report and model card, made from the records; the card may be edited
+    time_limit.json      the number of updates that a limit in minutes became
     bad_loss.json        the sentences behind losses that were not finite or diverged
     tokens/              during training: the encoded text, with a manifest
     averaging/           during training: weights to average, each file with its own checksum
