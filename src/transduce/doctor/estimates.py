@@ -165,6 +165,6 @@ def time_findings(settings: Settings, time: Time | None) -> list[Finding]:
     warmup = settings.training.warmup_updates or 0
     if warmup > 0.5 * time.updates:
         text = f"training.warmup_updates = {warmup:,} of only about {time.updates:,} updates"
-        advice = "lower it: the learning rate would hardly reach its peak"
+        advice = "lower it, so that the learning rate reaches its peak earlier"
         found.append(Finding("time", "warning", text, advice))
     return found

@@ -17,7 +17,7 @@ import transduce
 from transduce.config import Settings
 from transduce.process import child_environment
 
-SPARE = 1.5  # seconds before its time limit at which a trial stops by itself
+SPARE = 1.5  # seconds before its time limit at which a trial stops
 TIMEOUT = "time ran out"
 FULL = "out of memory"
 _MEMORY_ERRORS = ("memory", "bad_alloc", "doesnotfit", "could not create a primitive", "failed to map segment")

@@ -185,7 +185,7 @@ def validation(trial: Rehearsal, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def _short(settings: Settings) -> Settings:
-    """Limit the output length: an untrained model does not stop by itself."""
+    """Limit the output length: an untrained model may never produce the end token."""
     return settings.with_values("decoding", max_length=min(30, settings.decoding.max_length))
 
 

@@ -1,4 +1,4 @@
-"""Real files with a fault each, and the sample that is taken of them."""
+"""Corpora as files, and samples of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pairs = list[tuple[str, str]]
 
 
 def good(n: int = 1000, *, split: str = "train") -> Pairs:
-    """Pairs of the built-in corpus, with a number in some of them; each stands there once."""
+    """Pairs of the built-in corpus, all different, some with a number."""
     found = dict.fromkeys((pair.src, pair.tgt) for pair in demo_pairs(split, n, seed=5))
     return [(f"{s} {i}", f"{t} {i}") if not i % 9 else (s, t) for i, (s, t) in enumerate(found)]
 
