@@ -1,7 +1,7 @@
 """The attention weights of a Transformer for a given sentence and translation.
 
-At full speed no weights are kept (on a GPU they are never even formed), so they are computed once more here, from the
-queries, keys and masks of one ordinary forward pass.
+Normal forward passes do not keep the weights (fused kernels never form them), so they are computed again here from the
+queries, keys and biases of one forward pass.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from transduce.nn.attention import MultiHeadAttention, attention_weights
 from transduce.nn.patterns import Bias, dense_bias
 
 Attend = Callable[..., Tensor]
-_ONE_AT_A_TIME = threading.Lock()  # while weights are taken, the model's attention is wrapped
+_ONE_AT_A_TIME = threading.Lock()  # the attention modules are wrapped during a recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMaps:
     """Weights of all layers and heads over one sentence pair, float32, rows sum to 1.
 
-    encoder [L, H, S, S], decoder [M, H, T, T] (causal), cross [M, H, T, S]; a part that a model has not is None.
+    encoder [L, H, S, S], decoder [M, H, T, T] (causal), cross [M, H, T, S]; None for a part that the model lacks.
     """
 
     encoder: np.ndarray | None
@@ -52,10 +52,10 @@ class AttentionMaps:
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor, "1 T"]) -> AttentionMaps:
-    """Run the model over one sentence pair and hand back the weights of every layer and head.
+    """Run the model on one sentence pair and return the weights of every layer and head.
 
-    `src` ends with EOS and `tgt_in` begins with BOS, as in a `Batch` of one. The model's mode and parameters stay as
-    they are; dropout is off meanwhile.
+    `src` ends with EOS and `tgt_in` begins with BOS, as in a `Batch` of one. Dropout is off meanwhile; the model's mode
+    and parameters do not change.
     """
     assert src.shape[0] == 1 and tgt_in.shape[0] == 1, "one sentence at a time"
     training = model.training
@@ -74,9 +74,9 @@ def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[list[tuple[str, Float[Tensor, "B H T S"]]]]:
-    """Yield a list that fills with (module name, weights [B, H, T, S]) in the order in which attention runs.
+    """Yield a list that collects (module name, weights [B, H, T, S]) in the order of computation.
 
-    The output of the model does not change. Only calls of this thread are recorded; a second recording waits.
+    The model's output does not change. Only calls of this thread are recorded; a second recording waits.
     """
     weights: list[tuple[str, Tensor]] = []
     modules = [(name, m) for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)]

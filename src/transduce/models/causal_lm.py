@@ -1,4 +1,4 @@
-"""The decoder alone: a causal language model (Radford et al. 2018 and 2019, GPT; the parts are the paper's)."""
+"""A decoder without an encoder: a causal language model (GPT, Radford et al. 2018 and 2019)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from transduce.nn.positions.scheme import places_within
 
 
 class CausalLM(nn.Module):
-    """Embedding, a decoder without a memory, output matrix. Id 0 is padding, on the right: nothing real sees it.
+    """Embedding, a decoder without a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
 
-    `forward(ids)` is `advance(ids, state)` of an empty state: training and generation share one path. The search and
-    the sampling of translation run it too; what is the source there is here the beginning of the text.
+    `forward(ids)` is `advance(ids, state)` of an empty state: training and generation share one path. Search and
+    sampling work as for translation; instead of a source they pass the prompt.
     """
 
     def __init__(self, settings: GPTSettings, *, n_src: int, n_tgt: int) -> None:
-        """There is one vocabulary, `n_tgt`. `settings.tie`: "none" for an output matrix of its own."""
+        """`n_tgt`: the size of the one vocabulary. `settings.tie` = "none": a separate output matrix."""
         super().__init__()
         parts = Parts(settings)
         self.embedding = parts.embedding(n_tgt, causal=True)
@@ -40,12 +40,12 @@ class CausalLM(nn.Module):
         return self.output_embedding.weight
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
-        """The state after the tokens `src`, which may be none, with room for `capacity` tokens a row.
+        """The state after the prompt `src`, which may be empty, with room for `capacity` tokens per row.
 
-        All prompts of a batch are of one length and hold no padding. The beams of a prompt share its keys and values.
+        All prompts of a batch have one length and no padding. The beams of a prompt share its keys and values.
         """
         n_known = src.shape[1]
-        assert capacity or not n_known, "a beginning must be kept to go on from it"
+        assert capacity or not n_known, "a prompt needs capacity"
         memory = self.output_weight.new_empty(len(src), 0, self.output_weight.shape[1])
         state = self.decoder.start(
             memory, (src != 0)[:, None, :0], capacity=capacity, n_beams=n_beams, prompt=n_known if capacity else 0
@@ -56,19 +56,19 @@ class CausalLM(nn.Module):
         return state
 
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state moves on in place."""
+        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         x = self.embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.embedding.positions)
 
     def step(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T V"]:
-        """Logits [N, T, V] after the next T tokens of every row; the state moves on in place."""
+        """Logits [N, T, V] after the next T tokens of every row; the state advances in place."""
         return self.logits(self.advance(ids, state))
 
     def forward(self, ids: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix: position t knows of ids[:, :t + 1].
+        """Hidden states [B, T, D] before the output matrix: position t depends on ids[:, :t + 1].
 
-        With `documents`, the number of the document that each token belongs to, it knows of its own document only,
-        whose positions count from its beginning.
+        With `documents`, the number of each token's document, it depends on its own document only, and positions count
+        from the beginning of the document.
         """
         state = self.start(ids[:, :0])
         if documents is None:
@@ -77,5 +77,5 @@ class CausalLM(nn.Module):
         return self.decoder(x, state, positions=self.embedding.positions, documents=documents)
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Unnormalised log-probabilities of the next token."""
+        """Unnormalized log-probabilities of the next token."""
         return linear(hidden, self.output_weight, self.output_bias)

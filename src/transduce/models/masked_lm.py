@@ -1,6 +1,6 @@
-"""The encoder alone (Devlin et al. 2019, BERT; the parts are Vaswani et al. 2017's): it sees the text on both sides.
+"""An encoder without a decoder (BERT, Devlin et al. 2019), with one of several heads.
 
-All kinds here share the names of what they share, so that a classifier begins with the weights of a masked model.
+Shared weights have the same names, so that a classifier can be fine-tuned from a masked language model.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from transduce.nn.pooling import POOLINGS
 
 
 class TextEncoder(nn.Module):
-    """What all kinds share: embeddings of tokens, positions and segments, and the stack. Id 0 is padding."""
+    """What all variants share: embeddings of tokens, positions and segments, and the stack. Id 0 is padding."""
 
     def __init__(self, settings: EncoderSettings, *, n_src: int, n_tgt: int) -> None:
-        """There is one vocabulary, `n_tgt`."""
+        """`n_tgt`: the size of the one vocabulary."""
         super().__init__()
         parts = Parts(settings)
         self.embedding = parts.embedding(n_tgt, causal=False)
@@ -30,7 +30,7 @@ class TextEncoder(nn.Module):
         self.encoder = parts.encoder()
 
     def encode(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
-        """The last hidden states [B, S, D]. `segments`: the number of each token's segment, all 0 unless given."""
+        """The last hidden states [B, S, D]. `segments`: each token's segment (default: 0)."""
         table = self.segment_embedding
         more = None if table is None else table.weight[0] if segments is None else table(segments)
         x = self.embedding(ids, more=more)
@@ -38,7 +38,7 @@ class TextEncoder(nn.Module):
 
 
 class Pooler(nn.Module):
-    """tanh(W x + b), x the sequence as one vector: [CLS], or what `pooling` names."""
+    """tanh(W x + b) of the pooled sequence x (`POOLINGS`)."""
 
     def __init__(self, d_model: int, *, bias: bool, pooling: str = "first") -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class Pooler(nn.Module):
         self.pool = POOLINGS[pooling]
 
     def forward(self, x: Float[Tensor, "B S D"], ids: Int[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-        """One vector a sequence."""
+        """One vector per sequence."""
         return self.dense(self.pool(x, ids != 0)).tanh()
 
 
 class PooledEncoder(TextEncoder):
-    """No head: vectors of tokens, and of the whole."""
+    """An encoder without a head: a vector per token and one per sequence."""
 
     def __init__(self, settings: PoolingSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
@@ -61,13 +61,13 @@ class PooledEncoder(TextEncoder):
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B D"]]:
-        """Hidden states, and a vector a sequence."""
+        """Hidden states, and a vector per sequence."""
         hidden = self.encode(ids, segments)
         return hidden, self.pooler(hidden, ids)
 
 
 class MaskedHead(nn.Module):
-    """Before the output matrix: dense, activation, norm (BERT's "transform")."""
+    """The transformation before the output matrix: dense, activation, norm (BERT's "transform")."""
 
     def __init__(self, settings: BertSettings) -> None:
         super().__init__()
@@ -81,10 +81,10 @@ class MaskedHead(nn.Module):
 
 
 class MaskedLM(TextEncoder):
-    """Tells the tokens behind masks and, where `next_sentence` is set, whether segment B followed A."""
+    """Predicts masked tokens and, with `next_sentence`, whether segment B follows A."""
 
     def __init__(self, settings: BertSettings, *, n_src: int, n_tgt: int) -> None:
-        """`settings.tie`: "none" for an output matrix of its own."""
+        """`settings.tie` = "none": a separate output matrix."""
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
         self.head = MaskedHead(settings)
         self.pooler = Pooler(settings.d_model, bias=settings.bias) if settings.next_sentence else None
@@ -102,9 +102,9 @@ class MaskedLM(TextEncoder):
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None, places: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B 2"] | None]:
-        """What goes into the output matrix at some places, and the logits of "B followed A" and "it did not".
+        """The inputs of the output matrix at some places, and the logits of "B follows A" and "it does not".
 
-        `places`: row * S + column of each token that is asked for. Only these pass the head: 15 % of all in training.
+        `places`: row * S + column of each token to predict. Only these pass the head: 15 % of all tokens in training.
         """
         hidden = self.encode(ids, segments)
         asked = self.head(hidden.flatten(0, 1).index_select(0, places))
@@ -113,21 +113,21 @@ class MaskedLM(TextEncoder):
         return asked, self.next_sentence(self.pooler(hidden, ids))
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Unnormalised log-probabilities of the tokens."""
+        """Unnormalized log-probabilities of the tokens."""
         return linear(hidden, self.output_weight, self.output_bias)
 
 
 class Classifier(TextEncoder):
-    """One of `n_labels` labels for a text or a pair of texts (Devlin et al. 2019, 4.1): pooler, dropout, linear."""
+    """Predicts one of `n_labels` labels for a text or a pair (Devlin et al. 2019, 4.1): pooler, dropout, linear."""
 
     def __init__(self, settings: BertClassifierSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
-        assert settings.n_labels is not None, "choose the labels first"
+        assert settings.n_labels is not None, "n_labels is not set"
         self.pooler = Pooler(settings.d_model, bias=settings.bias, pooling=settings.pooling)
         self.dropout = Dropout(settings.dropout)
         self.labels = Linear(settings.d_model, settings.n_labels)
         initialize(self)
 
     def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
-        """Unnormalised log-probabilities of the labels."""
+        """Unnormalized log-probabilities of the labels."""
         return self.labels(self.dropout(self.pooler(self.encode(ids, segments), ids)))

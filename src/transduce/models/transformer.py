@@ -17,9 +17,9 @@ _WIDTH = 16
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder. `forward(src, tgt_in)` is `step(tgt_in, start(src))`: training and decoding share one path.
+    """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
 
-    Id 0 is padding, on the source only on the right or the left, on the target on the right.
+    Id 0 is padding: at either end of the source, at the end of the target.
     """
 
     def __init__(self, settings: TransformerSettings, *, n_src: int, n_tgt: int) -> None:
@@ -49,11 +49,11 @@ class Transformer(nn.Module):
         return self.encoder(self.src_embedding(src), mask=padding_mask(src), positions=self.src_embedding.positions)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
-        """A decoder's state before its first token: the memory's keys and values, and room for `capacity` tokens a row.
+        """The decoder's initial state: the memory's keys and values, and room for `capacity` tokens per row.
 
-        With capacity 0, as in training, the state keeps nothing and takes one step only. Else the source is padded to
-        a multiple of 16 positions: the order in which a CPU adds up a row of attention weights depends on the row's
-        width modulo its vectors', so that it is then the same whatever the longest sentence of the batch is.
+        With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the source is padded to
+        a multiple of 16 positions: a CPU adds up attention weights in an order that depends on the row's width modulo
+        its vector width, so results then do not depend on the longest sentence of the batch.
         """
         x, mask = self.src_embedding(src), padding_mask(src)
         if capacity:
@@ -63,18 +63,18 @@ class Transformer(nn.Module):
         return self.decoder.start(memory, mask, capacity=capacity, n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
-        """Hidden states [N, T, D] of the next T tokens of every row; the state moves on in place."""
+        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
 
     def step(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T V"]:
-        """Logits [N, T, V] after the next T tokens of every row; the state moves on in place."""
+        """Logits [N, T, V] after the next T tokens of every row; the state advances in place."""
         return self.logits(self.advance(ids, state))
 
     def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix: position t knows of the source and of tgt_in[:, :t + 1]."""
+        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
         return self.advance(tgt_in, self.start(src))
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Unnormalised log-probabilities of the next token."""
+        """Unnormalized log-probabilities of the next token."""
         return linear(hidden, self.output_weight, self.output_bias)

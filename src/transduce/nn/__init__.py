@@ -1,1 +1,1 @@
-"""The parts of a Transformer, each usable alone: plain keyword arguments, no settings."""
+"""Parts of a Transformer, each usable alone: plain keyword arguments, no settings."""

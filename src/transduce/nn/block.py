@@ -18,7 +18,7 @@ _EPSILONS = {"layer": 1e-5, "rms": 1e-6}
 
 
 def norm_eps(norm: str, eps: float | None = None) -> float:
-    """What a norm of this name adds to the variance, unless told otherwise."""
+    """The epsilon of a norm: the given one, or the default of the norm."""
     return eps or _EPSILONS[norm]
 
 
@@ -69,7 +69,7 @@ class EncoderBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "B S D"], *, bias: Tensor, keep: Tensor, rotate: Rotate
     ) -> Float[Tensor, "B S D"]:
-        """x [B, S, D] after the block; `bias` [B, 1, 1, S] hides padding, `keep` [B, S, 1] is False there."""
+        """x [B, S, D] after the block; `bias` hides padding, `keep` [B, S, 1] is False there."""
         x = self.self_attention_residual(x, lambda y: self.self_attention(y, bias=bias, rotate=rotate))
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, keep))
 
@@ -95,7 +95,7 @@ class DecoderBlock(nn.Module):
     ) -> Float[Tensor, "B Q D"]:
         """x [B, Q, D] after the block, which appends to `cache`; Q: the next tokens, beam by beam.
 
-        `bias` [B or 1, 1, Q, n_known + Q] hides what is to come and other beams' histories.
+        `bias` hides later tokens and the histories of other beams.
         """
 
         def attend_self(y: Tensor) -> Tensor:

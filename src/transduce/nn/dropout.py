@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014; paper section 5.4), drawn cheaply on a CPU."""
+"""Dropout (Srivastava et al. 2014; paper section 5.4), with cheap random numbers on a CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _BITS = 15  # resolution of the drop probability
 def keep_factors(like: Tensor, p: float) -> Tensor:
     """Independent factors of `like`'s shape: 0 with probability p, otherwise 1 / (1 - p), in bfloat16.
 
-    torch draws one float a factor, serially, which takes a quarter of a small model's step on a CPU. Here one 64-bit
+    On a CPU torch draws one float per factor, serially: a quarter of a small model's training step. Here one 64-bit
     number of torch's default generator gives four factors, compared as 15-bit integers. The factor is rounded to
-    bfloat16 and the probability follows it, so that the mean stays 1 to 2**-15; p is met to within 0.4 %.
+    bfloat16 and the probability adjusted to it: the mean is 1 to within 2**-15, and p is met to within 0.4 %.
     """
     scale = torch.tensor(1 / (1 - p), dtype=torch.bfloat16)
     keep = round(2**_BITS / scale.item()) - 2 ** (_BITS - 1)  # keep where a number of [-2**14, 2**14) is below this
@@ -25,7 +25,7 @@ def keep_factors(like: Tensor, p: float) -> Tensor:
 
 
 def _of_torch(x: Tensor) -> bool:
-    """Whether torch's own dropout is the faster: on a GPU, and in torch.compile, which fuses it."""
+    """Whether torch's own dropout is faster: on a GPU, and in torch.compile, which fuses it."""
     return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
@@ -45,11 +45,11 @@ class Dropout(nn.Module):
         return x * keep_factors(x, self.p).to(x.dtype)
 
     def add(self, x: Tensor, update: Tensor) -> Tensor:
-        """`x + dropout(update)` in one pass, of x's type: how a residual connection uses it."""
+        """`x + dropout(update)` in one pass, with x's dtype, for residual connections."""
         if not self.training or self.p == 0 or _of_torch(x):
             return x + self(update)
         return torch.addcmul(x, update.to(x.dtype), keep_factors(update, self.p).to(x.dtype))
 
     def extra_repr(self) -> str:
-        """Shown by print(model)."""
+        """Part of print(model)."""
         return f"p={self.p}"

@@ -12,7 +12,7 @@ from transduce.nn.positions import Positions
 
 
 class TokenEmbedding(nn.Module):
-    """E[ids] * scale + positions, then a norm where there is one, then dropout. Two tables may be one tensor (tied)."""
+    """E[ids] * scale + positions, then a norm if there is one, then dropout. Tied tables share one tensor."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class TokenEmbedding(nn.Module):
         norm: nn.Module | None = None,
         alias: tuple[int, int] | None = None,
     ) -> None:
-        """`scale`: sqrt(d_model) unless given. `alias`: an id, and another that it is read as."""
+        """`scale`: default sqrt(d_model). `alias`: an id, and the id whose vector it uses."""
         super().__init__()
         self.table = nn.Embedding(vocab_size, d_model)
         self.positions = positions
@@ -42,9 +42,9 @@ class TokenEmbedding(nn.Module):
         more: Float[Tensor, "*T D"] | None = None,
         places: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Vectors of `ids` that stand at positions offset .. offset + T, or at `places`, each at its own.
+        """Vectors of `ids` at positions offset .. offset + T, or at `places`.
 
-        `more`: what else is added, segments say.
+        `more`: other vectors to add, such as those of segments.
         """
         if self.alias is not None:
             ids = ids.masked_fill(ids == self.alias[0], self.alias[1])

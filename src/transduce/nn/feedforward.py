@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """The paper's: expand to d_ff, activate, contract; the same at every position.
 
-    All kinds take the same arguments; `kernel_size` and `causal` matter to the one that looks at neighbours.
+    All variants take the same arguments; only the convolution uses `kernel_size` and `causal`.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], keep: Tensor | None = None, history: list[Tensor] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """x transformed position by position; `keep` and `history` are for kinds that look at neighbours."""
+        """x transformed position by position; only the convolution uses `keep` and `history`."""
         return self.contract(self.dropout(self.activate(self.expand(x))))
 
 
 class GatedFeedForward(FeedForward):
-    """(activate(x W) * x V) W2 (Shazeer 2020, GLU variants): W and V stand in one matrix of 2 d_ff rows."""
+    """(activate(x W) * x V) W2 (Shazeer 2020, GLU variants): W and V are one matrix of 2 d_ff rows."""
 
     def _expansion(self) -> nn.Module:
         return Linear(self.d_model, 2 * self.d_ff, bias=self.bias)
@@ -72,8 +72,8 @@ class GatedFeedForward(FeedForward):
 class ConvFeedForward(FeedForward):
     """The feed-forward as two convolutions over positions (paper 3.3: "two convolutions with kernel size 1").
 
-    Kernel 1 is the plain one. A wider kernel sees neighbours: both sides in an encoder, only what stands before in a
-    decoder. Padding, and what lies outside the sequence, counts as zero.
+    With kernel size 1 it equals the plain one. A wider kernel sees neighbors: on both sides in an encoder, only earlier
+    ones in a decoder. Padding and positions outside the sequence count as zero.
     """
 
     def _expansion(self) -> nn.Module:
@@ -89,7 +89,7 @@ class ConvFeedForward(FeedForward):
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
         """x [B, T, D] convolved; `keep` [B, T, 1] is False at padding; `history` the last inputs of both convolutions.
 
-        `history` starts as an empty list and is filled here: incremental decoding hands it on from step to step.
+        `history` starts as an empty list and is filled here; incremental decoding passes it from step to step.
         """
         hidden = self._convolve(self.expand, x, keep, history, 0)
         return self._convolve(self.contract, self.dropout(self.activate(hidden)), keep, history, 1)

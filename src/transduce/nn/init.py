@@ -10,10 +10,10 @@ from transduce.nn.attention import FullProjection
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """Glorot-uniform matrices (each head group of a packed projection by itself), zero biases, N(0, 1/d) embeddings.
+    """Glorot-uniform matrices (each part of a packed projection separately), zero biases, N(0, 1/d) embeddings.
 
-    Queries, keys and values get 1/sqrt(2) of the width, so that their joint variance is that of one matrix
-    [3 d_model, d_model]; embeddings times sqrt(d_model) have unit variance (paper 3.4).
+    Queries, keys and values are scaled by 1/sqrt(2), so that together they have the variance of one matrix
+    [3 d_model, d_model]. Embeddings times sqrt(d_model) have unit variance (paper 3.4).
     """
     for module in model.modules():
         if isinstance(module, FullProjection):

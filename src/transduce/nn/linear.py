@@ -1,4 +1,4 @@
-"""The linear layer, which outside of training takes the fastest float32 product that the machine has."""
+"""A linear layer with a faster float32 product on CPUs for inference."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ def _has_changing_shapes(x: Tensor) -> bool:
 def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor | None = None) -> Float[Tensor, "*B O"]:
     """x W^T + b.
 
-    On a CPU, in float32 and without gradients, by oneDNN and not by MKL, PyTorch's choice: on AMD's CPUs MKL uses half
-    of the vector width (108 against 240 GFLOP/s a core on a Zen 5), and oneDNN's rows do not depend, bit for bit, on
-    how many rows there are, so that a sentence's numbers do not depend on its batch. A single row is the exception: it
-    is multiplied as two.
+    On a CPU in float32 without gradients this uses oneDNN instead of MKL, PyTorch's choice. On AMD CPUs MKL uses half
+    of the vector width (108 compared with 240 GFLOP/s per core on a Zen 5). A row of oneDNN's result does not depend on
+    the number of rows, so a sentence's result does not depend on its batch. A single row would; it is computed as two.
     """
     if (
         _ONEDNN is None

@@ -1,4 +1,4 @@
-"""Masks: bool, True = may attend, combined with `&`, made once a forward (paper 3.2.3)."""
+"""Masks: bool, True = may attend, combined with `&`, made once per forward (paper 3.2.3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 HIDDEN = -1e30
-"""The bias on a score that hides a key: finite, so that a row with nothing to attend to attends evenly."""
+"""The bias that hides a key: finite, so that a row that may attend to nothing attends evenly."""
 
 
 def padding_mask(ids: Int[Tensor, "B S"], *, pad: int = 0) -> Bool[Tensor, "B 1 S"]:
@@ -16,13 +16,13 @@ def padding_mask(ids: Int[Tensor, "B S"], *, pad: int = 0) -> Bool[Tensor, "B 1 
 
 
 def causal_mask(n_queries: int, n_keys: int, *, device: torch.device | None = None) -> Bool[Tensor, "1 T S"]:
-    """A position may attend to itself and to what stands before it; the last query is aligned with the last key."""
+    """A position may attend to itself and to earlier ones; the last query is aligned with the last key."""
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)[None]
 
 
 def attention_bias(mask: Bool[Tensor, "B T S"]) -> Float[Tensor, "B 1 T S"]:
-    """What is added to attention scores so that softmax obeys `mask`: 0 where it may attend, very negative elsewhere.
+    """The bias on attention scores for a mask: 0 where it is True, very negative elsewhere.
 
-    A row with nothing to attend to gives even weights, finite in value and gradient.
+    A row that may attend to nothing has even weights, finite in value and gradient.
     """
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]

@@ -1,4 +1,4 @@
-"""From the vectors of a sequence to one of the whole: the POOLINGS table. Padding is left out."""
+"""From the vectors of a sequence to one vector: the POOLINGS table. Padding is ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Pooling = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
-"""Takes the vectors, and which of them stand for tokens: at least one in each row, the first among them."""
+"""Takes the vectors, and a mask of those that are tokens: in each row the first and possibly others."""
 
 
 def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
