@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from transduce.config import Settings, to_toml
-from transduce.data.preparation import check_prepared, has_prepared, seal_prepared
+from transduce.data.tokens_folder import check_prepared, clear_tokens, has_prepared, seal_prepared
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.quick import warn_of_data, warn_of_resources
 from transduce.errors import RunFolderError, UserError
@@ -50,7 +50,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     with join_ranks() as ranks:
         machine = machine.shared(ranks.size, ranks.local_size)
         if dry_run:
-            _resolved(task, settings, start, machine, log)
+            _resolved(task, settings, start, machine, log, spool_in=_nearest_folder(path))
         else:
             _train_in(path, settings, task, start, machine=machine, log=log, ranks=ranks)
     return path
@@ -91,16 +91,16 @@ def _train_in(
 
 
 def _resolved(
-    task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log
+    task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log, *, spool_in: Path
 ) -> tuple[Any, Settings, Extended]:
     """The text, the settings with nothing left open, and the vocabulary."""
     if start is None:
-        texts = task.read(asked, log)
+        texts = task.read(asked, log, spool_in=spool_in)
         warn_of_data(asked, log)
         settings, tokenizers = resolve(task, asked, texts, machine, log)
         return texts, settings, Extended(tokenizers, (), ())
     log.say(start.took)
-    texts = task.read(start.settings, log)
+    texts = task.read(start.settings, log, spool_in=spool_in)
     warn_of_data(start.settings, log)
     extended = learn_more(start, *task.lines(texts, start.settings), log)
     settings, _ = resolve(task, start.settings, texts, machine, log, known=extended.tokenizers)
@@ -110,10 +110,11 @@ def _resolved(
 def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
     """Bring the text, and what to begin with, into the folder. A user's mistake leaves no new folder behind."""
     with _removed_on_mistake(folder):
-        texts, settings, extended = _resolved(task, asked, start, machine, log)
+        tokens = clear_tokens(folder)
+        texts, settings, extended = _resolved(task, asked, start, machine, log, spool_in=tokens)
         folder.write_settings(settings)
         if start is not None:
-            keep(start, extended, settings, folder.path / "tokens")
+            keep(start, extended, settings, tokens)
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
         seal_prepared(folder)
         return prepared
@@ -175,6 +176,11 @@ def _end_of(folder: RunFolder) -> dict[str, Any] | None:
     """The event that training ended with, if it has."""
     events = MetricsFile(folder.path / "metrics.jsonl").read()
     return next((event for event in events if event["event"] == "end" and type(event.get("best_update")) is int), None)
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The folder itself, or the first one above it that exists: on the same disk."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 @contextlib.contextmanager

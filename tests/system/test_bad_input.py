@@ -103,7 +103,7 @@ def cut_gzip(texts: Path) -> None:
     [
         (shorter, ["train.en has 60 lines", "train.de has 41", "line 42"]),
         (not_utf8, ["train.de, line 17: not valid UTF-8", "0xfc"]),
-        (empty, ["there is no text"]),
+        (empty, ["no sentence pair found"]),
         (bytes_in_the_middle, ["train.de, line 17: not valid UTF-8", "0xff at byte 1 of the line"]),
         (utf16, ["train.de, line 1: this is UTF-16", "iconv"]),
         (blank, ["no sentence pair", "60", "empty"]),
@@ -119,7 +119,7 @@ def test_bad_text(spoil: Callable[[Path], None], parts: list[str], texts: Path) 
 def test_a_compressed_file_that_was_cut_short(texts: Path) -> None:
     cut_gzip(texts)
     sides = ["--src", texts / "train.en.gz", "--tgt", texts / "train.de.gz"]
-    assert_refused(transduce("train", *sides, "--run", texts.parent / "run", "-q", *small()), "damaged or cut short")
+    assert_refused(transduce("train", *sides, "--run", texts.parent / "run", "-q", *small()), "damaged or truncated")
     assert not (texts.parent / "run").exists()
 
 

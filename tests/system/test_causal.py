@@ -176,7 +176,7 @@ def test_settings_that_do_not_fit(text: Path, tmp_path: Path, settings: list[str
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        (b"", ["there is no text"]),
+        (b"", ["no text found"]),
         (b"a\n\xe4\n", ["a.txt, line 2", "not valid UTF-8"]),
         (b"one line\n", ["too little text", "--valid-text"]),
     ],

@@ -181,7 +181,7 @@ def test_a_masked_run_is_judged_on_text(masked: Path, folder: Path) -> None:
     assert_refused(transduce(*text, "--stride", 4), "--stride: no effect on a run of task 'masked'")
     assert_refused(transduce("evaluate", masked, "--labels", folder / "valid.tsv"), "evaluate it with --text")
     (folder / "nothing.txt").write_text("\n")
-    assert_refused(transduce("evaluate", masked, "--text", folder / "nothing.txt"), "nothing.txt: there is no text")
+    assert_refused(transduce("evaluate", masked, "--text", folder / "nothing.txt"), "nothing.txt: no text found")
 
 
 def test_options_of_other_tasks_are_refused(classifier: Path, folder: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
         ("masked", ["data.documents=file"], "train text has 1 document: model.next_sentence = true needs two"),
         ("masked", ["model.n_segments=1"], "model.n_segments must be 2"),
         ("labels", ["data.labels=['pos', 'pos']"], "at least two, and none twice"),
-        ("labels", ["data.labels=['pos', 'meh']"], "label 'neg' is not known; known: pos, meh"),
+        ("labels", ["data.labels=['pos', 'meh']"], "unknown label 'neg'; known: pos, meh"),
         ("labels", ["data.demo=5"], "built-in corpus"),
         ("labels", ["data.max_length=1"], "data.max_length = 1: must hold 8 tokens"),
         ("labels", ["training.start=nowhere"], "nowhere"),
@@ -306,7 +306,7 @@ def test_what_cannot_be_is_refused(folder: Path, recipe: str, values: list[str],
 def test_labels_of_the_wrong_kind_are_named(folder: Path, classifier: Path) -> None:
     bad = folder / "bad.tsv"
     bad.write_text("pos\tgood\nposs\tgood\n")
-    assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: label 'poss' is not known")
+    assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: unknown label 'poss'")
     bad.write_text("pos\tgood\nno tab\n")
     assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: expected label<TAB>text")
     bad.write_text("")

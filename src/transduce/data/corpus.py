@@ -1,4 +1,4 @@
-"""Sentence pairs from files, as a stream, each with its place: two text files, TSV, JSON lines or TMX."""
+"""Read sentence pairs from two text files, TSV, JSON lines or TMX, each pair with its file and line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import Corpus
-from transduce.data.lines import COMPRESSIONS, bare_suffix, read_lines
+from transduce.data.lines import COMPRESSIONS, Digests, bare_suffix, read_lines
 from transduce.data.tmx import choose_language, read_units
 from transduce.errors import DataError, SettingsError
-
-__all__ = ["FORMATS", "Pair", "corpus_files", "corpus_name", "distinct", "read_lines", "read_pairs"]
 
 _SPACES = re.compile(r"\s+")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
@@ -23,7 +21,7 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(slots=True)
 class Pair:
-    """A source sentence, its translation, and where they stand: (file, line)."""
+    """A source sentence, its translation, and the file and line that they come from."""
 
     src: str
     tgt: str
@@ -32,7 +30,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of tab-separated text: how many columns there are, and which hold both sides. `named`: line 1 says so."""
+    """The columns of a TSV file: their number, those of source and target, and whether line 1 names them."""
 
     n: int
     src: int = 0
@@ -40,20 +38,21 @@ class Columns:
     named: bool = False
 
 
-def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
-    """Yield the pairs of a corpus in order, empty sides included. The language codes pick the sides of TSV, JSONL, TMX.
+def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests | None = None) -> Iterator[Pair]:
+    """Yield the pairs of a corpus in order, including pairs with an empty side.
 
-    A `DataError` names the file and the line of whatever cannot be read. A file of an unknown format is a
-    `SettingsError`, raised at once.
+    The language codes select the sides of TSV, JSONL and TMX files. `digests` receives the sha256 of each file that has
+    been read to its end. Raises `DataError` with file and line for text that cannot be read, and immediately a
+    `SettingsError` for a file of an unknown format.
     """
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
-        return _read_text(corpus.src, corpus.tgt)
+        return _read_text(corpus.src, corpus.tgt, digests)
     reader = FORMATS.get(bare_suffix(corpus.path))
     if reader is None:
         known, packed = ", ".join(FORMATS), ", ".join(COMPRESSIONS)
         raise SettingsError(f"{corpus.path}: unknown format; known: {known} (also {packed}), or two files src and tgt")
-    return reader(corpus.path, src_lang, tgt_lang)
+    return reader(corpus.path, src_lang, tgt_lang, digests)
 
 
 def corpus_files(corpus: Corpus) -> list[Path]:
@@ -62,12 +61,12 @@ def corpus_files(corpus: Corpus) -> list[Path]:
 
 
 def corpus_name(corpus: Corpus) -> str:
-    """What reports call a corpus: its file names."""
+    """The name of a corpus in reports: its file names."""
     return " + ".join(path.name for path in corpus_files(corpus))
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Names of test sets, each its own, and none that of another set of a run; numbered where they are not.
+    """Make the names of test sets unique, and different from `train` and `valid`, by appending their number.
 
     >>> distinct(["a", "b", "a", "valid"])
     ['a.1', 'b', 'a.3', 'valid.4']
@@ -84,10 +83,10 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _read_text(src: Path, tgt: Path) -> Iterator[Pair]:
-    """Two files, line for line. Files of different length are an error that tells both lengths."""
+def _read_text(src: Path, tgt: Path, digests: Digests | None) -> Iterator[Pair]:
+    """Two files, line by line. Files of different lengths are an error that names both lengths."""
     name, number = str(src), 0
-    sides = read_lines(src), read_lines(tgt)
+    sides = read_lines(src, digests), read_lines(tgt, digests)
     for number, (s, t) in enumerate(itertools.zip_longest(*sides), 1):
         if s is None or t is None:
             break
@@ -101,10 +100,10 @@ def _read_text(src: Path, tgt: Path) -> Iterator[Pair]:
     )
 
 
-def _read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
+def _read_tsv(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[Pair]:
     """Tab-separated columns without quoting: the first two, or those that a header line names by language."""
     columns: Columns | None = None
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, digests), 1):
         try:
             columns = columns or columns_of(line, src_lang, tgt_lang)
             if number > 1 or not columns.named:
@@ -114,7 +113,7 @@ def _read_tsv(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
 
 
 def columns_of(first: str, src_lang: str, tgt_lang: str) -> Columns:
-    """The columns of a file with this first line; a `ValueError` says what is wrong with it."""
+    """The columns of a file with this first line. Raises `ValueError`."""
     names = [field.strip().lower() for field in first.split("\t")]
     if len(names) < 2:
         raise ValueError("no tab; expected source<TAB>target")
@@ -124,7 +123,7 @@ def columns_of(first: str, src_lang: str, tgt_lang: str) -> Columns:
 
 
 def tsv_pair(line: str, columns: Columns) -> tuple[str, str]:
-    """Source and target of a line, empty ones of a blank line; a `ValueError` says what is wrong with it."""
+    """Source and target of a line; both are empty for a blank line. Raises `ValueError`."""
     fields = line.split("\t")
     if len(fields) != columns.n:
         if line.strip():
@@ -133,9 +132,9 @@ def tsv_pair(line: str, columns: Columns) -> tuple[str, str]:
     return fields[columns.src], fields[columns.tgt]
 
 
-def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
-    """One JSON object a line, with keys `src` and `tgt` or the two language codes, there or inside `translation`."""
-    for number, line in enumerate(read_lines(path), 1):
+def _read_jsonl(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[Pair]:
+    """One JSON object per line with the keys `src` and `tgt` or the language codes, possibly inside `translation`."""
+    for number, line in enumerate(read_lines(path, digests), 1):
         try:
             src, tgt = json_pair(line, src_lang, tgt_lang)
         except ValueError as error:
@@ -144,7 +143,7 @@ def _read_jsonl(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
 
 
 def json_pair(line: str, src_lang: str, tgt_lang: str) -> tuple[str, str]:
-    """Source and target of a line, empty ones of a blank line; a `ValueError` says what is wrong with it."""
+    """Source and target of a line; both are empty for a blank line. Raises `ValueError`."""
     if not line.strip():
         return "", ""
     try:
@@ -156,12 +155,12 @@ def json_pair(line: str, src_lang: str, tgt_lang: str) -> tuple[str, str]:
         expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
         raise ValueError(f"expected {expected}")
     if "\\u" in line and any(_SURROGATES.search(side) for side in sides):
-        raise ValueError("half of a surrogate pair, which is no character")
+        raise ValueError("half of a surrogate pair is not a character")
     return _one_line(sides[0]), _one_line(sides[1])
 
 
 def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
-    """Source and target of a JSON object, or None where it does not hold two strings."""
+    """Source and target of a JSON object, or None where it does not contain both as strings."""
     if isinstance(value, dict) and isinstance(value.get("translation"), dict):
         value = value["translation"]
     if not isinstance(value, dict):
@@ -173,10 +172,10 @@ def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | N
     return None
 
 
-def _read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
-    """Translation units; one that lacks a side gives an empty one, for cleaning to count."""
+def _read_tmx(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[Pair]:
+    """Translation units. A missing side is empty, so that cleaning counts it."""
     name, known, n_pairs = str(path), set[str](), 0
-    for line, segments in read_units(path):
+    for line, segments in read_units(path, digests):
         known |= segments.keys()
         codes = [choose_language(wanted, set(segments)) for wanted in (src_lang, tgt_lang)]
         src, tgt = ("" if code is None else _one_line(segments[code]) for code in codes)
@@ -197,7 +196,7 @@ def _without_breaks(spaces: re.Match[str]) -> str:
     return " " if "\n" in spaces[0] or "\r" in spaces[0] else spaces[0]
 
 
-FORMATS: dict[str, Callable[[Path, str, str], Iterator[Pair]]] = {
+FORMATS: dict[str, Callable[[Path, str, str, Digests | None], Iterator[Pair]]] = {
     ".tsv": _read_tsv,
     ".jsonl": _read_jsonl,
     ".tmx": _read_tmx,

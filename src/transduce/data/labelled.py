@@ -1,4 +1,4 @@
-"""Texts with labels from files: `label<TAB>text`, or `label<TAB>text<TAB>text`, one example a line."""
+"""Read labelled texts: `label<TAB>text` or `label<TAB>text<TAB>text`, one example per line."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.data.lines import read_lines
+from transduce.data.lines import Digests, read_lines
 from transduce.errors import DataError, nearest
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """One example; `texts` are one or two. `place`: file and line, from 1 on."""
+    """One example: its label, one or two texts, and the file and line that it comes from."""
 
     label: str
     texts: tuple[str, ...]
     place: tuple[str, int]
 
 
-def read_labelled(path: Path | str) -> Iterator[Labelled]:
-    """The examples of a file (.gz, .xz, .zst too; `-`: standard input). All have one text, or all have two.
+def read_labelled(path: Path | str, digests: Digests | None = None) -> Iterator[Labelled]:
+    """Yield the examples of a file (also .gz, .xz, .zst; `-`: standard input). All have one text, or all have two.
 
-    Raises `DataError` with file and line: a line without a tab, an empty label or text, another number of texts.
+    Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
+    of texts than the lines before.
     """
     name, n_texts = str(path), 0
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, digests), 1):
         try:
             label, *texts = labelled_row(line, n_texts)
         except ValueError as error:
@@ -35,36 +36,33 @@ def read_labelled(path: Path | str) -> Iterator[Labelled]:
 
 
 def labelled_row(line: str, n_texts: int = 0) -> tuple[str, ...]:
-    """The label and the texts of a line; a `ValueError` says what is wrong with it.
-
-    `n_texts`: how many there must be, where lines before have told.
-    """
+    """The label and the texts of a line. `n_texts`: the required number, 0 for the first line. Raises `ValueError`."""
     label, *texts = line.split("\t")
     if not texts or len(texts) > 2:
-        found = "there is no tab" if not texts else f"there are {len(texts)} tabs"
-        raise ValueError(f"expected label<TAB>text or label<TAB>text<TAB>text; {found}")
+        found = "no tab" if not texts else f"{len(texts)} tabs"
+        raise ValueError(f"expected label<TAB>text or label<TAB>text<TAB>text, found {found}")
     if not label.strip() or not all(text.strip() for text in texts):
         raise ValueError(f"the {'text' if label.strip() else 'label'} is empty")
     if len(texts) != (n_texts or len(texts)):
-        raise ValueError(f"{len(texts)} texts, where the lines before have {n_texts}")
+        raise ValueError(f"{len(texts)} texts, but the lines before have {n_texts}")
     return label.strip(), *texts
 
 
-def labels_in(examples: Iterable[Labelled]) -> tuple[str, ...]:
-    """The labels that occur, whole numbers in their order, others in the alphabet's."""
-    found = {example.label for example in examples}
+def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Sort labels: numerically if all are whole numbers, else alphabetically."""
+    found = set(labels)
     if all(label.lstrip("-").isdecimal() for label in found):
         return tuple(sorted(found, key=lambda label: (int(label), label)))
     return tuple(sorted(found))
 
 
 def number_of(example: Labelled, labels: Sequence[str]) -> int:
-    """The number of an example's label; a `DataError` with file and line names one that is not known."""
+    """The index of an example's label. Raises `DataError` with file and line for an unknown one."""
     try:
         return labels.index(example.label)
     except ValueError:
         file, line = example.place
         hint = nearest(example.label, labels)
         raise DataError(
-            f"{file}, line {line}: label {example.label!r} is not known{hint}; known: {', '.join(labels)}"
+            f"{file}, line {line}: unknown label {example.label!r}{hint}; known: {', '.join(labels)}"
         ) from None

@@ -1,4 +1,4 @@
-"""The search for held-out text in training text where text is not pairs: lines, or labelled texts. As `LeakCheck`."""
+"""Find held-out examples that also occur in the training text."""
 
 from __future__ import annotations
 
@@ -6,65 +6,128 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from transduce.data.clean import N_SAMPLES, comparable
-
-LEAST_CHARACTERS = 20
-"""Shorter texts are not looked for: they may stand anywhere by chance."""
-
-_SHOWN = 200
 T = TypeVar("T")
 
+N_SAMPLES = 5
+"""Examples in a report."""
+SHORTEST = 20
+"""Characters of the shortest line or text that is searched for: shorter ones may occur anywhere by chance."""
 
-class SeenCheck:
-    """The texts of one held-out set, and which of them `watch` has found, case and white space aside."""
+_SHOWN = 200  # characters of an example
 
-    def __init__(self, name: str, held_out: Iterable[str], *, unit: str) -> None:
-        """`unit`: what one of them is called, in the plural."""
-        self.name, self.unit, self.n = name, unit, 0
-        self._held: dict[bytes, list[str]] = {}
-        for text in held_out:
-            if key := _key(text):
-                self.n += 1
-                self._held.setdefault(key, []).append(text.strip())
-        self._seen: dict[bytes, None] = {}
 
-    def note(self, key: bytes) -> None:
-        """Take note of a training text."""
-        if key in self._held:
-            self._seen[key] = None
+class LeakCheck:
+    """One held-out set, and which of its examples `watch` has met. Case and white space are ignored.
+
+    An example is `(source, target)` or `(text,)`. It has leaked if all of it occurs in the training text. Of pairs,
+    sources that occur there with another target are counted too.
+    """
+
+    def __init__(
+        self, name: str, held_out: Iterable[tuple[str, ...]], *, unit: str = "pairs", places: Sequence[str] = ()
+    ) -> None:
+        """`unit`: what the examples are called, in the plural. `places`: file and line of each, for the report."""
+        self.name, self.unit, self.n, self._places = name, unit, 0, places
+        self._examples: dict[int, tuple[str, ...]] = {}
+        self._waiting: dict[bytes, list[int]] = {}
+        self._found: dict[int, str] = {}  # example -> the place of the first training example with its source
+        self._leaked: dict[int, str] = {}  # the same where its target is there as well
+        for number, example in enumerate(held_out):
+            key = _key(example)
+            self.n += bool(key) or len(example) > 1
+            if key:
+                self._examples[number] = example
+                self._waiting.setdefault(key, []).append(number)
 
     @property
     def leaked(self) -> int:
-        """Held-out texts that stand in the training text."""
-        return sum(len(self._held[key]) for key in self._seen)
+        """Examples that occur in the training text."""
+        return len(self._leaked)
+
+    @property
+    def found(self) -> int:
+        """Examples whose source occurs there, with any target."""
+        return len(self._found)
+
+    def note(self, key: bytes, example: tuple[str, ...], place: str) -> None:
+        """Take note of a training example with this key."""
+        if key not in self._waiting:
+            return
+        target = comparable(example[1]) if len(example) > 1 else ""
+        left = []
+        for number in self._waiting[key]:
+            held = self._examples[number]
+            self._found.setdefault(number, place)
+            if len(held) == 1 or comparable(held[1]) == target:
+                self._leaked[number] = place
+            else:
+                left.append(number)
+        if left:
+            self._waiting[key] = left
+        else:
+            del self._waiting[key]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values, in the form of `LeakReport.to_json`."""
-        found = [{"text": self._held[key][0][:_SHOWN]} for key in list(self._seen)[:N_SAMPLES]]
-        return {"name": self.name, "unit": self.unit, "pairs": self.n, "leaked": self.leaked, "samples": found}
+        """The report as plain values."""
+        order = [*self._leaked, *(number for number in self._found if number not in self._leaked)]
+        report: dict[str, Any] = {"name": self.name, "unit": self.unit, "pairs": self.n, "leaked": self.leaked}
+        samples = []
+        for number in order[:N_SAMPLES]:
+            example = [shortened(text) for text in self._examples[number]]
+            train = self._leaked.get(number, self._found[number])
+            if len(example) == 1:
+                samples.append({"text": example[0].strip()})
+            else:
+                place = self._places[number] if self._places else ""
+                samples.append({"src": example[0], "tgt": example[1], "place": place, "train": train})
+        return report | ({"sources": self.found} if self.unit == "pairs" else {}) | {"samples": samples}
 
     def warning(self) -> str:
-        """One line for people, or nothing where nothing leaked."""
-        if not self.leaked:
+        """One line for people, or nothing where nothing was found."""
+        if not self._found:
             return ""
-        first = self._held[next(iter(self._seen))][0]
-        return (
-            f"{self.name}: {self.leaked:,} of {self.n:,} {self.unit} "
-            f"{'stands' if self.leaked == 1 else 'stand'} in the training text too (those of "
-            f"{LEAST_CHARACTERS} characters or more are looked for); scores on it flatter. First: {first[:60]!r}"
-        )
+        first, others, found = self.to_json()["samples"][0], self.found - self.leaked, []
+        if self.leaked:
+            found.append(f"{self.leaked:,} of {self.n:,} {self.unit} also occur in the training text")
+        if others:
+            sources = f"{others:,} more sources" if self.leaked else f"{others:,} of {self.n:,} sources"
+            found.append(f"{sources} occur in the training text with another translation")
+        where = f"{first['place']} = {first['train']}" if "place" in first else repr(first["text"][:60])
+        limit = "" if self.unit == "pairs" else f" ({self.unit} of {SHORTEST} characters or more are compared)"
+        return f"{self.name}: {', and '.join(found)}{limit}; scores on this set will be too high. First: {where}"
 
 
-def watch(items: Iterable[T], text_of: Callable[[T], str], checks: Sequence[SeenCheck]) -> Iterator[T]:
-    """Yield the training text unchanged; all checks look through it on its way."""
-    for item in items:
-        if key := _key(text_of(item)):
+def watch(
+    records: Iterable[T],
+    example_of: Callable[[T], tuple[str, ...]],
+    checks: Sequence[LeakCheck],
+    place_of: Callable[[T], str] = lambda _: "",
+) -> Iterator[T]:
+    """Yield training records unchanged and compare each with all held-out sets."""
+    for record in records:
+        if checks and (key := _key(example := example_of(record))):
             for check in checks:
-                check.note(key)
-        yield item
+                check.note(key, example, place_of(record))
+        yield record
 
 
-def _key(text: str) -> bytes:
-    """What stands for a text; nothing for one that is too short."""
-    known = comparable(text)
-    return b"" if len(known) < LEAST_CHARACTERS else blake2b(known.encode(), digest_size=8).digest()
+def comparable(text: str) -> str:
+    """The text in lower case, with single spaces.
+
+    >>> comparable(" Guten  Tag")
+    'guten tag'
+    """
+    return " ".join(text.casefold().split())
+
+
+def shortened(text: str) -> str:
+    """A text for a report, cut after 200 characters."""
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _key(example: tuple[str, ...]) -> bytes:
+    """A hash of the source or the text; nothing for a text that is too short, or an empty source."""
+    text = comparable(example[0])
+    if len(text) < (SHORTEST if len(example) == 1 else 1):
+        return b""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,12 +1,13 @@
-"""Text files as streams of lines: plain, .gz, .xz or .zst, strict UTF-8, cut at newlines and nowhere else.
+"""Read text files line by line: plain, .gz, .xz or .zst; strict UTF-8; lines end at newlines only.
 
-Memory stays bounded whatever the file holds, and every fault names the file and, where there is one, the line.
+Memory is bounded whatever the file contains. Errors name the file and, where possible, the line.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import lzma
 import sys
@@ -20,20 +21,20 @@ import zstandard
 from transduce.errors import DataError
 
 MAX_LINE = 1 << 24
-"""Bytes of the longest line that is still taken for text: 16 MiB."""
+"""Bytes of the longest line that is accepted as text: 16 MiB."""
 TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 
-MOST_RATIO, FREE = 100, 1 << 26
-"""A packed file may become so many times larger, once it is beyond 64 MiB: text becomes 3 to 30 times larger."""
+MAX_RATIO, UNCHECKED_BYTES = 100, 1 << 26
+"""Beyond 64 MiB, a compressed file may expand at most so many times. Text expands 3 to 30 times."""
 
 _BOM = b"\xef\xbb\xbf"
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
 class _ZstdFile(io.RawIOBase):
-    """Reads .zst frames one after another. Unlike zstandard's own reader it does not take a cut-off file for whole."""
+    """Reads .zst frames one after another. Unlike zstandard's own reader, it reports a truncated file."""
 
-    _CHUNK = 512  # bytes read at once: of a bomb these become 16 MiB at most
+    _CHUNK = 512  # bytes read at once: even of a decompression bomb they become at most 16 MiB
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         self._file = file
@@ -60,17 +61,13 @@ class _ZstdFile(io.RawIOBase):
         buffer[:n], self._ready = self._ready[:n], self._ready[n:]
         return n
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
 
 class _Bounded(io.RawIOBase):
-    """What a packed file holds, up to a bound: no text is packed as well as a decompression bomb."""
+    """Decompressed content up to a bound, as a defence against decompression bombs."""
 
     def __init__(self, file: io.RawIOBase | io.BufferedIOBase, path: Path) -> None:
         self._file, self._path, self._n = file, path, 0
-        self._most = max(FREE, MOST_RATIO * path.stat().st_size)
+        self._most = max(UNCHECKED_BYTES, MAX_RATIO * path.stat().st_size)
 
     def readable(self) -> bool:
         return True
@@ -80,18 +77,25 @@ class _Bounded(io.RawIOBase):
         self._n += n
         if self._n > self._most:
             raise DataError(
-                f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which no text does; refused for "
-                "safety: unpack it by other means if it is what you want"
+                f"{self._path}: expands to more than {MAX_RATIO} times its size; refused as a possible decompression "
+                "bomb; decompress it yourself if the content is as intended"
             )
         return n
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
+class _Hashed(io.RawIOBase):
+    """A file whose bytes are hashed while they are read."""
 
-def _open_plain(file: io.BufferedIOBase) -> io.BufferedIOBase:
-    return file
+    def __init__(self, file: io.FileIO) -> None:
+        self._file, self.hash = file, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        n = self._file.readinto(buffer) or 0
+        self.hash.update(memoryview(buffer)[:n])
+        return n
 
 
 def _open_zst(file: io.BufferedIOBase) -> io.BufferedIOBase:
@@ -109,61 +113,81 @@ def _open_xz(file: io.BufferedIOBase) -> io.BufferedIOBase:
 Opener = Callable[[io.BufferedIOBase], io.BufferedIOBase]
 COMPRESSIONS: dict[str, Opener] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}
 
+Digests = dict[Path, bytes]
+"""The sha256 of files as stored, filled in when a file has been read to its end."""
+
 
 def bare_suffix(path: Path) -> str:
-    """The suffix that tells the format, in lower case, compression aside: `.tsv` of `a.TSV.gz`."""
+    """The suffix that determines the format, in lower case, without that of a compression: `.tsv` of `a.TSV.gz`."""
     return Path(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
 
 
 def check_is_text(path: Path) -> None:
-    """Refuse what cannot be read as often as a training reads its text: a folder, a pipe, a device."""
+    """Refuse what is not a regular file: a folder, a pipe, a device."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a text file")
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is no file but a pipe or a device; write the text to a file first")
+        raise DataError(f"{path} is a pipe or a device; write the text to a file first")
 
 
 @contextlib.contextmanager
-def open_bytes(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file for reading, decompressed by its suffix. Missing and damaged files become a `DataError`."""
-    with open_watched(path) as (file, _):
+def open_bytes(path: Path, digests: Digests | None = None) -> Iterator[io.BufferedIOBase]:
+    """Open a file for reading, decompressed according to its suffix. Missing and damaged files are a `DataError`."""
+    with open_watched(path, digests) as (file, _):
         yield file
 
 
 @contextlib.contextmanager
-def open_watched(path: Path) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
-    """As `open_bytes`; the function tells how many bytes of the file as it lies there have been read so far."""
+def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
+    """Like `open_bytes`, with a function that returns how many bytes of the file have been read so far."""
     path = Path(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a text file")
     try:
         opener = COMPRESSIONS.get(path.suffix.lower())
-        with path.open("rb") as raw, opener(raw) if opener else _open_plain(raw) as unpacked:
-            yield (
-                (cast(io.BufferedIOBase, io.BufferedReader(_Bounded(unpacked, path), 1 << 16)) if opener else unpacked),
-                raw.tell,
-            )
+        with path.open("rb", buffering=0) as file:
+            hashed = _Hashed(file) if digests is not None else None
+            raw = io.BufferedReader(hashed or file, 1 << 16)
+            position = raw.tell if hashed is None else file.tell
+            if opener is None:
+                yield raw, position
+            else:
+                with opener(raw) as unpacked, io.BufferedReader(_Bounded(unpacked, path), 1 << 16) as bounded:
+                    yield bounded, position
+            if hashed is not None and digests is not None:
+                while raw.read(1 << 20):  # what a decompressor left unread
+                    pass
+                digests[path] = hashed.hash.digest()
     except _DAMAGE as error:
-        raise DataError(f"{path}: damaged or cut short: {error}") from None
+        raise DataError(f"{path}: damaged or truncated: {error}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_lines(path: Path | str) -> Iterator[str]:
+def digest(path: Path) -> bytes:
+    """The sha256 of a file as stored; a `DataError` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str]:
     r"""Yield the lines of a UTF-8 text file, or of standard input for `-`.
 
-    Cut at `\n` only, so other separators (U+2028, form feed) stay inside their line. A `\r` before the `\n` and a
-    byte order mark at the start are dropped. A last line without `\n` counts.
+    Lines end at `\n` only, so other separators (U+2028, form feed) stay inside their line. A `\r` before the `\n` and
+    a byte order mark at the start are removed. The last line need not end in `\n`.
     """
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
-    with open_bytes(Path(path)) as file:
+    with open_bytes(Path(path), digests) as file:
         yield from decode_lines(file, str(path))
 
 
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
-    """The lines of an open file, strictly decoded; a `DataError` names the line that is not UTF-8 or has no end."""
+    """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
     number = 0
     while raw := file.readline(MAX_LINE):
         number += 1
@@ -176,7 +200,7 @@ def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
 
 
 def decode_line(raw: bytes, *, first: bool) -> str:
-    """The text of a line, without its end and, of the `first`, a byte order mark; a `ValueError` says what is wrong."""
+    """Decode a line, without its end and, if it is the `first`, a byte order mark. Raises `ValueError`."""
     raw = raw.removeprefix(_BOM) if first else raw
     raw = raw[:-1].removesuffix(b"\r") if raw.endswith(b"\n") else raw
     try:
@@ -186,7 +210,7 @@ def decode_line(raw: bytes, *, first: bool) -> str:
 
 
 def _explain(raw: bytes, error: UnicodeDecodeError, *, first: bool) -> str:
-    """What is wrong with the bytes of a line. A mark of UTF-16 stands at the beginning of a file."""
+    """What is wrong with the bytes of a line. UTF-16 files begin with a byte order mark."""
     if first and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "this is UTF-16, not UTF-8; convert it, for instance with iconv -f UTF-16 -t UTF-8"
     return f"not valid UTF-8 (byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line)"

@@ -7,15 +7,14 @@ a line without its end (running text).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from transduce.config import Corpus, DataSettings
-from transduce.data.arrays import digest
 from transduce.data.corpus import Pair, corpus_files, corpus_name, read_pairs
 from transduce.data.labelled import Labelled, read_labelled
-from transduce.data.lines import bare_suffix, read_lines
+from transduce.data.lines import Digests, bare_suffix, digest, read_lines
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -40,14 +39,18 @@ class Source(Protocol[T_co]):
         """A fingerprint of the content."""
 
 
+Reader = Callable[[Corpus, Digests], Iterator[T]]
+
+
 @dataclass(frozen=True, slots=True)
 class FileSource(Generic[T]):
-    """The files of a corpus."""
+    """The files of a corpus. They are hashed while they are read."""
 
     corpus: Corpus
-    reader: Callable[[Corpus], Iterator[T]]
+    reader: Reader[T]
     has_format: bool = False
     """Whether the suffix of the file decides how it is read."""
+    _digests: Digests = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -61,15 +64,15 @@ class FileSource(Generic[T]):
 
     def read(self) -> Iterator[T]:
         """The records of the files."""
-        return self.reader(self.corpus)
+        return self.reader(self.corpus, self._digests)
 
     def digest(self) -> bytes:
-        """The format, where the suffix decides it, and the sha256 of each file."""
+        """The format, where the suffix decides it, and the sha256 of each file, as it was when it was last read."""
         parts = []
         for path in corpus_files(self.corpus):
             if self.has_format:
                 parts.append(f"{bare_suffix(path) if path == self.corpus.path else 'text'}\n".encode())
-            parts.append(digest(path))
+            parts.append(self._digests.get(path) or digest(path))
         return b"".join(parts)
 
 
@@ -102,23 +105,23 @@ class Sources(Generic[T]):
 def pair_sources(data: DataSettings) -> Sources[Pair]:
     """The sentence pairs that the settings name."""
 
-    def reader(corpus: Corpus) -> Iterator[Pair]:
-        return read_pairs(corpus, src_lang=data.src_lang, tgt_lang=data.tgt_lang)
+    def reader(corpus: Corpus, digests: Digests) -> Iterator[Pair]:
+        return read_pairs(corpus, src_lang=data.src_lang, tgt_lang=data.tgt_lang, digests=digests)
 
     return _sources(data, reader, has_format=True)
 
 
 def line_sources(data: DataSettings) -> Sources[str]:
     """The lines of plain text that the settings name."""
-    return _sources(data, lambda corpus: read_lines(_path(corpus)))
+    return _sources(data, lambda corpus, digests: read_lines(_path(corpus), digests))
 
 
 def labelled_sources(data: DataSettings) -> Sources[Labelled]:
     """The labelled texts that the settings name."""
-    return _sources(data, lambda corpus: read_labelled(_path(corpus)))
+    return _sources(data, lambda corpus, digests: read_labelled(_path(corpus), digests))
 
 
-def _sources(data: DataSettings, reader: Callable[[Corpus], Iterator[T]], *, has_format: bool = False) -> Sources[T]:
+def _sources(data: DataSettings, reader: Reader[T], *, has_format: bool = False) -> Sources[T]:
     train, valid, tests = (
         tuple(FileSource(corpus, reader, has_format) for corpus in corpora)
         for corpora in (data.train, data.valid, data.test)

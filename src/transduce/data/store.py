@@ -1,32 +1,31 @@
-"""The token store: the ids of all training pairs in memory-mapped arrays, built once and found again by a fingerprint.
+"""Encoded text in memory-mapped arrays: written once per run, verified when they are opened.
 
-A folder with `src.npy` and `tgt.npy` (all ids in a row, uint16 where they fit), `src_offsets.npy` and `tgt_offsets.npy`
-(where each sentence begins), and `store.json`. Written aside and renamed: it is there as a whole or not at all.
+A store is a folder with one NAME.npy per array, and store.json with counts and checksums. It is written under a
+temporary name and renamed, so that it is complete or absent. Ids take two bytes where the vocabulary allows it.
+
+| store | arrays | task |
+|---|---|---|
+| `TokenStore` | src, src_offsets, tgt, tgt_offsets: pairs of sentences | translation |
+| `TextStore` | ids: documents in one row, each as BOS ids EOS | language models |
+| `SentenceStore` | ids, offsets, documents: documents as sentences | masked models |
+| `LabelStore` | ids, offsets, seconds, labels: labelled texts | classification |
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from transduce.config import DataSettings
-from transduce.data.arrays import ArrayFile, check_ids, check_offsets, checksum, map_array
-from transduce.data.clean import Cleaner
-from transduce.data.corpus import Pair
+from transduce.data.arrays import check_ids, check_offsets, read_store
+from transduce.data.sentence_pairs import Packed
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import expecting, read_json, write_aside, write_json
-from transduce.text.tokenizer import UNK, Tokenizers
-
-FORMAT = 1
-_CHUNK = 10_000  # pairs encoded at once
-_ARRAYS = ("src", "src_offsets", "tgt", "tgt_offsets")
+from transduce.runs.atomic import expecting
+from transduce.text.special import UNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,15 @@ class Side:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int32 [N]: tokens of each sentence, its EOS counted."""
+        """int32 [N]: tokens of each sentence, including its EOS."""
         return (np.diff(self.offsets) + 1).astype(np.int32)
 
 
 class TokenStore:
-    """Pairs of token ids, without special ones. `store[i]` is `(src_ids, tgt_ids)`, views without a copy."""
+    """Sentence pairs as ids without special ones. `store[i]` is `(src_ids, tgt_ids)`, views without a copy."""
 
-    def __init__(self, src: Side, tgt: Side, facts: dict[str, Any]) -> None:
-        """`facts`: the content of store.json, or of one that was never written."""
+    def __init__(self, src: Side, tgt: Side, facts: Mapping[str, Any]) -> None:
+        """`facts`: the content of store.json; empty for a store in memory."""
         self.src, self.tgt, self.facts = src, tgt, facts
         self.src_lengths, self.tgt_lengths = src.lengths, tgt.lengths
 
@@ -69,12 +68,12 @@ class TokenStore:
 
     @property
     def cleaning(self) -> dict[str, Any]:
-        """The report of cleaning, as `CleanReport.to_json` gives it."""
+        """The report of cleaning (`CleanReport.to_json`)."""
         return dict(self.facts.get("cleaning", {}))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Pairs kept of each corpus, in order."""
+        """Pairs of each corpus, in order."""
         return tuple(self.facts.get("sizes", (len(self),)))
 
     @property
@@ -84,11 +83,11 @@ class TokenStore:
 
     @property
     def n_unknown(self) -> tuple[int, int]:
-        """Source and target tokens that are unknown."""
+        """Unknown source and target tokens."""
         return int(np.count_nonzero(self.src.ids == UNK)), int(np.count_nonzero(self.tgt.ids == UNK))
 
     def weights(self, by_corpus: Sequence[float]) -> np.ndarray | None:
-        """float64 [N]: how often an epoch passes over each pair; None where it is once for all."""
+        """float64 [N]: how often an epoch uses each pair; None where that is once for all."""
         if all(weight == 1 for weight in by_corpus):
             return None
         return np.repeat(np.asarray(by_corpus, dtype=np.float64), self.sizes)
@@ -105,23 +104,16 @@ class TokenStore:
         return cls(side(src), side(tgt), {})
 
     @classmethod
-    def open(cls, folder: Path, fingerprint: str | None = None) -> TokenStore:
-        """Map the store in `folder`. `RunFolderError` where it is missing, damaged or of another fingerprint."""
-        folder = Path(folder)
-        facts = read_json(folder / "store.json")
-        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-            raise RunFolderError(f"{folder} is no token store of format {FORMAT}")
-        if fingerprint is not None and facts.get("fingerprint") != fingerprint:
-            raise RunFolderError(f"{folder} was made from other text, with another vocabulary or cleaned otherwise")
+    def open(cls, folder: Path) -> TokenStore:
+        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
+        (src, src_offsets, tgt, tgt_offsets), facts = read_store(folder, "src", "src_offsets", "tgt", "tgt_offsets")
+        for name, ids, offsets in (("src", src, src_offsets), ("tgt", tgt, tgt_offsets)):
+            check_offsets(folder / f"{name}_offsets.npy", offsets, end=len(ids), n=len(src_offsets) - 1)
         with expecting(folder / "store.json"):
-            sums, sizes = dict(facts["checksums"]), [int(n) for n in facts["sizes"]]
-            facts["cleaning"] = dict(facts["cleaning"])
-        arrays = [map_array(folder / f"{name}.npy", sums.get(name)) for name in _ARRAYS]
-        for name, ids, offsets in zip(("src", "tgt"), arrays[::2], arrays[1::2], strict=True):
-            check_offsets(folder / f"{name}_offsets.npy", offsets, end=len(ids), n=len(arrays[1]) - 1)
-        if sum(sizes) != len(arrays[1]) - 1:
-            raise RunFolderError(f"{folder / 'store.json'} is damaged: its sizes are not those of the text")
-        return cls(Side(*arrays[:2]), Side(*arrays[2:]), facts)
+            facts["sizes"], facts["cleaning"] = [int(n) for n in facts["sizes"]], dict(facts["cleaning"])
+        if sum(facts["sizes"]) != len(src_offsets) - 1:
+            raise RunFolderError(f"{folder / 'store.json'} is damaged: its sizes do not match the number of pairs")
+        return cls(Side(src, src_offsets), Side(tgt, tgt_offsets), facts)
 
     def check(self, folder: Path, *, n_src: int, n_tgt: int) -> None:
         """Refuse ids beyond the vocabularies' sizes; `folder` is what the error names."""
@@ -129,104 +121,110 @@ class TokenStore:
         check_ids(folder / "tgt.npy", self.tgt.ids, n_tgt)
 
 
-def fingerprint_of(digests: Sequence[bytes], settings: DataSettings, tokenizers: Tokenizers, *extra: str) -> str:
-    """The fingerprint of the store that these would give: sha256 over the files' content, vocabularies and cleaning.
+@dataclass(frozen=True, slots=True, eq=False)
+class TextStore:
+    """Documents in one row of ids: BOS, the first document, EOS, BOS, the second document, EOS, and so on."""
 
-    `digests`: of the sources (`Source.digest`); names and places of the files do not count. `extra`: whatever else
-    decides which pairs go in.
-    """
-    total = hashlib.sha256(f"transduce token store {FORMAT}\n".encode())
-    for key in ("src_lang", "tgt_lang", "max_length", "max_ratio", "deduplicate", "drop_copies"):
-        total.update(f"{key}={getattr(settings, key)!r}\n".encode())
-    for model in (tokenizers.src.model, tokenizers.tgt.model):
-        total.update(hashlib.sha256(model).digest())
-    for digest in digests:
-        total.update(digest)
-    for text in extra:
-        total.update(hashlib.sha256(text.encode()).digest())
-    return total.hexdigest()
+    ids: np.ndarray
+    facts: Mapping[str, Any]
 
+    def __len__(self) -> int:
+        return len(self.ids)
 
-def build_store(
-    folder: Path,
-    streams: Sequence[Iterable[Pair]],
-    tokenizers: Tokenizers,
-    settings: DataSettings,
-    *,
-    fingerprint: str = "",
-    name: str = "training text",
-    progress: Callable[[int], object] | None = None,
-) -> TokenStore:
-    """Clean and encode the pairs of each corpus and write the store; one that lies in `folder` is replaced.
+    @property
+    def fingerprint(self) -> str:
+        """Of the text and the vocabulary; empty for a store in memory."""
+        return str(self.facts.get("fingerprint", ""))
 
-    Bounded memory. `progress` is called with the number of pairs read so far. Raises what reading the streams raises,
-    `DataError` where no pair is left (`name` says of what), `RunFolderError` where the disk is full.
-    """
-    cleaner, sizes = Cleaner(settings), list[int]()
-    with write_aside(Path(folder)) as aside:
-        aside.mkdir()
-        with _Writer(aside, "src", tokenizers.n_src) as src, _Writer(aside, "tgt", tokenizers.n_tgt) as tgt:
-            for stream in streams:
-                before = cleaner.report.kept
-                for chunk in _chunks(cleaner.texts(stream)):
-                    _encode(chunk, tokenizers, cleaner, src=src, tgt=tgt)
-                    if progress is not None:
-                        progress(cleaner.report.read)
-                sizes.append(cleaner.report.kept - before)
-        cleaner.report.require_pairs(settings, name)
-        facts = {
-            "format": FORMAT,
-            "fingerprint": fingerprint,
-            "sizes": sizes,
-            "cleaning": cleaner.report.to_json(),
-            "checksums": {array: checksum(aside / f"{array}.npy") for array in _ARRAYS},
-        }
-        write_json(aside / "store.json", facts)
-    return TokenStore.open(folder)
+    @property
+    def n_documents(self) -> int:
+        """Number of documents."""
+        return int(self.facts["documents"])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the text in UTF-8."""
+        return int(self.facts["bytes"])
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that a model predicts: those of the text, and the end of each document."""
+        return len(self.ids) - self.n_documents
+
+    @classmethod
+    def open(cls, folder: Path) -> TextStore:
+        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
+        (ids,), facts = read_store(folder, "ids")
+        with expecting(folder / "store.json"):
+            facts |= {key: int(facts[key]) for key in ("documents", "bytes")}
+        if not 0 < facts["documents"] < len(ids) or facts["bytes"] < 1:
+            raise RunFolderError(f"{folder / 'ids.npy'} is damaged: it contains no text")
+        return cls(ids, facts)
 
 
-def find_store(folder: Path, fingerprint: str) -> TokenStore | None:
-    """The store in `folder` if it is whole and has this fingerprint: what a second start goes on with."""
-    try:
-        return TokenStore.open(folder, fingerprint)
-    except RunFolderError:
-        return None
+@dataclass(frozen=True, slots=True, eq=False)
+class SentenceStore:
+    """ids [tokens], offsets [n + 1] of sentences, documents [m + 1]: the first sentence of each document."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    documents: np.ndarray
+    facts: Mapping[str, Any]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sentence, [n]."""
+        return np.diff(self.offsets)
+
+    @property
+    def n_documents(self) -> int:
+        """Number of documents."""
+        return len(self.documents) - 1
+
+    def span(self, begin: int, end: int) -> np.ndarray:
+        """The ids of sentences begin .. end."""
+        return np.asarray(self.ids[self.offsets[begin] : self.offsets[end]], dtype=np.int64)
+
+    @classmethod
+    def open(cls, folder: Path) -> SentenceStore:
+        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
+        (ids, offsets, documents), facts = read_store(folder, "ids", "offsets", "documents")
+        check_offsets(folder / "offsets.npy", offsets, end=len(ids))
+        check_offsets(folder / "documents.npy", documents, end=len(offsets) - 1)
+        return cls(ids, offsets, documents, facts)
 
 
-def _encode(chunk: list[Pair], tokenizers: Tokenizers, cleaner: Cleaner, *, src: _Writer, tgt: _Writer) -> None:
-    """Encode a chunk, drop what is too long, and write the rest."""
-    src_ids = tokenizers.src.encode_batch([pair.src for pair in chunk])
-    tgt_ids = tokenizers.tgt.encode_batch([pair.tgt for pair in chunk])
-    fits = [cleaner.lengths_fit(p, len(s), len(t)) for p, s, t in zip(chunk, src_ids, tgt_ids, strict=True)]
-    src.append([ids for ids, fit in zip(src_ids, fits, strict=True) if fit])
-    tgt.append([ids for ids, fit in zip(tgt_ids, fits, strict=True) if fit])
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelStore:
+    """ids [tokens], offsets [n + 1], seconds [n] (where segment 1 begins), labels [n]."""
 
+    ids: np.ndarray
+    offsets: np.ndarray
+    seconds: np.ndarray
+    labels: np.ndarray
+    facts: Mapping[str, Any]
 
-def _chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    while chunk := list(islice(pairs, _CHUNK)):
-        yield chunk
+    def __len__(self) -> int:
+        return len(self.labels)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example, including the special ones, [n]."""
+        return np.diff(self.offsets)
 
-class _Writer:
-    """Writes one side, chunk by chunk."""
+    def __getitem__(self, i: int) -> Packed:
+        ids = np.asarray(self.ids[self.offsets[i] : self.offsets[i + 1]], dtype=np.int64)
+        return Packed(ids, (np.arange(len(ids)) >= self.seconds[i]).astype(np.int64))
 
-    def __init__(self, folder: Path, side: str, vocab_size: int) -> None:
-        self._ids = ArrayFile(folder / f"{side}.npy", np.uint16 if vocab_size <= 1 << 16 else np.int32)
-        self._offsets = ArrayFile(folder / f"{side}_offsets.npy", np.int64)
-        self._end = 0
-        self._offsets.append(np.zeros(1, np.int64))
+    def count_labels(self, labels: Iterable[str]) -> dict[str, int]:
+        """The number of examples of each label."""
+        return {label: int(np.count_nonzero(self.labels == i)) for i, label in enumerate(labels)}
 
-    def append(self, sentences: Sequence[Sequence[int]]) -> None:
-        ends = self._end + np.cumsum([len(ids) for ids in sentences], dtype=np.int64)
-        self._offsets.append(ends)
-        self._ids.append(np.fromiter(chain.from_iterable(sentences), dtype=self._ids.dtype))
-        self._end = self._ids.n
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for file in (self._ids, self._offsets):
-            file.close() if kind is None else file.abandon()
+    @classmethod
+    def open(cls, folder: Path) -> LabelStore:
+        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
+        (ids, offsets, seconds, labels), facts = read_store(folder, "ids", "offsets", "seconds", "labels")
+        check_offsets(folder / "offsets.npy", offsets, end=len(ids), n=len(labels))
+        if len(seconds) != len(labels):
+            raise RunFolderError(f"{folder / 'seconds.npy'} is damaged: {len(seconds)} numbers for {len(labels)} texts")
+        return cls(ids, offsets, seconds, labels, facts)

@@ -1,7 +1,7 @@
-r"""Plain text as a stream of pieces, cut into documents as the settings say; and a part of it held out.
+r"""Split plain text into documents, and hold a part of it out.
 
-A piece is a line with its end: a document of any size goes through without being in memory. Files are read as
-everywhere (`lines.py`): strict UTF-8, plain or compressed, `\r\n` as `\n`; a last line gets its end if it has none.
+Text is processed in pieces, usually lines with their line end, so that a document of any size fits in memory. Lines are
+those of `lines.py`: strict UTF-8, `\r\n` becomes `\n`, and the last line always gets a line end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transduce.data.lines import read_lines
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text; `ends` where its document ends behind it."""
+    """Some text, and whether its document ends after it."""
 
     text: str
     ends: bool = False
@@ -25,13 +25,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much text there is. `documents`: the bytes of each, in order."""
+    """The bytes of each document, in order, in UTF-8."""
 
     documents: tuple[int, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all documents, in UTF-8."""
+        """The bytes of all documents."""
         return sum(self.documents)
 
 
@@ -39,25 +39,50 @@ Pieces = Iterator[Piece]
 
 
 def read_pieces(path: Path | str, documents: str) -> Pieces:
-    """The text of a file (`-`: standard input); `documents` is a name in DOCUMENTS. A `DataError` names the line."""
+    """Read a file (`-`: standard input) as documents; `documents` is a name in DOCUMENTS. Raises `DataError`."""
     return DOCUMENTS[documents](read_lines(path))
 
 
 def measure(pieces: Iterable[Piece]) -> Size:
-    """Read it all, and say how much it is."""
-    sizes, size = list[int](), 0
-    for piece in pieces:
-        size += len(piece.text.encode("utf-8"))
-        if piece.ends:
-            sizes.append(size)
-            size = 0
-    return Size(tuple(sizes))
+    """Read all pieces and count their bytes."""
+    meter = Meter()
+    for _ in meter.watch(pieces):
+        pass
+    return meter.size
+
+
+class Meter:
+    """Counts the bytes of documents that flow through `watch`."""
+
+    def __init__(self) -> None:
+        self._sizes, self.position = list[int](), 0
+        """`position`: bytes of the current document so far."""
+
+    @property
+    def size(self) -> Size:
+        """The documents so far that have ended."""
+        return Size(tuple(self._sizes))
+
+    @property
+    def document(self) -> int:
+        """The number of the current document."""
+        return len(self._sizes)
+
+    def watch(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces unchanged. Document and position are those at the end of the piece that is yielded."""
+        for piece in pieces:
+            self.position += len(piece.text.encode("utf-8"))
+            yield piece
+            if piece.ends:
+                self._sizes.append(self.position)
+                self.position = 0
 
 
 def choose_held_out(size: Size, *, share: float, most: int, seed: int, whole: bool) -> dict[int, int]:
-    """What to hold out: of each of these documents all pieces that end behind this byte; nothing of too little text.
+    """Choose what to hold out: for some documents, the byte from which on they are held out.
 
-    `whole`: documents drawn at random, until they make up the share, at most `most` bytes; else the end of each.
+    share, most: how much of the text, at most so many bytes. whole: hold out whole documents, drawn by `seed`, instead
+    of the end of each document. At least one document is left.
     """
     wanted = min(most, size.n_bytes * share)
     if not whole:
@@ -73,25 +98,24 @@ def choose_held_out(size: Size, *, share: float, most: int, seed: int, whole: bo
 
 
 def part_of(pieces: Iterable[Piece], held: Mapping[int, int], *, held_out: bool) -> Pieces:
-    """What is held out, or the rest. A document that is cut ends where the cut is."""
-    number = position = 0
-    open_ = False  # whether what was handed out of this document still needs an end
-    for piece in pieces:
-        end = position + len(piece.text.encode("utf-8"))
-        ours = (end > held.get(number, math.inf)) == held_out
-        if ours:
+    """What `choose_held_out` has held out, or the rest. A document that is cut ends at the cut."""
+    meter, begun = Meter(), False  # begun: some of the document has been yielded, and its end has not
+    for piece in meter.watch(pieces):
+        if is_held_out(held, meter.document, meter.position) == held_out:
             yield piece
-            open_ = not piece.ends
-        elif open_:
+            begun = not piece.ends
+        elif begun:
             yield Piece("", ends=True)
-            open_ = False
-        position = end
-        if piece.ends:
-            number, position, open_ = number + 1, 0, False
+            begun = False
+
+
+def is_held_out(held: Mapping[int, int], document: int, end: int) -> bool:
+    """Whether the piece that ends at this byte of this document is held out."""
+    return end > held.get(document, math.inf)
 
 
 def _file(lines: Iterator[str]) -> Pieces:
-    """The whole file is one document."""
+    """A file is one document."""
     last = None
     for line in lines:
         if last is not None:
@@ -102,7 +126,7 @@ def _file(lines: Iterator[str]) -> Pieces:
 
 
 def _blank_line(lines: Iterator[str]) -> Pieces:
-    """A document ends at a blank line; neither that nor its own last line end belongs to it."""
+    """A document ends at a blank line. Neither that nor its own last line end belongs to the document."""
     last = None
     for line in lines:
         blank = not line.strip()
@@ -114,7 +138,7 @@ def _blank_line(lines: Iterator[str]) -> Pieces:
 
 
 def _line(lines: Iterator[str]) -> Pieces:
-    """Every line that is not blank is a document, without its end."""
+    """Every line that is not blank is a document, without its line end."""
     return (Piece(line, ends=True) for line in lines if line.strip())
 
 

@@ -1,7 +1,7 @@
-"""Translation memories (TMX 1.1 to 1.4): a stream of translation units, read safely and in bounded memory.
+"""Read translation memories (TMX 1.1 to 1.4) unit by unit, in bounded memory.
 
-The reader never builds a tree: one unit at a time. Entities, the way to make a small file explode or to have other
-files read, are refused where they are declared; the DTD that most memories name, which nobody has, is left alone.
+Declarations of XML entities are refused: they can make a small file expand without bound, or include other files. The
+DTD that most files name is not loaded.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
-from transduce.data.lines import MAX_LINE, open_bytes
+from transduce.data.lines import MAX_LINE, Digests, open_bytes
 from transduce.errors import DataError
 
 _CHUNK = 1 << 16
 _CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
-"""Elements inside a segment that hold mark-up of the original document, not text."""
+"""Elements inside a segment that contain markup of the original document, not text."""
 
 
 class Unit(NamedTuple):
-    """One `<tu>`: its line and its segments by language code, as written (`en-US`)."""
+    """One `<tu>`: its line, and its segments by language code as written (`en-US`)."""
 
     line: int
     segments: dict[str, str]
@@ -36,7 +36,7 @@ class _Units:
         self._unit = Unit(0, {})
         self._language = ""
         self._text: list[str] | None = None  # the segment being read
-        self._codes = 0  # open elements of mark-up
+        self._codes = 0  # open elements of markup
         self._size = 0
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
@@ -85,19 +85,19 @@ class _Units:
 
     def _refuse(self, *_: object) -> int:
         line = self.parser.CurrentLineNumber
-        raise DataError(f"{self.path}, line {line}: refused for safety: the file declares XML entities")
+        raise DataError(f"{self.path}, line {line}: the file declares XML entities; refused for safety")
 
 
-def read_units(path: Path) -> Iterator[Unit]:
-    """Yield the translation units of a TMX file. Malformed or dangerous XML is a `DataError` with file and line."""
+def read_units(path: Path, digests: Digests | None = None) -> Iterator[Unit]:
+    """Yield the translation units of a TMX file. Malformed or unsafe XML is a `DataError` with file and line."""
     units = _Units(path)
-    with open_bytes(path) as file:
+    with open_bytes(path, digests) as file:
         try:
             while chunk := file.read(_CHUNK):
                 units.parser.Parse(chunk)
                 yield from units.take()
             units.parser.Parse(b"", True)
-        except (LookupError, ValueError) as error:  # an encoding that nobody knows, or that expat cannot read
+        except (LookupError, ValueError) as error:  # an unknown encoding, or one that expat cannot read
             raise DataError(f"{path}, line 1: not valid TMX: {error}") from None
         except expat.ExpatError as error:
             reason = expat.ErrorString(error.code)
@@ -106,7 +106,7 @@ def read_units(path: Path) -> Iterator[Unit]:
 
 
 def choose_language(wanted: str, known: set[str]) -> str | None:
-    """The code among `known` that means `wanted`: the same, else one of the same language (`en` and `en-US`).
+    """The code in `known` that matches `wanted`: the same code, or else one of the same language (`en`, `en-US`).
 
     >>> choose_language("en", {"EN-us", "de"})
     'EN-us'

@@ -13,8 +13,9 @@ from torch import nn
 
 from transduce.data.batching import plan
 from transduce.data.encoder_batch import collate_labelled
-from transduce.data.label_store import LabelStore, encode_texts
+from transduce.data.encoding import pack_texts
 from transduce.data.sentence_pairs import Packed
+from transduce.data.store import LabelStore
 from transduce.decoding.loading import Precision, open_model
 from transduce.errors import DataError
 from transduce.text.special import Vocabulary
@@ -61,7 +62,7 @@ class TextClassifier:
             raise DataError(f"{len(sides[0])} texts in one: a text, or a pair of two, has one label")
         if not sides:
             return []
-        packed = encode_texts(sides, self.vocabulary, longest=self.longest)
+        packed = pack_texts(sides, self.vocabulary, longest=self.longest)
         rows = zip(sides, packed, self.probabilities(packed).tolist(), strict=True)
         return [self._told(side, row, full=len(one.ids) >= self.longest) for side, one, row in rows]
 

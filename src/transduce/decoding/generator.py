@@ -19,7 +19,7 @@ from torch import nn
 
 from transduce.config import Settings
 from transduce.data.objectives import RowExample
-from transduce.data.text_store import TextStore
+from transduce.data.store import TextStore
 from transduce.decoding.batches import Source
 from transduce.decoding.engine import Engine, TorchEngine
 from transduce.decoding.loading import Precision, open_model

@@ -12,8 +12,8 @@ from torch import nn
 
 from transduce.config import Settings
 from transduce.data.encoder_batch import pad_rows
+from transduce.data.encoding import sentences_in_memory
 from transduce.data.sentence_pairs import pack
-from transduce.data.sentence_store import sentences_of
 from transduce.data.text import read_pieces
 from transduce.decoding.loading import Precision, open_model
 from transduce.decoding.masked_scoring import gap_feeder, score_gaps
@@ -74,7 +74,7 @@ class MaskFiller:
         data, training = self.settings.data, self.settings.training
         budget = batch_tokens or training.micro_batch_tokens or training.batch_tokens
         budget = max(self.context, budget or self.settings.decoding.batch_tokens)
-        store = sentences_of(
+        store = sentences_in_memory(
             read_pieces(path, data.documents), self.vocabulary, longest=self.context - 3, name=str(path)
         )
         changes = {

@@ -13,7 +13,7 @@ from transduce.config import BertSettings, Settings
 from transduce.data.batch import TrainingBatch
 from transduce.data.encoder_batch import MaskedBatch
 from transduce.data.masking import word_starts
-from transduce.data.sentence_store import SentenceStore
+from transduce.data.store import SentenceStore
 from transduce.decoding.results import MaskedScore
 from transduce.errors import SettingsError
 from transduce.text.special import Vocabulary

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from transduce.config import Settings
-from transduce.data.labelled import Labelled, labels_in
-from transduce.data.preparation import has_prepared
+from transduce.data.labelled import sorted_labels
 from transduce.data.sources import Sources
+from transduce.data.tokens_folder import has_prepared
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks
 from transduce.doctor.estimates import (
@@ -313,7 +313,7 @@ def on_sample(asked: Settings, sample: Sample) -> tuple[Settings, Sources[Any] |
     if sample.form == "labelled" and asked.data.labels is None and n_rows < sample.total:
         # Rare labels may be missing from the chosen rows. If only a part was read, they may be in held-out text.
         rows = chain(sample.rows(), () if sample.whole else (row for part in sample.held for row in part.rows()))
-        labels = labels_in(Labelled(row[0], row[1:], ("", 0)) for row in rows)
+        labels = sorted_labels(row[0] for row in rows)
         if len(labels) > 1:
             asked = asked.with_values("data", labels=list(labels))
     return asked, Sources(tuple(train), tuple(valid)), n_rows

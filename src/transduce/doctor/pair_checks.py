@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from transduce.data.clean import comparable
+from transduce.data.leaks import comparable
 from transduce.doctor.alignment import Fit, fit, locate
 from transduce.doctor.findings import Finding, Level, about, percent
 from transduce.doctor.languages import (

@@ -11,9 +11,7 @@ from hashlib import blake2b
 import numpy as np
 
 from transduce.config import Settings
-from transduce.data.clean import LeakCheck
-from transduce.data.corpus import Pair
-from transduce.data.leaks import LEAST_CHARACTERS, SeenCheck, watch
+from transduce.data.leaks import SHORTEST, LeakCheck, watch
 from transduce.doctor.findings import Finding, Level, about, percent
 from transduce.doctor.sampling import Row, Sample, select
 from transduce.text.special import UNK, Vocabulary
@@ -83,7 +81,7 @@ def duplicates(sample: Sample) -> list[Finding]:
     blocks = [block for part in sample.parts for block in part.blocks]
     for number, block in enumerate(blocks):
         for row in block.rows:
-            if sample.form != "text" or len(row[0]) >= LEAST_CHARACTERS:
+            if sample.form != "text" or len(row[0]) >= SHORTEST:
                 places.setdefault(_hash(row), []).append(number)
     n = sum(map(len, places.values()))
     within = often = twice = 0  # copies within a block, in more than two blocks, in two blocks
@@ -129,16 +127,11 @@ def leaks(sample: Sample) -> list[Finding]:
 
 def _count_leaks(sample: Sample) -> list[tuple[int, int]]:
     """Leaked rows and size of each held-out set, counted as training counts them."""
-    if sample.form == "pairs":
-        pairs = [LeakCheck(map(_pair, held.rows())) for held in sample.held]
-        for check in pairs:
-            for _ in check.watch(map(_pair, sample.rows())):
-                pass
-        return [(check.report.sources, check.report.pairs) for check in pairs]
-    texts = [SeenCheck(held.name, map(_text, held.rows()), unit="") for held in sample.held]
-    for _ in watch(sample.rows(), _text, texts):
+    compared = _pair if sample.form == "pairs" else _text
+    checks = [LeakCheck(held.name, map(compared, held.rows())) for held in sample.held]
+    for _ in watch(sample.rows(), compared, checks):
         pass
-    return [(check.leaked, check.n) for check in texts]
+    return [(check.found, check.n) for check in checks]
 
 
 def labels(sample: Sample) -> list[Finding]:
@@ -258,13 +251,13 @@ def _unknown(where: str, texts: list[str], vocabulary: Vocabulary, encoded: Sequ
     return [Finding("vocabulary", "warning", text, advice, figures)]
 
 
-def _pair(row: Row) -> Pair:
-    return Pair(row[0], row[1], ("", 0))
+def _pair(row: Row) -> tuple[str, ...]:
+    return row[:2]
 
 
-def _text(row: Row) -> str:
+def _text(row: Row) -> tuple[str, ...]:
     """A line, or the texts after a label."""
-    return " ".join(row[1:] or row)
+    return (" ".join(row[1:] or row),)
 
 
 def _hash(row: Row) -> bytes:

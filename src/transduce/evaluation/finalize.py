@@ -7,7 +7,8 @@ from pathlib import Path
 
 from transduce.data.batch import collate
 from transduce.data.objectives import Example
-from transduce.data.preparation import forget_prepared, read_tests
+from transduce.data.preparation import read_tests
+from transduce.data.tokens_folder import forget_prepared
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card

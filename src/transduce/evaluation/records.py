@@ -9,7 +9,7 @@ attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
 data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
-                 "leaks": [LeakReport.to_json(name)]}
+                 "leaks": [LeakCheck.to_json()]}
 metrics.jsonl   one event per line: start, update, validation, restart, rollback, memory, end (`metrics_log`)
 
 Every file, and every key of data.json, may be missing; the report leaves it out.

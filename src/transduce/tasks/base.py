@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -84,10 +85,13 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
         """The text that the settings name; nothing is opened yet."""
 
     @abstractmethod
-    def read(self, settings: Settings, log: Log, sources: Sources[Any] | None = None) -> TextsT:
-        """Read the text, by default that of `self.sources(settings)`.
+    def read(
+        self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, spool_in: Path | None = None
+    ) -> TextsT:
+        """Read the text once, by default that of `self.sources(settings)`.
 
-        Raises `DataError` for whatever is wrong with it.
+        `spool_in`: the folder whose disk holds the temporary file from which it is encoded (default: the system's
+        temporary folder). Raises `DataError` for whatever is wrong with the text.
         """
 
     @abstractmethod

@@ -9,8 +9,7 @@ from torch import nn
 
 from transduce.config import ModelSettings, Settings
 from transduce.data.objectives import causal
-from transduce.data.sources import Sources
-from transduce.data.text_store import TextStore
+from transduce.data.store import TextStore
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
@@ -82,17 +81,11 @@ class CausalTask(PlainTextTask[PreparedText]):
         if batch is not None and batch < context:
             raise SettingsError(f"training.batch_tokens = {batch}: must hold a row of data.context = {context} tokens")
 
-    def read(self, settings: Settings, log: Log, sources: Sources[str] | None = None) -> PlainTexts:
-        """Documents of plain text."""
-        texts = plain_text.read_plain_texts(settings, log, sources)
-        log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
-        return texts
-
     def encode(
         self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> PreparedText:
         """One row of ids for all documents."""
-        return plain_text.encode_text(folder, texts, tokenizers, settings, log)
+        return plain_text.encode_texts(folder, texts, tokenizers, settings, log)
 
     def open_prepared(self, folder: RunFolder) -> PreparedText:
         """Both stores."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from transduce.config import BertSettings, ModelSettings, Settings
-from transduce.data.arrays import check_ids, check_lengths
-from transduce.data.sentence_store import SentenceStore, build_sentence_store
+from transduce.data.arrays import check_ids, check_lengths, read_names
+from transduce.data.encoding import encode_sentences
 from transduce.data.sources import Sources
-from transduce.data.stored import read_names
+from transduce.data.store import SentenceStore
 from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller
 from transduce.decoding.masked_scoring import gap_feeder, judge_gaps, judges_pairs
@@ -23,7 +24,6 @@ from transduce.evaluation.finalize import finalize
 from transduce.evaluation.records import save_generated, save_task_scores
 from transduce.evaluation.wording import Wording, shape_line
 from transduce.logging import Log
-from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
 from transduce.tasks.defaults import MASKED
@@ -99,40 +99,38 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
                 "lower the one or raise the other"
             )
 
-    def read(self, settings: Settings, log: Log, sources: Sources[str] | None = None) -> PlainTexts:
+    def read(
+        self, settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
+    ) -> PlainTexts:
         """Documents of plain text."""
-        texts = plain_text.read_plain_texts(settings, log, sources)
+        texts = super().read(settings, log, sources, spool_in=spool_in)
         if judges_pairs(settings):
-            for name, stream in {"train": texts.train, "valid": texts.valid, **dict(texts.tests)}.items():
-                _check_documents(name, sum(1 for _ in islice(_documents(stream()), 2)))
-        log.say(f"{texts.n_bytes:,} bytes of text to train on, {texts.n_valid_bytes:,} to validate on")
+            for name, part in texts.parts.items():
+                _check_documents(name, sum(1 for _ in islice(_documents(part.stream()), 2)))
         return texts
 
     def encode(
         self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> PreparedSentences:
-        """One store of sentences a set."""
-        tokens, vocabulary = folder.path / "tokens", tokenizers.tgt
+        """One store of sentences for each set."""
+        tokens, vocabulary, context = folder.path / "tokens", tokenizers.tgt, settings.data.context
         tokens.mkdir(exist_ok=True)
-        context = settings.data.context
         assert context is not None, "chosen first"
-        mark = self.fingerprint(settings, tokenizers, texts.digests)
-        sets = {"train": texts.train, "valid": texts.valid} | dict(texts.tests)
-        described, checks = [], texts.checks()
-        for number, (name, stream) in enumerate(sets.items()):
-            at = tokens / (name if number < 2 else f"test.{number - 2}")
-            pieces = stream() if number else plain_text.watched(stream(), checks)
-            store = build_sentence_store(
-                at, pieces, vocabulary, longest=context - 3, fingerprint="" if number else mark, name=f"{name} text"
+        mark, described, checks = self.fingerprint(settings, tokenizers, texts.digests), [], texts.checks()
+        for at, part in texts.parts.items():
+            train, name = part is texts.train, at if at in ("train", "valid") else part.name
+            store = encode_sentences(
+                tokens / at,
+                plain_text.watched(part.stream(), checks) if train else part.stream(),
+                vocabulary,
+                longest=context - 3,
+                fingerprint=mark if train else "",
+                name=f"{name} text",
             )
             _check_rows(store, name, vocabulary, settings)
-            files: Iterable[str] = (texts.files, texts.valid_files)[number] if number < 2 else (name,)
             numbers = {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
-            described.append({"name": name, "files": list(files), **numbers})
-        write_json(tokens / "tests.json", [name for name, _ in texts.tests])
-        folder.save_tokenizers(tokenizers)
-        report = {"fingerprint": mark, "sets": described, "leaks": plain_text.told_leaks(checks, log)}
-        folder.write_record("data.json", report)
+            described.append({"name": name, "files": part.files, **numbers})
+        plain_text.write_records(folder, texts, tokenizers, {"fingerprint": mark, "sets": described}, checks, log)
         return PreparedSentences(tokenizers, SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid"))
 
     def open_prepared(self, folder: RunFolder) -> PreparedSentences:

@@ -1,20 +1,22 @@
-"""Plain text becomes what training eats: what all tasks on running text share. As `prepare.py` does it for pairs."""
+"""What the tasks on plain text share: reading it once, holding some out, encoding it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from transduce.config import Settings
-from transduce.data.arrays import check_ids
+from transduce.data.arrays import check_ids, read_names
 from transduce.data.corpus import distinct
-from transduce.data.leaks import SeenCheck, watch
+from transduce.data.encoding import encode_text, fingerprint_of_text
+from transduce.data.leaks import LeakCheck, watch
 from transduce.data.sources import Source, Sources, line_sources
-from transduce.data.stored import read_names
-from transduce.data.text import DOCUMENTS, Piece, choose_held_out, measure, part_of
-from transduce.data.text_store import TextStore, build_text_store, fingerprint_of_text
+from transduce.data.spool import Spool, Stream
+from transduce.data.store import TextStore
+from transduce.data.text import DOCUMENTS, Meter, Piece, Size, choose_held_out, is_held_out, part_of
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.machine import Machine
@@ -24,35 +26,47 @@ from transduce.tasks.base import PreparedT, Task
 from transduce.tasks.choices import Facts
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.text.training import SAMPLE_LINES, Reservoir
 
-HELD_OUT_SHARE, HELD_OUT_MOST = 0.05, 1 << 20  # of the text, and bytes
-TRIED = 2000  # pieces that are encoded to estimate the tokens
+HELD_OUT_SHARE, MAX_HELD_OUT_BYTES = 0.05, 1 << 20
+TRIED = 2000  # pieces that are encoded to estimate the number of tokens
 
-Stream = Callable[[], Iterator[Piece]]
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """One set of text: training, validation or test."""
+
+    name: str
+    files: tuple[str, ...]
+    stream: Stream[Piece]
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlainTexts:
-    """The text of a run, as streams that can be read again and again, and how much there is of each."""
+    """The text of a run. `sample` contains random training pieces, or all of them in order if they are few."""
 
-    train: Stream
-    valid: Stream
-    tests: tuple[tuple[str, Stream], ...]
-    n_bytes: int
-    n_valid_bytes: int
-    files: tuple[str, ...]
-    valid_files: tuple[str, ...]
+    train: TextPart
+    valid: TextPart
+    tests: tuple[TextPart, ...]
+    sample: Sequence[str]
     digests: tuple[bytes, ...]
 
-    def checks(self) -> list[SeenCheck]:
-        """What looks for the lines of the held-out sets in the training text."""
-        sets = {"valid": self.valid, **dict(self.tests)}
-        return [SeenCheck(name, (piece.text for piece in stream()), unit="lines") for name, stream in sets.items()]
+    @property
+    def parts(self) -> dict[str, TextPart]:
+        """The folders of the encoded parts under `tokens`, and what they contain."""
+        tests = {f"test.{number}": part for number, part in enumerate(self.tests)}
+        return {"train": self.train, "valid": self.valid, **tests}
+
+    def checks(self) -> list[LeakCheck]:
+        """Search the training text for lines of the held-out sets."""
+        held_out = (self.valid, *self.tests)
+        return [LeakCheck(part.name, ((p.text,) for p in part.stream()), unit="lines") for part in held_out]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """What training eats."""
+    """Encoded text."""
 
     tokenizers: Tokenizers
     train: TextStore
@@ -60,119 +74,145 @@ class PreparedText:
 
 
 def check_files(settings: Settings) -> None:
-    """Refuse text that is not plain."""
+    """Refuse data that is not plain text."""
     data = settings.data
     if data.demo:
-        raise SettingsError(
-            f"data.demo = {data.demo}: the built-in corpus is of sentence pairs, for task 'translation'"
-        )
+        raise SettingsError(f"data.demo = {data.demo}: the built-in corpus has sentence pairs, for task 'translation'")
     for corpus in (*data.train, *data.valid, *data.test):
         if corpus.path is None:
-            raise SettingsError(f"task '{settings.task}' takes plain text: give path = \"...\", not src and tgt")
+            raise SettingsError(f"task '{settings.task}' reads plain text; give path = \"...\", not src and tgt")
         if corpus.weight != 1:
-            raise SettingsError(f"weight = {corpus.weight:g}: plain text has no weights; name a file twice instead")
+            raise SettingsError(f"weight = {corpus.weight:g}: plain text has no weights; list a file twice instead")
 
 
 def check_text(settings: Settings) -> None:
-    """Refuse settings that text which must come back as it was does not know."""
+    """Refuse tokenizer settings with which text would not be reproduced exactly."""
     check_files(settings)
-    if settings.training.start is not None:  # whose vocabulary gives text back too
+    if settings.training.start is not None:  # its vocabulary is exact already
         return
     given = settings.tokenizer.model_fields_set
     if "exact" in given and not settings.tokenizer.exact:
-        raise SettingsError(f"tokenizer.exact = false: task '{settings.task}' needs text to come back as it was")
+        raise SettingsError(f"tokenizer.exact = false: task '{settings.task}' needs exact text; leave it out")
     if "normalization" in given and settings.tokenizer.normalization != "identity":
         raise SettingsError(
-            f"tokenizer.normalization = '{settings.tokenizer.normalization}': task '{settings.task}' keeps text as it "
-            "is; leave it out"
+            f"tokenizer.normalization = '{settings.tokenizer.normalization}': task '{settings.task}' needs exact "
+            "text; leave it out"
         )
 
 
-def read_plain_texts(settings: Settings, log: Log, sources: Sources[str] | None = None) -> PlainTexts:
-    """Open and count. Raises `DataError` for whatever is wrong with the files, or where there is too little text."""
-    data, sources = settings.data, sources or line_sources(settings.data)
-    files, valid_files = (tuple(n for s in part for n in s.files) for part in (sources.train, sources.valid))
+def read_plain_texts(
+    settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
+) -> PlainTexts:
+    """Read all text, each source once.
+
+    `spool_in`: the folder whose disk holds the temporary file that the parts are read from. Raises `DataError` for
+    whatever is wrong with the text, or where there is too little.
+    """
+    data, sources, spool = settings.data, sources or line_sources(settings.data), Spool(spool_in)
+    seed, whole = settings.training.seed, data.documents != "file"
+    sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
+    everything, size = _read("training text", sources.train, data.documents, spool, sample=sample)
+    names = distinct([source.name for source in sources.tests])
+    tests = [_read(n, (s,), data.documents, spool)[0] for n, s in zip(names, sources.tests, strict=True)]
     digests = tuple(source.digest() for source in sources.train)
-    everything = _stream(sources.train, data.documents)
-    size = measure(everything())
-    if not size.n_bytes:
-        raise DataError(f"{', '.join(files)}: there is no text")
-    tests = _tests(sources.tests, data.documents)
     if sources.valid:
-        valid = _stream(sources.valid, data.documents)
-        n_valid = measure(valid()).n_bytes
-        if not n_valid:
-            raise DataError(f"{', '.join(valid_files)}: there is no text")
-        return PlainTexts(everything, valid, tests, size.n_bytes, n_valid, files, valid_files, digests)
-    whole = data.documents != "file"
-    held = choose_held_out(size, share=HELD_OUT_SHARE, most=HELD_OUT_MOST, seed=settings.training.seed, whole=whole)
-    train, valid = (_part(everything, held, held_out=held_out) for held_out in (False, True))
-    n_train, n_valid = (measure(part()).n_bytes for part in (train, valid))
-    if not n_train or not n_valid:
-        raise DataError(f"{', '.join(files)}: too little text to hold some out to validate on; give --valid-text")
+        valid, _ = _read("valid", sources.valid, data.documents, spool)
+        return PlainTexts(everything, valid, tuple(tests), [text for _, _, text in sample.items], digests)
+    held = choose_held_out(size, share=HELD_OUT_SHARE, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
+    meter = Meter()
+    stream = _spooled(meter.watch(part_of(everything.stream(), held, held_out=True)), spool)
+    valid = TextPart("valid", everything.files, stream, meter.size.n_bytes)
+    train = TextPart(
+        "training text",
+        everything.files,
+        lambda: part_of(everything.stream(), held, held_out=False),
+        size.n_bytes - valid.n_bytes,
+    )
+    if not train.n_bytes or not valid.n_bytes:
+        raise DataError(f"{', '.join(train.files)}: too little text to hold some out; give --valid-text")
     which = "documents drawn by seed" if whole else "the end of each file"
-    log.say(f"no validation text given: {n_valid:,} of {size.n_bytes:,} bytes are held out for it ({which})")
-    return PlainTexts(train, valid, tests, n_train, n_valid, files, files, digests)
+    log.say(f"no validation text given: holding out {valid.n_bytes:,} of {size.n_bytes:,} bytes ({which})")
+    kept = [text for document, end, text in sample.items if not is_held_out(held, document, end)]
+    return PlainTexts(train, valid, tuple(tests), kept, digests)
 
 
 class PlainTextTask(Task[PlainTexts, PreparedT]):
-    """What all tasks on running text do alike."""
+    """What the tasks on plain text have in common."""
 
     def sources(self, settings: Settings) -> Sources[str]:
         """Lines of plain text."""
         return line_sources(settings.data)
 
-    def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
-        """The number of bytes decides."""
-        return Facts(asked, asked, machine, self.defaults, texts.n_bytes)
+    def read(
+        self, settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
+    ) -> PlainTexts:
+        """Documents of plain text."""
+        texts = read_plain_texts(settings, log, sources, spool_in=spool_in)
+        log.say(f"{texts.train.n_bytes:,} bytes of text to train on, {texts.valid.n_bytes:,} to validate on")
+        return texts
 
-    def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
-        """The lines of the training text, and nothing, as there is one side only."""
-        return (piece.text.removesuffix("\n") for piece in texts.train()), iter(())
+    def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
+        """The number of bytes."""
+        return Facts(asked, asked, machine, self.defaults, texts.train.n_bytes)
+
+    def lines(self, texts: PlainTexts, settings: Settings) -> tuple[Iterable[str], Iterable[str]]:
+        """A sample of the lines of the training text; the second side is empty."""
+        return (text.removesuffix("\n") for text in texts.sample), ()
 
     def count_tokens(self, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings) -> int:
-        """Tokens of the training text, estimated from its first few thousand pieces."""
-        pieces = [piece.text for piece in islice(texts.train(), TRIED)]
+        """Estimate the tokens of the training text from a few thousand pieces."""
+        pieces = texts.sample[:TRIED]
         n_bytes = sum(len(text.encode("utf-8")) for text in pieces)
-        return round(sum(map(len, tokenizers.tgt.encode_batch(pieces))) * texts.n_bytes / max(1, n_bytes))
+        n_tokens = sum(map(len, tokenizers.tgt.encode_batch(pieces)))
+        return round(n_tokens * texts.train.n_bytes / max(1, n_bytes))
 
 
-def encode_text(
+def encode_texts(
     folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
 ) -> PreparedText:
-    """Encode all into the run folder."""
-    tokens, tokenizer = folder.path / "tokens", tokenizers.tgt
+    """Encode all text into the run folder."""
+    tokens, tokenizer, checks = folder.path / "tokens", tokenizers.tgt, texts.checks()
+    described = list[dict[str, Any]]()
     tokens.mkdir(exist_ok=True)
-    checks = texts.checks()
+    mark = fingerprint_of_plain(settings, tokenizer, texts.digests)
     with log.progress("encoding") as bar:
-        train = build_text_store(
-            tokens / "train",
-            watched(texts.train(), checks),
-            tokenizer,
-            fingerprint=fingerprint_of_plain(settings, tokenizer, texts.digests),
-            progress=lambda n_read: bar.update(n_read / texts.n_bytes),
-        )
-    valid = build_text_store(tokens / "valid", texts.valid(), tokenizer, name="validation text")
-    tests = [
-        (name, build_text_store(tokens / f"test.{i}", stream(), tokenizer, name=name))
-        for i, (name, stream) in enumerate(texts.tests)
-    ]
-    write_json(tokens / "tests.json", [name for name, _ in tests])
+        for at, part in texts.parts.items():
+            train = part is texts.train
+            store = encode_text(
+                tokens / at,
+                watched(part.stream(), checks) if train else part.stream(),
+                tokenizer,
+                fingerprint=mark if train else "",
+                name=part.name,
+                progress=(lambda n_read: bar.update(n_read / texts.train.n_bytes)) if train else None,
+            )
+            numbers = {"documents": store.n_documents, "bytes": store.n_bytes, "tokens": store.n_tokens}
+            described.append({"name": at if at in ("train", "valid") else part.name, "files": part.files, **numbers})
+    write_records(folder, texts, tokenizers, {"fingerprint": mark, "sets": described}, checks, log)
+    return PreparedText(tokenizers, TextStore.open(tokens / "train"), TextStore.open(tokens / "valid"))
+
+
+def watched(pieces: Iterator[Piece], checks: Sequence[LeakCheck]) -> Iterator[Piece]:
+    """Yield training text unchanged and compare it with the held-out sets."""
+    return watch(pieces, lambda piece: (piece.text,), checks)
+
+
+def write_records(
+    folder: RunFolder,
+    texts: PlainTexts,
+    tokenizers: Tokenizers,
+    report: dict[str, Any],
+    checks: Sequence[LeakCheck],
+    log: Log,
+) -> None:
+    """Store the names of the test sets, the vocabulary, and at the very end data.json, which completes the text."""
+    write_json(folder.path / "tokens" / "tests.json", [part.name for part in texts.tests])
     folder.save_tokenizers(tokenizers)
-    described = [_described("train", texts.files, train), _described("valid", texts.valid_files, valid)]
-    described += [_described(name, (), s) for name, s in tests]
-    report = {"fingerprint": train.fingerprint, "sets": described, "leaks": told_leaks(checks, log)}
-    folder.write_record("data.json", report)
-    return PreparedText(tokenizers, train, valid)
+    folder.write_record("data.json", report | {"leaks": report_leaks(checks, log)})
 
 
-def watched(pieces: Iterator[Piece], checks: Sequence[SeenCheck]) -> Iterator[Piece]:
-    """Training text that all checks look through on its way."""
-    return watch(pieces, lambda piece: piece.text, checks)
-
-
-def told_leaks(checks: Sequence[SeenCheck], log: Log) -> list[dict[str, Any]]:
-    """Warn of held-out text in the training text; what data.json keeps of it."""
+def report_leaks(checks: Sequence[LeakCheck], log: Log) -> list[dict[str, Any]]:
+    """Warn of held-out text in the training text; the reports for data.json."""
     for check in checks:
         if warning := check.warning():
             log.warn(warning)
@@ -180,7 +220,7 @@ def told_leaks(checks: Sequence[SeenCheck], log: Log) -> list[dict[str, Any]]:
 
 
 def open_prepared_text(folder: RunFolder) -> PreparedText:
-    """What `encode_text` wrote into the run folder."""
+    """Open what `encode_texts` has written into the run folder."""
     tokens, tokenizers = folder.path / "tokens", load_tokenizers(folder)
     train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")
     for store, name in ((train, "train"), (valid, "valid")):
@@ -189,36 +229,41 @@ def open_prepared_text(folder: RunFolder) -> PreparedText:
 
 
 def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
-    """The test sets, by name."""
+    """The test sets by name."""
     tokens = folder.path / "tokens"
     return {name: TextStore.open(tokens / f"test.{i}") for i, name in enumerate(read_names(tokens / "tests.json"))}
 
 
-def _tests(sources: Sequence[Source[str]], documents: str) -> tuple[tuple[str, Stream], ...]:
-    tests = []
-    for name, source in zip(distinct([source.name for source in sources]), sources, strict=True):
-        stream = _stream((source,), documents)
-        if not measure(stream()).n_bytes:
-            raise DataError(f"{source.name}: there is no text")
-        tests.append((name, stream))
-    return tuple(tests)
-
-
-def _stream(sources: Sequence[Source[str]], documents: str) -> Stream:
-    return lambda: chain.from_iterable(DOCUMENTS[documents](source.read()) for source in sources)
-
-
-def _part(stream: Stream, held: dict[int, int], *, held_out: bool) -> Stream:
-    return lambda: part_of(stream(), held, held_out=held_out)
-
-
 def fingerprint_of_plain(settings: Settings, tokenizer: Vocabulary, digests: Sequence[bytes], *marks: str) -> str:
-    """Of the training text and everything that decides what is stored of it."""
+    """Of the training text and everything that decides how it is stored."""
     data = settings.data
     usual = (f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}")
     return fingerprint_of_text(digests, tokenizer, *usual, *marks)
 
 
-def _described(name: str, files: Sequence[str], store: TextStore) -> dict[str, object]:
-    numbers = {"documents": store.n_documents, "bytes": store.n_bytes, "tokens": store.n_tokens}
-    return {"name": name, "files": list(files), **numbers}
+def _read(
+    name: str,
+    sources: Sequence[Source[str]],
+    documents: str,
+    spool: Spool,
+    *,
+    sample: Reservoir[tuple[int, int, str]] | None = None,
+) -> tuple[TextPart, Size]:
+    """Read sources to the end, into the spool; and the sizes of their documents."""
+    meter, files = Meter(), tuple(file for source in sources for file in source.files)
+    pieces = meter.watch(chain.from_iterable(DOCUMENTS[documents](source.read()) for source in sources))
+
+    def sampled() -> Iterator[Piece]:
+        for piece in pieces:
+            if sample is not None:
+                sample.add((meter.document, meter.position, piece.text))
+            yield piece
+
+    stream = _spooled(sampled(), spool)
+    if not meter.size.n_bytes:
+        raise DataError(f"{', '.join(files) or name}: no text found")
+    return TextPart(name, files, stream, meter.size.n_bytes), meter.size
+
+
+def _spooled(pieces: Iterator[Piece], spool: Spool) -> Stream[Piece]:
+    return spool.write(pieces, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -101,9 +102,11 @@ class TranslationTask(Task[Texts, Prepared]):
         """Sentence pairs."""
         return preparation.sources_of(settings)
 
-    def read(self, settings: Settings, log: Log, sources: Sources[Pair] | None = None) -> Texts:
+    def read(
+        self, settings: Settings, log: Log, sources: Sources[Pair] | None = None, *, spool_in: Path | None = None
+    ) -> Texts:
         """Sentence pairs."""
-        texts = preparation.read_texts(settings, log, sources)
+        texts = preparation.read_texts(settings, log, sources, spool_in=spool_in)
         log.say(f"{texts.n_pairs:,} sentence pairs to train on, {len(texts.valid.pairs):,} to validate on")
         return texts
 
@@ -112,12 +115,12 @@ class TranslationTask(Task[Texts, Prepared]):
         return Facts(asked, asked, machine, self.defaults, texts.n_pairs)
 
     def lines(self, texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
-        """Of both sides, cleaned."""
-        return preparation.lines_of(texts, settings)
+        """A sample of both sides, cleaned."""
+        return preparation.lines_of(texts)
 
     def count_tokens(self, texts: Texts, tokenizers: Tokenizers, settings: Settings) -> int:
         """Tokens of the longer side of all pairs."""
-        return preparation.count_tokens(texts, tokenizers, settings)
+        return preparation.count_tokens(texts, tokenizers)
 
     def encode(self, folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Settings, log: Log) -> Prepared:
         """Clean and encode, and look for held-out text in the training text."""

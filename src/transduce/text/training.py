@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import sentencepiece
 
@@ -15,6 +15,8 @@ from transduce.config import TokenizerSettings
 from transduce.errors import DataError, SettingsError, VocabularyTooSmall, nearest
 from transduce.text.special import MASK_PIECE
 from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
+
+T = TypeVar("T")
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 
@@ -93,15 +95,38 @@ def train_tokenizers(
     return Tokenizers(src, tgt)
 
 
+class Reservoir(Generic[T]):
+    """A random sample of at most `n` items from a stream of any length (reservoir sampling).
+
+    The sample is a function of the items and the seed. While no more than `n` items have come, it is all of them, in
+    order.
+    """
+
+    def __init__(self, n: int, *, seed: int) -> None:
+        self.items: list[T] = []
+        self._n, self._seen, self._draw = n, 0, random.Random(seed)
+
+    def add(self, item: T) -> None:
+        """Offer one more item."""
+        if self._seen < self._n:
+            self.items.append(item)
+        elif (place := int(self._draw.random() * (self._seen + 1))) < self._n:
+            self.items[place] = item
+        self._seen += 1
+
+    def watch(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items unchanged while sampling them."""
+        for item in items:
+            self.add(item)
+            yield item
+
+
 def sample_of(lines: Iterable[str], n: int, *, seed: int) -> list[str]:
-    """At most `n` of the lines, each with the same chance, by reservoir sampling: one pass, `n` lines in memory."""
-    draw, kept = random.Random(seed), list[str]()
-    for seen, line in enumerate(lines):
-        if seen < n:
-            kept.append(line)
-        elif (place := int(draw.random() * (seen + 1))) < n:
-            kept[place] = line
-    return kept
+    """A random sample of at most `n` lines."""
+    reservoir = Reservoir[str](n, seed=seed)
+    for line in lines:
+        reservoir.add(line)
+    return reservoir.items
 
 
 def parts_of(lines: Iterable[str]) -> Iterator[str]:

@@ -12,10 +12,9 @@ import torch
 from transduce.config import TrainingSettings
 from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.encoder_batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
-from transduce.data.label_store import LabelStore
 from transduce.data.masking import Masked, generator_of, mask
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
-from transduce.data.sentence_store import SentenceStore
+from transduce.data.store import LabelStore, SentenceStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import Feed, Feeder, Position, padded

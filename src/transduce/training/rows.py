@@ -11,7 +11,7 @@ from transduce.config import TrainingSettings
 from transduce.data.batch import RowBatch, collate_rows
 from transduce.data.objectives import RowExample
 from transduce.data.packing import offset_of, plan_rows, plan_streams, row_end, row_starts
-from transduce.data.text_store import TextStore
+from transduce.data.store import TextStore
 from transduce.errors import DataError
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from transduce.config import TokenizerSettings
-from transduce.data.label_store import LabelStore, build_label_store, count_labels, encode_texts
+from transduce.data.encoding import encode_labelled, encode_sentences, pack_texts
 from transduce.data.labelled import Labelled
-from transduce.data.sentence_store import SentenceStore, build_sentence_store
+from transduce.data.store import LabelStore, SentenceStore
 from transduce.data.text import read_pieces
 from transduce.errors import DataError, RunFolderError
 from transduce.text.special import BOS, EOS
@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 def test_documents_are_sentences(tmp_path: Path, tokenizer: Tokenizer, documents: str, n: int) -> None:
     path = tmp_path / "text.txt"
     path.write_text("\n\n a dog\nthe dog sleeps\n\n\ncats and dogs\n \t\nrun\na cat\n")
-    store = build_sentence_store(tmp_path / "s", read_pieces(path, documents), tokenizer, longest=50)
+    store = encode_sentences(tmp_path / "s", read_pieces(path, documents), tokenizer, longest=50)
     again = SentenceStore.open(tmp_path / "s")
     found = [tokenizer.decode(again.span(i, i + 1).tolist()) for i in range(len(again.offsets) - 1)]
     assert found == ["a dog", "the dog sleeps", "cats and dogs", "run", "a cat"]
@@ -42,12 +42,12 @@ def test_documents_are_sentences(tmp_path: Path, tokenizer: Tokenizer, documents
 def test_long_lines_are_cut_in_equal_parts_and_none_is_lost(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "text.txt"
     path.write_text(" ".join(LINES) + "\nrun\n")
-    store = build_sentence_store(tmp_path / "s", read_pieces(path, "file"), tokenizer, longest=12)
+    store = encode_sentences(tmp_path / "s", read_pieces(path, "file"), tokenizer, longest=12)
     assert store.lengths.max() <= 12 and store.lengths[:-1].min() >= 11
     assert store.ids.tolist() == tokenizer.encode(" ".join(LINES)) + tokenizer.encode("run")
     path.write_text("\n \n")
-    with pytest.raises(DataError, match="validation text: there is no text"):
-        build_sentence_store(tmp_path / "s", read_pieces(path, "file"), tokenizer, longest=9, name="validation text")
+    with pytest.raises(DataError, match="validation text: no text"):
+        encode_sentences(tmp_path / "s", read_pieces(path, "file"), tokenizer, longest=9, name="validation text")
 
 
 def test_labelled_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -55,22 +55,22 @@ def test_labelled_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:
         return Labelled(label, texts, ("f.tsv", 1))
 
     examples = [example("b", "a dog", "runs"), example("a", "a cat", "the dog sleeps fast " * 9)]
-    store = build_label_store(tmp_path / "s", examples, ("a", "b"), tokenizer, longest=20)
+    store = encode_labelled(tmp_path / "s", examples, ("a", "b"), tokenizer, longest=20)
     again = LabelStore.open(tmp_path / "s")
-    assert again.labels.tolist() == [1, 0] and count_labels(again, "ab") == {"a": 1, "b": 1}
+    assert again.labels.tolist() == [1, 0] and again.count_labels("ab") == {"a": 1, "b": 1}
     assert store.facts["longest"] == 1
     first, second = again[0], again[1]
     assert first.ids.tolist() == [BOS, *tokenizer.encode("a dog"), EOS, *tokenizer.encode("runs"), EOS]
     assert first.segments.sum() == len(tokenizer.encode("runs")) + 1
     assert len(second.ids) <= 20 and second.ids[-1] == EOS
     assert second.ids[1 : 1 + len(tokenizer.encode("a cat"))].tolist() == tokenizer.encode("a cat")  # the longer is cut
-    with pytest.raises(RunFolderError, match="no store of kind"):
+    with pytest.raises(RunFolderError, match="not a store of ids, offsets, documents"):
         SentenceStore.open(tmp_path / "s")
-    with pytest.raises(DataError, match="label 'c' is not known"):
-        build_label_store(tmp_path / "s", [example("c", "x", "y")], ("a", "b"), tokenizer, longest=20)
+    with pytest.raises(DataError, match="unknown label 'c'"):
+        encode_labelled(tmp_path / "s", [example("c", "x", "y")], ("a", "b"), tokenizer, longest=20)
 
 
 def test_texts_are_cut_to_the_length(tokenizer: Tokenizer) -> None:
     for texts in (("a dog " * 50,), ("a dog " * 50, "the cat " * 50), ("", ""), ("a", "dog " * 40)):
-        (packed,) = encode_texts([texts], tokenizer, longest=16)
+        (packed,) = pack_texts([texts], tokenizer, longest=16)
         assert len(packed.ids) <= 16 and packed.ids[0] == BOS and packed.ids.tolist().count(EOS) == len(texts)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.labelled import Labelled, labels_in, number_of, read_labelled
+from transduce.data.labelled import Labelled, number_of, read_labelled, sorted_labels
 from transduce.errors import DataError
 
 
@@ -26,11 +26,11 @@ def test_one_text_or_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1\ta\nno tab\n", "line 2: expected label<TAB>text or label<TAB>text<TAB>text; there is no tab"),
-        ("1\ta\tb\tc\n", "line 1: expected .*; there are 3 tabs"),
+        ("1\ta\nno tab\n", "line 2: expected label<TAB>text or label<TAB>text<TAB>text, found no tab"),
+        ("1\ta\tb\tc\n", "line 1: expected .*, found 3 tabs"),
         ("\ta\n", "line 1: the label is empty"),
         ("1\ta\n1\t \n", "line 2: the text is empty"),
-        ("1\ta\n1\ta\tb\n", "line 2: 2 texts, where the lines before have 1"),
+        ("1\ta\n1\ta\tb\n", "line 2: 2 texts, but the lines before have 1"),
         ("1\ta\n\n", "line 2: .*no tab"),
     ],
 )
@@ -45,8 +45,8 @@ def test_labels_in_order_and_unknown_ones() -> None:
     def some(*labels: str) -> list[Labelled]:
         return [Labelled(label, ("x",), ("f.tsv", i)) for i, label in enumerate(labels, 1)]
 
-    assert labels_in(some("10", "9", "9", "-1")) == ("-1", "9", "10")
-    assert labels_in(some("b", "a", "10")) == ("10", "a", "b")
+    assert sorted_labels(["10", "9", "9", "-1"]) == ("-1", "9", "10")
+    assert sorted_labels(["b", "a", "10"]) == ("10", "a", "b")
     assert number_of(some("b")[0], ("a", "b")) == 1
-    with pytest.raises(DataError, match=r"f.tsv, line 2: label 'positiv' is not known.*positive.*known: negative, pos"):
+    with pytest.raises(DataError, match=r"f.tsv, line 2: unknown label 'positiv'.*positive.*known: negative, pos"):
         number_of(some("x", "positiv")[1], ("negative", "positive"))

@@ -91,14 +91,14 @@ def test_a_compressed_file_cut_short_is_an_error_never_a_shorter_text(tmp_path: 
     path = write(tmp_path, suffix, b"".join(b"line %d\n" % n for n in range(50_000)))
     content = path.read_bytes()
     path.write_bytes(content[: keep if keep == -1 else int(len(content) * keep)])
-    assert problem(path).startswith(f"{path}: damaged or cut short: ")
+    assert problem(path).startswith(f"{path}: damaged or truncated: ")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_a_file_that_is_not_what_its_suffix_says(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"text{suffix}"
     path.write_bytes(b"plain text, not compressed at all\n" * 10)
-    assert problem(path).startswith(f"{path}: damaged or cut short: ")
+    assert problem(path).startswith(f"{path}: damaged or truncated: ")
 
 
 @packed

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +12,19 @@ import numpy as np
 import pytest
 
 from transduce.config import Settings
-from transduce.data.clean import comparable
-from transduce.data.preparation import (
-    count_tokens,
-    encode,
-    forget_prepared,
-    has_prepared,
-    lines_of,
-    read_texts,
-)
+from transduce.data.corpus import Pair
+from transduce.data.leaks import comparable
+from transduce.data.preparation import count_tokens, encode, lines_of, read_texts
+from transduce.data.sources import MemorySource, Sources
+from transduce.data.tokens_folder import forget_prepared, has_prepared
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.translation import Translation
+from transduce.tasks.translation import TranslationTask
 from transduce.tasks.vocabulary import learn_vocabulary
 
 QUIET = Log(quiet=True)
-TASK = Translation()
+TASK = TranslationTask()
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -96,7 +96,7 @@ def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pyte
 def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run", asked, "")
     texts = read_texts(asked, QUIET)
-    tokenizers = learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
+    tokenizers = learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
     folder.write_settings(asked)
     encode(folder, texts, tokenizers, asked, log)
     return folder
@@ -131,20 +131,21 @@ def test_nothing_is_found_where_preparing_was_cut_short(tmp_path: Path) -> None:
         assert TASK.find_prepared(folder, QUIET) is None
 
 
-def test_what_was_cleaned_away_is_told_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropped_pairs_are_reported_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = corpus(tmp_path, "a", 60)
     with open(sides["src"], "a") as src, open(sides["tgt"], "a") as tgt:
         src.write("a lonely source\n")
         tgt.write("\n")
     asked = settings(data={"train": [sides], "valid": [corpus(tmp_path, "v", 5, first=90)]})
     with prepared_run(tmp_path, asked, log=Log()) as folder:
-        told = capsys.readouterr().err.splitlines()
-        at = told.index("cleaning: 61 pairs read, 60 kept")
-        assert told[at + 1] == f"  dropped 1, empty, as {sides['src']}:61: 'a lonely source' | ''"
-        assert told[at + 2] == f"  more examples are in {folder.path}/data.json and, at the end, in report.html"
+        lines = capsys.readouterr().err.splitlines()
+        at = lines.index("cleaning: 61 pairs read, 60 kept")
+        for part in ("dropped 1: empty", f"{sides['src']}:61", "'a lonely source' | ''"):
+            assert part in lines[at + 1]
+        assert f"{folder.path}/data.json" in lines[at + 2]
 
 
-def test_training_text_that_has_changed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_training_text_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     with prepared_run(tmp_path, asked) as folder:
         TASK.find_prepared(folder, Log())
@@ -160,10 +161,10 @@ def test_training_text_that_has_changed_is_told(tmp_path: Path, capsys: pytest.C
 def test_tokens_are_estimated_from_the_first_pairs(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     texts = read_texts(asked, QUIET)
-    tokenizers = learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
-    pairs = list(texts.cleaned(asked.data))
+    tokenizers = learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
+    pairs = [pair for stream in texts.train for pair in stream()]
     exact = sum(1 + max(len(tokenizers.src.encode(p.src)), len(tokenizers.tgt.encode(p.tgt))) for p in pairs)
-    assert count_tokens(texts, tokenizers, asked) == exact
+    assert count_tokens(texts, tokenizers) == exact
 
 
 def test_a_chosen_vocabulary_grows_where_the_characters_need_it_and_a_given_one_does_not(tmp_path: Path) -> None:
@@ -175,5 +176,109 @@ def test_a_chosen_vocabulary_grows_where_the_characters_need_it_and_a_given_one_
     asked = settings(data={"train": [sides], "valid": [sides]}, tokenizer={"vocab_size": 50})
     texts = read_texts(asked, QUIET)
     with pytest.raises(SettingsError, match=r"tokenizer\.vocab_size = 50"):
-        learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=False)
-    assert learn_vocabulary(lambda: lines_of(texts, asked), asked, QUIET, may_grow=True).n_src > 200
+        learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
+    assert learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=True).n_src > 200
+
+
+class Counted:
+    """A source that counts how often it is read."""
+
+    def __init__(self, name: str, n: int, *, first: int = 0) -> None:
+        self.name, self.files, self.reads = name, (name,), 0
+        self.pairs = [Pair(f"the number {i}", f"die Zahl {i}", (name, i)) for i in range(first, first + n)]
+
+    def read(self) -> Iterator[Pair]:
+        self.reads += 1
+        return iter(self.pairs)
+
+    def digest(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_each_source_is_read_once(tmp_path: Path, validation: bool) -> None:
+    train, test = (Counted("a", 300), Counted("b", 200, first=300)), Counted("t", 9, first=900)
+    valid = (Counted("v", 9, first=950),) if validation else ()
+    asked = settings(data={"deduplicate": True})
+    with RunFolder.create(tmp_path / "run", asked, "") as folder:
+        texts = read_texts(asked, QUIET, Sources(train, valid, (test,)), spool_in=tmp_path)
+        tokenizers = learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
+        count_tokens(texts, tokenizers)
+        folder.write_settings(asked)
+        prepared = encode(folder, texts, tokenizers, asked, QUIET)
+    assert [source.reads for source in (*train, *valid, test)] == [1] * (3 + validation)
+    assert len(prepared.train) == sum(prepared.train.sizes) == 500 - 5 * (not validation)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_held_out_pairs_are_counted_in_the_report_of_the_cleaning() -> None:
+    texts = read_texts(settings(), QUIET, Sources((Counted("a", 400),)))
+    report = texts.report.to_json()
+    assert (report["read"], report["kept"], report["held_out"]) == (400, 396, 4) and texts.n_pairs == 396
+    assert len(texts.sample) == 396
+
+
+def test_a_sample_in_memory_is_reported_under_its_own_places(tmp_path: Path) -> None:
+    pairs = [Pair(f"the number {i}", f"die Zahl {i}" if i else "", ("big.en", 1000 + i)) for i in range(50)]
+    asked = settings()
+    texts = read_texts(asked, QUIET, Sources((MemorySource("big.en", pairs),), (MemorySource("v", pairs[1:3]),)))
+    assert texts.report.dropped["empty"].samples[0]["place"] == "big.en:1000"
+    assert next(texts.train[0]()).place == ("big.en", 1001)
+
+
+def test_preparation_is_deterministic(tmp_path: Path) -> None:
+    asked = settings(data={"train": [corpus(tmp_path, "a", 700), corpus(tmp_path, "b", 300, first=400)]})
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        prepared_run(tmp_path / name, asked).close()
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one" / "run" / "tokens").rglob("*.*"))
+    assert len(files) >= 12
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from transduce.config import Settings
+from transduce.data import arrays, sources
+from transduce.logging import Log
+from transduce.pipeline import train
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[2] == "reading":
+    original = sources.read_pairs
+    def read(*args, **options):
+        for number, pair in enumerate(original(*args, **options)):
+            if number == 2500:
+                killed()
+            yield pair
+    sources.read_pairs = read
+elif sys.argv[2] == "encoding":
+    arrays.StoreWriter.close = killed
+settings = Settings.from_mapping({
+    "data": {"train": [{"src": sys.argv[1] + "/a.en", "tgt": sys.argv[1] + "/a.de"}]},
+    "tokenizer": {"vocab_size": 60},
+    "model": {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1},
+    "training": {"batch_tokens": 2000, "max_updates": 1, "precision": "float32", "valid_bleu_sentences": 0},
+})
+train(settings, Path(sys.argv[1]) / "run", log=Log(quiet=True))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_a_killed_preparation_leaves_no_temporary_file_behind(tmp_path: Path) -> None:
+    corpus(tmp_path, "a", 3000)
+
+    def start(when: str) -> int:
+        return subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), when]).returncode
+
+    assert start("reading") == -signal.SIGKILL
+    assert list((tmp_path / "run" / "tokens").iterdir()) == []  # the spool has no name
+    assert start("encoding") == -signal.SIGKILL
+    (left,) = (tmp_path / "run" / "tokens").iterdir()
+    assert left.name.startswith(".train.") and left.name.endswith(".aside")
+    assert start("never") == 0
+    assert not list((tmp_path / "run").rglob(".*.aside")) and not (tmp_path / "run" / "tokens").exists()

@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from transduce.config import Corpus, DataSettings, TokenizerSettings
-from transduce.data import store as store_module
+from transduce.data import encoding
+from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.corpus import Pair, read_pairs
+from transduce.data.encoding import encode_pairs, fingerprint_of_pairs
 from transduce.data.sources import pair_sources
-from transduce.data.store import TokenStore, build_store, find_store, fingerprint_of
+from transduce.data.store import TokenStore
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
@@ -32,8 +35,15 @@ def pairs(n: int = len(SRC)) -> Iterator[Pair]:
     return (Pair(SRC[i], TGT[i], ("a.tsv", i + 1)) for i in range(n))
 
 
-def build(folder: Path, fingerprint: str = "f", settings: DataSettings = SETTINGS) -> TokenStore:
-    return build_store(folder, [pairs()], TOKENIZERS, settings, fingerprint=fingerprint)
+def encoded(folder: Path, streams: list[Iterable[Pair]], both: Tokenizers = TOKENIZERS, **options: Any) -> TokenStore:
+    """Clean and encode."""
+    cleaner = Cleaner(SETTINGS)
+    cleaned = [list(cleaner.texts(stream)) for stream in streams]
+    return encode_pairs(folder, cleaned, both, SETTINGS, report=cleaner.report, **options)
+
+
+def build(folder: Path, fingerprint: str = "f") -> TokenStore:
+    return encoded(folder, [pairs()], fingerprint=fingerprint)
 
 
 def contents(store: TokenStore) -> list[tuple[list[int], list[int]]]:
@@ -41,11 +51,11 @@ def contents(store: TokenStore) -> list[tuple[list[int], list[int]]]:
 
 
 def test_the_ids_come_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_CHUNK", 7)
+    monkeypatch.setattr(encoding, "_CHUNK", 7)
     folder = tmp_path / "tokens"
     expected = list(zip(TOKENIZERS.src.encode_batch(SRC), TOKENIZERS.tgt.encode_batch(TGT), strict=True))
-    for store in (build(folder), TokenStore.open(folder), find_store(folder, "f")):
-        assert store is not None and contents(store) == expected
+    for store in (build(folder), TokenStore.open(folder)):
+        assert contents(store) == expected
         assert store.src.ids.dtype == np.uint16
         assert store.src_lengths.tolist() == [len(src) + 1 for src, _ in expected]
         assert store.tgt_lengths.tolist() == [len(tgt) + 1 for _, tgt in expected]
@@ -61,7 +71,7 @@ def test_the_ids_come_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
 def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
     odd = [Pair("the dog", "", ("b.tsv", 1)), Pair("the old dog Ω", "der Hund", ("b.tsv", 2))]
     long = Pair("the dog " * 30, "der Hund", ("b.tsv", 3))
-    store = build_store(tmp_path / "t", [pairs(10), [*odd, long], pairs(5)], TOKENIZERS, SETTINGS, fingerprint="f")
+    store = encoded(tmp_path / "t", [pairs(10), [*odd, long], pairs(5)], fingerprint="f")
     assert store.sizes == (10, 1, 5) and store.n_unknown == (1, 0)
     assert store.weights([1, 1.0, 1]) is None
     weights = store.weights([1, 2, 0.5])
@@ -73,11 +83,11 @@ def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
     ]
 
 
-def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_CHUNK", 50)
-    told: list[int] = []
-    build_store(tmp_path / "t", [pairs()], TOKENIZERS, SETTINGS, progress=told.append)
-    assert told == [50, 100, 120]
+def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "_CHUNK", 50)
+    reported: list[int] = []
+    encoded(tmp_path / "t", [pairs()], progress=reported.append)
+    assert reported == [50, 100, 120]
 
 
 def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
@@ -91,7 +101,7 @@ def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
     both = Tokenizers.__new__(Tokenizers)
     object.__setattr__(both, "src", Many())
     object.__setattr__(both, "tgt", Many())
-    store = build_store(tmp_path / "t", [pairs(3)], both, SETTINGS)
+    store = encoded(tmp_path / "t", [pairs(3)], both)
     assert store.src.ids.dtype == np.int32 and store[2][0].tolist() == [69_999]
 
 
@@ -111,20 +121,24 @@ def test_a_damaged_store_is_named_and_built_again(tmp_path: Path, name: str, dam
     wanted = contents(build(folder))
     damage(folder / name)
     with pytest.raises(RunFolderError, match=name.split(".")[0]) as caught:
-        TokenStore.open(folder, "f")
+        TokenStore.open(folder)
     assert "\n" not in str(caught.value)
-    assert find_store(folder, "f") is None
     assert contents(build(folder)) == wanted
-    assert find_store(folder, "f") is not None
 
 
-def test_a_store_of_other_text_is_not_used(tmp_path: Path) -> None:
-    build(tmp_path / "t", "one")
-    assert find_store(tmp_path / "t", "other") is None
-    assert find_store(tmp_path / "none", "one") is None
+def test_a_store_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    build(tmp_path / "t")
     facts = json.loads((tmp_path / "t" / "store.json").read_text())
     (tmp_path / "t" / "store.json").write_text(json.dumps(facts | {"format": 999}))
-    assert find_store(tmp_path / "t", "one") is None
+    with pytest.raises(RunFolderError, match="not a store of format 1"):
+        TokenStore.open(tmp_path / "t")
+
+
+def test_stores_of_version_0_1_open() -> None:
+    kept = Path(__file__).parents[2] / "kept" / "0.1.0-letters" / "tokens"
+    for name in ("train", "valid"):
+        store = TokenStore.open(kept / name)
+        assert len(store) > 0 and len(store[0][0]) > 0
 
 
 def files(folder: Path, name: str = "a") -> Corpus:
@@ -133,9 +147,11 @@ def files(folder: Path, name: str = "a") -> Corpus:
     return Corpus(src=folder / f"{name}.en", tgt=folder / f"{name}.de")
 
 
-def fingerprint(corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS) -> str:
+def fingerprint(
+    corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS, extra: tuple[str, ...] = ()
+) -> str:
     sources = pair_sources(settings.model_copy(update={"train": tuple(corpora)})).train
-    return fingerprint_of([source.digest() for source in sources], settings, both)
+    return fingerprint_of_pairs([source.digest() for source in sources], settings, both, *extra)
 
 
 def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) -> None:
@@ -151,7 +167,7 @@ def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) 
         fingerprint([corpus], DataSettings(max_length=41)),
         fingerprint([corpus], DataSettings(max_length=40, deduplicate=True)),
         fingerprint([corpus], both=Tokenizers(TOKENIZERS.tgt, TOKENIZERS.src)),
-        fingerprint_of([source.digest() for source in pair_sources(SETTINGS).train], SETTINGS, TOKENIZERS, "seed 1"),
+        fingerprint([corpus], extra=("seed 1",)),
     ]
     corpus.src.write_text("\n".join([*SRC[:-1], SRC[-1] + "x"]), encoding="utf-8")
     others.append(fingerprint([corpus]))
@@ -164,15 +180,15 @@ def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("streams", "message"),
     [
-        ([], "training text: there is no text, not one sentence pair"),
-        ([[]], "training text: there is no text, not one sentence pair"),
-        ([[Pair("", "", ("a", 1))]], "training text: no sentence pair is left of 1: 1 empty"),
-        ([[Pair("dog " * 99, "Hund", ("a", 1))]], "training text: no sentence pair is left of 1: 1 too long; raise"),
+        ([], "training text: no sentence pair found"),
+        ([[]], "training text: no sentence pair found"),
+        ([[Pair("", "", ("a", 1))]], "training text: no sentence pair of 1 is left: 1 empty"),
+        ([[Pair("dog " * 99, "Hund", ("a", 1))]], "training text: no sentence pair of 1 is left: 1 too long; raise"),
     ],
 )
 def test_nothing_to_train_on_leaves_nothing_behind(tmp_path: Path, streams: list[list[Pair]], message: str) -> None:
     with pytest.raises(DataError) as caught:
-        build_store(tmp_path / "t", streams, TOKENIZERS, SETTINGS)
+        encoded(tmp_path / "t", [*streams])
     assert str(caught.value).startswith(message)
     assert list(tmp_path.iterdir()) == []
 
@@ -182,8 +198,8 @@ def test_a_fault_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
     (tmp_path / "bad.tsv").write_bytes(b"the dog\tder Hund\n\xff\t\n")
     with pytest.raises(DataError, match="line 2: not valid UTF-8"):
         stream = read_pairs(Corpus(path=tmp_path / "bad.tsv"), src_lang="en", tgt_lang="de")
-        build_store(tmp_path / "t", [stream], TOKENIZERS, SETTINGS, fingerprint="g")
-    assert find_store(tmp_path / "t", "f") is not None
+        encode_pairs(tmp_path / "t", [stream], TOKENIZERS, SETTINGS, report=CleanReport(), fingerprint="g")
+    assert TokenStore.open(tmp_path / "t").fingerprint == "f"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tsv", "t"]
 
 
@@ -192,12 +208,14 @@ def test_a_disk_that_fills_is_one_line(tmp_path: Path) -> None:
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from transduce.config import DataSettings, TokenizerSettings\nfrom transduce.data.corpus import Pair\n"
-        "from transduce.data.store import build_store\nfrom transduce.text.training import train_tokenizers\n"
+        "from transduce.data.clean import CleanReport\n"
+        "from transduce.data.encoding import encode_pairs\n"
+        "from transduce.text.training import train_tokenizers\n"
         "text = ['ab ba aab'] * 9\n"
         "t = train_tokenizers(text, text, TokenizerSettings(kind='char'), vocab_size=9, seed=1)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
         "pairs = (Pair('ab ' * 20, 'ba ' * 20, ('a', n)) for n in range(20000))\n"
-        "try: build_store(Path(sys.argv[1]), [pairs], t, DataSettings())\n"
+        "try: encode_pairs(Path(sys.argv[1]), [pairs], t, DataSettings(), report=CleanReport())\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "t")], capture_output=True, text=True, check=True)
@@ -206,12 +224,12 @@ def test_a_disk_that_fills_is_one_line(tmp_path: Path) -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_CHUNK", 100)
+    monkeypatch.setattr(encoding, "_CHUNK", 100)
     peaks = []
     for n in (5, 60):
-        stream = (pair for _ in range(n) for pair in pairs())
+        stream, read = (pair for _ in range(n) for pair in pairs()), CleanReport(read=n * len(SRC))
         tracemalloc.start()
-        store = build_store(tmp_path / "t", [stream], TOKENIZERS, SETTINGS)
+        store = encode_pairs(tmp_path / "t", [stream], TOKENIZERS, SETTINGS, report=read)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(store) == n * len(SRC)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.config import TokenizerSettings
+from transduce.data.encoding import encode_text, text_in_memory
+from transduce.data.store import TextStore
 from transduce.data.text import DOCUMENTS, Piece, choose_held_out, measure, part_of, read_pieces
-from transduce.data.text_store import TextStore, build_text_store
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import BOS, EOS, Tokenizer
 from transduce.text.training import train_tokenizer
@@ -89,14 +90,14 @@ def test_what_is_held_out_and_the_rest_are_everything(sizes: list[list[int]], sh
 def test_the_store_holds_framed_documents_and_comes_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one two\nthree\n\nfour ж\n", encoding="utf-8")
-    store = build_text_store(tmp_path / "store", read_pieces(path, "blank_line"), tokenizer, fingerprint="f")
+    store = encode_text(tmp_path / "store", read_pieces(path, "blank_line"), tokenizer, fingerprint="f")
     one, two = tokenizer.encode("one two\nthree"), tokenizer.encode("four ж")
     expected = [BOS, *one, EOS, BOS, *two, EOS]
     assert store.ids.tolist() == expected and store.ids.dtype == np.uint16
     assert (store.n_documents, store.n_bytes, store.n_tokens) == (2, 13 + 7, len(one) + len(two) + 2)
     again = TextStore.open(tmp_path / "store")
     assert again.ids.tolist() == expected and again.fingerprint == "f"
-    memory = TextStore.from_pieces(read_pieces(path, "blank_line"), tokenizer)
+    memory = text_in_memory(read_pieces(path, "blank_line"), tokenizer)
     assert memory.ids.tolist() == expected and memory.n_bytes == 20
     with (tmp_path / "store" / "ids.npy").open("r+b") as file:
         file.seek(-2, 2)
@@ -106,6 +107,6 @@ def test_the_store_holds_framed_documents_and_comes_back(tmp_path: Path, tokeniz
 
 
 def test_no_text_is_refused_and_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match="training text: there is no text"):
-        build_text_store(tmp_path / "store", iter(()), tokenizer)
+    with pytest.raises(DataError, match="training text: no text"):
+        encode_text(tmp_path / "store", iter(()), tokenizer)
     assert not list(tmp_path.iterdir())

@@ -16,8 +16,8 @@ import torch
 
 from transduce import Generator, Translator
 from transduce.config import Settings
+from transduce.data.encoding import text_in_memory
 from transduce.data.text import DOCUMENTS
-from transduce.data.text_store import TextStore
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, SettingsError
@@ -178,7 +178,7 @@ def test_scores_are_those_of_forwards(generator: Generator) -> None:
 
 
 def test_running_text_is_told_every_token_once(generator: Generator) -> None:
-    store = TextStore.from_pieces(DOCUMENTS["line"](iter(LINES[:9])), generator.tokenizer)
+    store = text_in_memory(DOCUMENTS["line"](iter(LINES[:9])), generator.tokenizer)
     found = generator.evaluate(store)
     assert found.n_tokens == store.n_tokens and found.n_bytes == sum(len(line.encode()) for line in LINES[:9])
     nats = 0.0
@@ -200,7 +200,7 @@ def test_running_text_is_told_every_token_once(generator: Generator) -> None:
 
 
 def test_with_a_stride_of_one_every_token_is_told_from_all_that_fits(generator: Generator) -> None:
-    store = TextStore.from_pieces(DOCUMENTS["line"](iter(LINES[:3])), generator.tokenizer)
+    store = text_in_memory(DOCUMENTS["line"](iter(LINES[:3])), generator.tokenizer)
     nats = 0.0
     for t in range(1, len(store)):
         row = torch.from_numpy(store.ids[max(0, t - generator.context) : t + 1].astype(np.int64))[None]

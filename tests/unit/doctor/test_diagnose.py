@@ -58,7 +58,7 @@ def test_an_unknown_label_is_reported_with_file_and_line(tmp_path: Path) -> None
     valid = write(tmp_path / "valid.tsv", rows)
     asked = settings({"path": str(train)}, task="classification", valid=[{"path": str(valid)}])
     given, sources, _ = small(asked)
-    with pytest.raises(DataError, match=r"valid\.tsv, line 1: label 'c'.*a, b"):
+    with pytest.raises(DataError, match=r"valid\.tsv, line 1: unknown label 'c'.*a, b"):
         find_task("classification").read(given, Log(quiet=True), sources)
 
 
@@ -80,11 +80,11 @@ def test_fifos_and_folders_are_refused_without_waiting(tmp_path: Path, make: Cal
     make(tmp_path / "a.en")
     target = write(tmp_path / "a.de", ["one"])
     asked = settings({"src": str(tmp_path / "a.en"), "tgt": str(target)})
-    with pytest.raises(DataError, match=r"is a folder|is no"):
+    with pytest.raises(DataError, match=r"is a folder|is a pipe"):
         take_sample(asked)
     found = diagnose(asked, run=tmp_path / "run", seconds=3)
     assert [one.check for one in found.obstacles] == ["data"]
-    with pytest.raises(DataError, match=r"is a folder|is no"):
+    with pytest.raises(DataError, match=r"is a folder|is a pipe"):
         Request(src=[tmp_path / "a.en"], tgt=[target], run=tmp_path / "run").settings()
 
 

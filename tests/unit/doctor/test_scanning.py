@@ -72,7 +72,7 @@ def test_files_of_different_length_keep_the_same_blocks(monkeypatch: pytest.Monk
 def test_damage_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress("\n".join(LINES).encode())[:-20])
-    assert "damaged or cut short" in scan(path, seconds=10).fault
+    assert "damaged or truncated" in scan(path, seconds=10).fault
     with pytest.raises(DataError, match="cannot read"):
         scan(tmp_path / "nothing", seconds=1)
 

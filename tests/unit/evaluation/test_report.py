@@ -13,8 +13,8 @@ import torch
 
 from transduce.config import Settings
 from transduce.data.clean import CleanReport
-from transduce.data.clean import leaks as leak_report
 from transduce.data.corpus import Pair
+from transduce.data.leaks import LeakCheck, watch
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
 from transduce.evaluation.metrics import evaluate
@@ -80,7 +80,10 @@ def fill(run: RunFolder, text: str = "") -> None:
     cleaning = cleaner.to_json() | {"changed": [{"reason": "controls" + text, "count": 1, "samples": []}]}
     train = {"name": "train" + text, "files": ["/home/someone/train.en" + text], "pairs": 27, "cleaning": cleaning}
     other = Pair(held.src, "something else", ("train.en", 8))
-    leaks = [leak_report([held, other], [held, held, other, *many()]).to_json("test" + text)]
+    check = LeakCheck("test" + text, [(p.src, p.tgt) for p in (held, held, other, *many())])
+    for _ in watch([held, other], lambda p: (p.src, p.tgt), [check], lambda p: f"{p.place[0]}:{p.place[1]}"):
+        pass
+    leaks = [check.to_json()]
     data = {"fingerprint": "abc123", "padding": 0.0312, "sets": [train], "leaks": leaks}
     write_json(run.path / "data.json", data)
 

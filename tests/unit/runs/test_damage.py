@@ -30,11 +30,9 @@ from transduce.config import Settings, apply_override, read_recipe
 from transduce.convert.folder import read_weights
 from transduce.convert.hub_vocabulary import read_tokenizer
 from transduce.convert.importing import import_run
-from transduce.data.arrays import check_ids, check_lengths, check_offsets, map_array
-from transduce.data.lines import FREE, read_lines
-from transduce.data.store import TokenStore
-from transduce.data.stored import read_names
-from transduce.data.text_store import TextStore
+from transduce.data.arrays import check_ids, check_lengths, check_offsets, map_array, read_names
+from transduce.data.lines import UNCHECKED_BYTES, read_lines
+from transduce.data.store import TextStore, TokenStore
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError, SettingsError, UserError
@@ -323,7 +321,7 @@ def test_a_log_line_without_an_update_is_left_out(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_arrays_of_a_wrong_type_or_shape(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(RunFolderError, match=r"is no row of numbers"):
+    with pytest.raises(RunFolderError, match=r"is not a list of integers"):
         map_array(tmp_path / "a.npy", zlib.crc32((tmp_path / "a.npy").read_bytes()))
 
 
@@ -369,7 +367,7 @@ def test_a_store_with_malformed_facts(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=r"(store.json|src.npy) is (damaged|missing)"):
             TokenStore.open(tmp_path)
     (tmp_path / "names.json").write_text("[1, {}]")
-    with pytest.raises(RunFolderError, match=r"no list of names"):
+    with pytest.raises(RunFolderError, match=r"not a list of names"):
         read_names(tmp_path / "names.json")
 
 
@@ -485,7 +483,7 @@ def test_an_empty_text_store_is_damaged(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.zeros(0, np.uint16))
     facts = {"format": 1, "documents": 1, "bytes": 3, "checksum": zlib.crc32((tmp_path / "ids.npy").read_bytes())}
     (tmp_path / "store.json").write_text(json.dumps(facts))
-    with pytest.raises(RunFolderError, match=r"there is no text in it"):
+    with pytest.raises(RunFolderError, match=r"ids.npy is damaged: it contains no text"):
         TextStore.open(tmp_path)
 
 
@@ -538,7 +536,7 @@ def test_a_decompression_bomb_is_refused_early(tmp_path: Path, suffix: str) -> N
         for _ in read_lines(path):
             pass
     path.write_bytes(part)  # a small text may be compressed however well
-    assert sum(len(line) + 1 for line in read_lines(path)) < FREE
+    assert sum(len(line) + 1 for line in read_lines(path)) < UNCHECKED_BYTES
     path.write_bytes(PACKED[suffix](b"\0" * (1 << 26)))
     with pytest.raises(DataError, match=r"longer than 16 MiB"):
         list(read_lines(path))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import toys
 from transduce.data.objectives import causal
-from transduce.data.text_store import TextStore
+from transduce.data.store import TextStore
 from transduce.logging import Log
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder

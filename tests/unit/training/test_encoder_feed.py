@@ -13,8 +13,7 @@ from toys import CPU, settings
 from transduce.config import BertSettings, model_settings
 from transduce.data.batch import TrainingBatch
 from transduce.data.encoder_batch import LabelBatch, MaskedBatch
-from transduce.data.label_store import LabelStore
-from transduce.data.sentence_store import SentenceStore
+from transduce.data.store import LabelStore, SentenceStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD

@@ -11,7 +11,7 @@ import torch
 from toys import CPU, settings
 from transduce.data.batch import TrainingBatch
 from transduce.data.objectives import causal
-from transduce.data.text_store import TextStore
+from transduce.data.store import TextStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import BOS, EOS, PAD
 from transduce.training.feed import Feed, Position
