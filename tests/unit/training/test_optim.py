@@ -242,7 +242,7 @@ def test_nothing_is_chosen_here(open_: dict[str, Any]) -> None:
 def test_what_is_held_stays_and_goes_round(name: str) -> None:
     """A bias that came with an import is no part of training, and a state without it is whole."""
     options = model_settings(
-        kind="gpt", d_model=8, d_ff=8, n_heads=2, n_encoder_layers=0, n_decoder_layers=1, output_bias="fixed",
+        kind="gpt", d_model=8, d_ff=8, n_heads=2, n_decoder_layers=1, output_bias="fixed",
         dropout=0, one_end=True,
     )  # fmt: skip
     model = build_model(options, n_src=20, n_tgt=20)
