@@ -1,4 +1,4 @@
-"""Which of several training processes this one is: what torchrun or `--processes` tells it by environment variables."""
+"""The rank of this process, from the environment variables that torchrun or `--processes` sets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from transduce.errors import SettingsError
 
 EXIT_RANK_LOST = 76
-"""With this exit code a process that `--processes` has begun says that it ended because another one did."""
+"""Exit code of a process started by `--processes` that exited because another one did."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """The number of a process among `size` that train together, from 0; `local` ones are those of its machine.
+    """Rank of a process among `size` that train together, from 0, and on its machine.
 
-    `rendezvous`: the file where processes of one machine find each other; None where torchrun sees to that.
+    `rendezvous` is the file through which processes of one machine connect; None if torchrun connects them.
     """
 
     rank: int = 0
@@ -28,14 +28,14 @@ class ProcessRank:
 
     @property
     def is_worker(self) -> bool:
-        """Whether another process reads, writes and speaks for this one."""
+        """Whether another process is the main process."""
         return self.rank > 0
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ProcessRank:
-        """As the environment says. Where a part of it is lacking, as clusters set some for all jobs, it is alone.
+        """Read the environment. If a variable is missing (clusters set some for all jobs), the process trains alone.
 
-        Raises `SettingsError` where all is there but makes no sense.
+        Raises `SettingsError` if all are set but invalid.
 
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         >>> ProcessRank.of(torchrun).is_worker
@@ -73,5 +73,5 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def this_process() -> ProcessRank:
-    """Of this process."""
+    """The rank of this process."""
     return ProcessRank.of(os.environ)

@@ -1,11 +1,10 @@
-"""What joins the processes that train one model together: data-parallel, on one machine or several.
+"""Data-parallel training with torch.distributed, on one machine or several.
 
-Every process has the whole model, takes its share of each update's sentences, and makes the same step: gradients are
-sums over all targets of all processes, divided once by the number of them all (`Updater`). The first process reads,
-writes and speaks for all. The loop asks its `Ranks`; for a process on its own, `SingleRank`, the answers cost nothing.
+Every rank has the whole model, computes the gradients of its share of each update's sentences, and makes the same step:
+gradients are sums over all targets of all ranks, divided once by their number (`Updater`).
 
-Between two updates the processes know of each other what one word holds: whether a signal has asked one of them to
-stop, and the clock of the first. It goes along with the gradients, so all stop, save and end at the same update.
+A status is exchanged along with the gradients: whether a signal asked a rank to stop, and the clock of the main
+process. So all ranks stop, save and finish at the same update.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from transduce.training.stopping import StopRequest
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(days=7)
-"""How long a process waits for another that lives: one may read text, or translate, for hours. A dead one is noticed
-at once, as its connections close."""
+TIMEOUT = timedelta(days=7)
+"""How long a rank waits for one that is alive: the main process may read text or translate for hours. A rank that died
+is noticed at once, because its connections close."""
 
 
 class _AgreedClock(Clock):
-    """Shows what the first process's clock showed at the last word."""
+    """Shows the main process's clock as of the last exchange of the status."""
 
     def __init__(self, used: float) -> None:
         super().__init__(used)
@@ -51,23 +50,22 @@ class _AgreedClock(Clock):
 
 
 class GroupRanks(Ranks):
-    """One of several processes, connected by torch.distributed.
+    """One of several ranks.
 
-    Words and messages go by gloo on the CPU whatever the device, so that nothing has to wait for a GPU; gradients by
-    nccl where they lie on GPUs.
+    Status and messages are exchanged by gloo on the CPU, so that nothing waits for a GPU; gradients on GPUs by nccl.
     """
 
     def __init__(self, process: ProcessRank) -> None:
-        """Meet the others. The default group is that of messages."""
+        """Connect to the other ranks. The default process group is for status and messages."""
         self.process, self.rank, self.size, self.local_size = process, process.rank, process.size, process.local_size
         store = None if process.rendezvous is None else distributed.FileStore(str(process.rendezvous), process.size)
-        with _noticing():
+        with _detect_lost_ranks():
             distributed.init_process_group(
                 "gloo",
                 store=store,
                 rank=-1 if store is None else process.rank,
                 world_size=-1 if store is None else process.size,
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
             )
         self.started = False
         self._gradients: distributed.ProcessGroup | None = None
@@ -76,69 +74,69 @@ class GroupRanks(Ranks):
         self._own_request, self._request = StopRequest(), StopRequest()
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Told by the first process, waited for by the others, who give anything."""
+        """Broadcast the main process's message; what workers pass is ignored."""
         self.started = True
         return self.broadcast(lambda: dict(message))
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """Make the group of the gradients. Of several GPUs each process has its own.
+        """Create the process group for gradients; each rank has a GPU of its own.
 
-        It is named by its number: which GPU is the current one is a thread's own, and batches come from another thread.
+        The device has a number because the current GPU is set per thread, and batches come from another thread.
         """
         if device.type == "cuda":
             device = torch.device("cuda", self.process.local_rank)
             torch.cuda.set_device(device)
-        with _noticing():
+        with _detect_lost_ranks():
             backend = "nccl" if device.type == "cuda" else "gloo"
-            self._gradients = distributed.new_group(backend=backend, timeout=PATIENCE)
+            self._gradients = distributed.new_group(backend=backend, timeout=TIMEOUT)
         return device
 
     def broadcast(self, make: Callable[[], T]) -> T:
-        """Two broadcasts: how long it is, and the JSON."""
+        """Broadcast the length, then the JSON."""
         content = json.dumps(make()).encode() if self.is_main_process else b""
         length = torch.tensor([len(content)])
-        with _noticing():
+        with _detect_lost_ranks():
             distributed.broadcast(length, src=0)
             data = torch.zeros(int(length), dtype=torch.uint8)
             if self.is_main_process:
                 data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             distributed.broadcast(data, src=0)
         self.barrier()
-        told: T = json.loads(bytes(data.numpy()))
-        return told
+        received: T = json.loads(bytes(data.numpy()))
+        return received
 
     def barrier(self) -> None:
-        """A word alone."""
-        with _noticing():
-            word = self._word()
-            distributed.all_reduce(word, op=distributed.ReduceOp.MAX)
-            self._hear(word)
+        """Exchange the status."""
+        with _detect_lost_ranks():
+            status = self._status()
+            distributed.all_reduce(status, op=distributed.ReduceOp.MAX)
+            self._apply(status)
 
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """One flat tensor of all gradients, with the sums behind; meanwhile, the word.
+        """Reduce one flat tensor of all gradients and sums, and the status at the same time.
 
-        A process that had no sentence of an update adds zeros.
+        A rank without a sentence in this update adds zeros.
         """
         wanted = [p for p in parameters if p.requires_grad]
         pieces = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
         tail = torch.stack([value.detach().float() for value in sums])
         flat = self._flat_of([*pieces, tail])
-        with _noticing():
-            word = self._word()
-            heard = distributed.all_reduce(word, op=distributed.ReduceOp.MAX, async_op=True)
+        with _detect_lost_ranks():
+            status = self._status()
+            exchanged = distributed.all_reduce(status, op=distributed.ReduceOp.MAX, async_op=True)
             distributed.all_reduce(flat, group=self._gradients)
-            heard.wait()
-        self._hear(word)
+            exchanged.wait()
+        self._apply(status)
         *summed, tail = flat.split([piece.numel() for piece in [*pieces, tail]])
         for parameter, gradient in zip(wanted, summed, strict=True):
             parameter.grad = gradient.view_as(parameter)
         return list(tail.clone().unbind())
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Only the first process gets those of the others."""
+        """Workers get their own tensors only."""
         found = dict(tensors)
         for name, tensor in tensors.items():
-            with _noticing():
+            with _detect_lost_ranks():
                 if self.is_main_process:
                     of_all = [torch.empty_like(tensor) for _ in range(self.size)]
                     distributed.gather(tensor, of_all)
@@ -148,12 +146,12 @@ class GroupRanks(Ranks):
         return found
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """By a checksum of the bits of each tensor."""
+        """Compare a checksum of the bits of each tensor."""
         sums = torch.stack(
             [tensor.detach().view(torch.int32).sum(dtype=torch.int64).cpu() for tensor in weights.values()]
         )
         extremes = torch.stack([sums, -sums])
-        with _noticing():
+        with _detect_lost_ranks():
             distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
         differing = (extremes[0] != -extremes[1]).nonzero()[:, 0].tolist()
         if differing:
@@ -162,35 +160,35 @@ class GroupRanks(Ranks):
             )
 
     def clock(self, used: float) -> Clock:
-        """The first process's, as of the last word."""
+        """The main process's clock."""
         self._clock = _AgreedClock(used)
         return self._clock
 
     def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """The first signal of any process, as of the last word."""
+        """The first signal of any rank."""
         self._own_request, self._request = request, StopRequest()
         return self._request
 
     def seed_dropout(self, seed: int) -> None:
-        """One of its own."""
+        """Seed this rank's random numbers."""
         torch.manual_seed(dropout_seed(seed, 0, self.rank))
 
     def close(self) -> None:
-        """Leave the others: who waits for this process learns of it."""
+        """Disconnect; ranks that wait for this one get an error."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
-    def _word(self) -> Tensor:
+    def _status(self) -> Tensor:
         number = signal.Signals[self._own_request.name].value if self._own_request else 0
         return torch.tensor([number, self._clock.own() if self.is_main_process else 0.0], dtype=torch.float64)
 
-    def _hear(self, word: Tensor) -> None:
-        number, self._clock.agreed = word.tolist()
+    def _apply(self, status: Tensor) -> None:
+        number, self._clock.agreed = status.tolist()
         if number and not self._request:
             self._request.number, self._request.name = int(number), signal.Signals(int(number)).name
 
     def _flat_of(self, pieces: Sequence[Tensor]) -> Tensor:
-        """All pieces in one tensor, which is kept for the next time."""
+        """All pieces in one tensor, which is reused."""
         n, device = sum(piece.numel() for piece in pieces), pieces[0].device
         if self._flat.numel() != n or self._flat.device != device:
             self._flat = torch.empty(n, device=device)
@@ -198,29 +196,29 @@ class GroupRanks(Ranks):
 
 
 @contextlib.contextmanager
-def _noticing() -> Iterator[None]:
-    """An error of torch.distributed means that another process is gone."""
+def _detect_lost_ranks() -> Iterator[None]:
+    """Turn errors of torch.distributed into `RankExited`: another process is gone."""
     try:
         yield
     except RuntimeError as error:
         raise RankExited(
-            "another process of this training has ended; the same command goes on from the last checkpoint "
+            "another process of this training exited; run the same command again to resume from the last checkpoint "
             f"({str(error).splitlines()[0][:120]})"
         ) from error
 
 
 class WorkerRunFolder(RunFolder):
-    """The folder of a run that another process writes."""
+    """A run folder in a worker: the main process writes it."""
 
     def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Not here."""
+        """Do nothing."""
 
     def save_checkpoint(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-        """Not here."""
+        """Do nothing."""
         return self.path
 
     def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
-        """Not here."""
+        """Do nothing."""
         return []
 
 

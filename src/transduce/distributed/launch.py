@@ -1,4 +1,4 @@
-"""`--processes N`: begins N processes that train together on this machine, and watches over them."""
+"""`--processes N`: start N processes that train together on this machine, and monitor them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from transduce.process import send_at_parent_exit
 if TYPE_CHECKING:
     from transduce.distributed.worker import Learn
 
-GRACE = 10.0  # seconds that the others have to end by themselves once one has failed
+GRACE = 10.0  # seconds that the other processes have to exit once one has failed
 _POLL = 0.05
 _SAVED = (129, 130, 143)  # exit codes after SIGHUP, SIGINT, SIGTERM
 _COMMAND = ("-m", "transduce")
 
 
 def run_worker_if_asked(learn: Learn) -> None:
-    """Do a process's part, and leave, where it is one of several and not the first."""
+    """If this process is a worker, train as one and exit."""
     process = this_process()
     if process.rendezvous is not None:
         stop_with_launcher()
@@ -39,19 +39,19 @@ def run_worker_if_asked(learn: Learn) -> None:
 
 
 def launch_if_asked(n: int) -> None:
-    """Begin `n` processes with the command that this one was given, and leave as they end; unless it is one of them."""
+    """Run this command in `n` processes and exit with their code, unless this is one of them."""
     size = this_process().size
     if size > 1 and n not in (1, size):
-        raise SettingsError(f"--processes {n}: torchrun has begun {size} already; leave one of them out")
+        raise SettingsError(f"--processes {n}: torchrun started {size} already; use one of the two")
     if n > size:
         sys.exit(launch(sys.argv[1:], n))
 
 
 def launch(arguments: Sequence[str], n: int) -> int:
-    """Run the command with these arguments in `n` processes, of which the first speaks; the exit code.
+    """Run the command with these arguments in `n` processes; return the exit code.
 
-    They meet over the loopback interface, at ports that the system chooses. Signals are passed on to all. When one
-    fails, all end: the others see it at once, or are ended after a while.
+    They connect over the loopback interface, at ports that the system chooses. Signals are passed on to all. If one
+    fails, all exit: the others notice it at once, or are killed after `GRACE` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
         rendezvous = Path(folder) / "rendezvous"
@@ -64,12 +64,12 @@ def launch(arguments: Sequence[str], n: int) -> int:
 
 
 def stop_with_launcher() -> None:
-    """Stop, saving, when the process that has begun us dies (on Linux)."""
+    """Save and stop when the launcher dies (Linux only)."""
     send_at_parent_exit(signal.SIGTERM)
 
 
 def _environment(given: Mapping[str, str], rank: int, n: int, rendezvous: Path) -> dict[str, str]:
-    """Of one process. The cores are shared out, unless the user has said how."""
+    """Environment of one process. The cores are divided unless the user set OMP_NUM_THREADS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = {
         "RANK": str(rank),
@@ -84,13 +84,13 @@ def _environment(given: Mapping[str, str], rank: int, n: int, rendezvous: Path) 
 
 
 def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A process of its own session: a Ctrl-C in the terminal comes to us alone, and from us to it once."""
+    """Start a process in a new session, so that Ctrl-C reaches it once, through the launcher."""
     command = [sys.executable, *_COMMAND, *arguments]
     return subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; the exit code of the first, or that of the one whose failure ended the others."""
+    """Wait for all; return the exit code of rank 0, or of the process whose failure stopped the others."""
     first, deadline = processes[0], None
     while any(process.poll() is None for process in processes):
         codes = [process.poll() for process in processes]
@@ -109,7 +109,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         name = signal.Signals(-code).name
         print(
             f"transduce: error: process {rank + 1} of {len(processes)} was ended by {name}, and with it the others; "
-            "the same command goes on from the last checkpoint",
+            "run the same command again to resume from the last checkpoint",
             file=sys.stderr,
         )
         return 128 - code if rank == 0 else 1
@@ -117,7 +117,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End what still runs. Nothing is lost: the first process writes everything aside, the others write nothing."""
+    """Kill what still runs. Nothing is lost: files are written under another name and renamed."""
     for process in processes:
         if process.poll() is None:
             process.kill()
@@ -126,7 +126,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextlib.contextmanager
 def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Inside, signals that ask us to stop are passed on to all processes instead."""
+    """Inside, SIGINT, SIGTERM and SIGHUP are passed on to all processes."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in processes:

@@ -1,4 +1,4 @@
-"""What the processes of a training do beside the first: they learn with it, and neither read text, write nor speak."""
+"""Worker ranks: they train, but read no text, write no files and do not log."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.step import limit_kernel_cache
 
 Learn = Callable[[RunFolder, Ranks, str], None]
-"""Trains the model of a run folder with the other processes, on a device of this name."""
+"""Trains the model of a run folder with the other ranks, on the named device."""
 
 
 def run_worker(learn: Learn) -> int:
-    """Train with the first process of torchrun, or of `--processes`, as soon as it begins; the exit code.
+    """Wait for the main process and train with it; return the exit code.
 
-    What ends all processes alike the first one tells. Other errors have this one's number before them.
+    Errors that all ranks see are reported by the main process, others here, with the number of this process.
     """
     limit_kernel_cache()
     try:
         with join_ranks() as ranks:
-            assert ranks is not SINGLE_RANK, "nobody to follow"
+            assert ranks is not SINGLE_RANK, "a worker has a main process"
             message = ranks.start({})
             if "exit" in message:
                 return int(message["exit"])

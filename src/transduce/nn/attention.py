@@ -15,6 +15,7 @@ from transduce.nn.linear import Linear
 from transduce.nn.patterns import Bias, BlockBias, CausalBias
 from transduce.nn.positions.scheme import Rotate
 
+_SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
 _VECTOR = 16  # float32 numbers in the widest vector register of a CPU (AVX-512)
 
 
@@ -63,6 +64,11 @@ def scaled_dot_product_attention(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=p, is_causal=causal, enable_gqa=grouped
         )
+    if query.dtype == torch.bfloat16 and query.shape[-2] * key.shape[-2] <= _SHORT and torch.is_autocast_enabled("cpu"):
+        # oneDNN compiles a bfloat16 kernel for each shape, which for sentences takes longer than float32 products
+        with torch.autocast("cpu", enabled=False):
+            query, key, value = query.float(), key.float(), value.float()
+            return scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout)
     bias = bias.dense(query.shape[-2], query.device) if isinstance(bias, CausalBias) else bias
     weights = attention_weights(query, key, bias).to(value.dtype)
     return (weights if dropout is None else dropout(weights)) @ value

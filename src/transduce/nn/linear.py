@@ -64,9 +64,15 @@ def rounded_rows(n: int) -> int:
     return -(-n // step) * step
 
 
-def _pad_rows(x: Float[Tensor, "N I"]) -> Float[Tensor, "M I"]:
-    extra = rounded_rows(len(x)) - len(x)
-    return F.pad(x, (0, 0, 0, extra)) if extra else x
+def _pad_rows(x: Float[Tensor, "N I"], dtype: torch.dtype) -> Float[Tensor, "M I"]:
+    """`x` as `dtype`, with rows of zeros up to a rounded number of rows."""
+    n = rounded_rows(len(x))
+    if n == len(x):
+        return x.to(dtype)
+    padded = x.new_empty(n, x.shape[1], dtype=dtype)
+    padded[: len(x)].copy_(x)
+    padded[len(x) :].zero_()
+    return padded
 
 
 class _RoundedLinear(torch.autograd.Function):
@@ -80,7 +86,7 @@ class _RoundedLinear(torch.autograd.Function):
     def forward(ctx, x, weight, bias):  # type: ignore[no-untyped-def]
         rows = x.flatten(0, -2)
         n, dtype = len(rows), torch.get_autocast_dtype("cpu")
-        padded, w = _pad_rows(rows.to(dtype)), weight.to(dtype)
+        padded, w = _pad_rows(rows, dtype), weight.to(dtype)
         ctx.save_for_backward(padded, w)
         ctx.shape, ctx.dtypes, ctx.has_bias = x.shape, (x.dtype, weight.dtype), bias is not None
         y = F.linear(padded, w, None if bias is None else bias.to(dtype))
@@ -90,10 +96,10 @@ class _RoundedLinear(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         padded, w = ctx.saved_tensors
         rows = grad.flatten(0, -2)
-        grads = _pad_rows(rows)
+        grads = _pad_rows(rows, w.dtype)
         grad_x = (grads @ w)[: len(rows)].view(ctx.shape).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
         grad_w = (grads.t() @ padded).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
-        grad_b = grads.sum(0, dtype=torch.float32).to(ctx.dtypes[1]) if ctx.has_bias else None
+        grad_b = grads.sum(0).to(ctx.dtypes[1]) if ctx.has_bias else None
         return grad_x, grad_w, grad_b
 
 

@@ -1,6 +1,7 @@
-"""What one of the processes that train a model sees of the others: the loop asks its `Ranks`.
+"""The processes (ranks) that train one model together, as the training loop sees them.
 
-For a process on its own it is `SingleRank`, whose answers cost nothing; `distributed.py` has that of one of several.
+`SingleRank` is for a process that trains alone; its methods cost nothing. `distributed.group.GroupRanks` is for one of
+several processes.
 """
 
 from __future__ import annotations
@@ -20,110 +21,110 @@ T = TypeVar("T")
 
 
 class Ranks(ABC):
-    """What one of the processes sees of the others. `rank` of `size`; the first, 0, leads."""
+    """All ranks of a training, seen from `rank`, one of `size`. Rank 0 is the main process."""
 
     rank: int
     size: int
     local_size: int
-    """How many of the processes share this machine."""
+    """Ranks on this machine."""
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process reads, writes and speaks for all."""
+        """Whether this process reads text, writes files and logs."""
         return self.rank == 0
 
     @abstractmethod
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Let those begin that wait here for the first process, whose message comes back in all."""
+        """Send the main process's message to the workers, which wait for it here; return it."""
 
     @abstractmethod
     def bind_device(self, device: torch.device) -> torch.device:
-        """Say where the gradients will lie, on a device of this kind; the very device that is this process's."""
+        """Set up gradient reduction for this kind of device; return the device of this rank."""
 
     @abstractmethod
     def broadcast(self, make: Callable[[], T]) -> T:
-        """What the first process makes, JSON-able, in all of them. Only there `make` is called."""
+        """Call `make` in the main process only and return its result, which must be JSON-able, in every rank."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait for all, and exchange a word."""
+        """Wait for all ranks. Stop requests and the clock are exchanged, as in `broadcast` and `all_reduce`."""
 
     @abstractmethod
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Add up the gradients of all processes, in process, and such sums as are given; exchange a word."""
+        """Sum the gradients of all ranks in place, and the tensors `sums`, which are returned."""
 
     @abstractmethod
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Byte tensors of all, in the first: `name` of the first, `name.1` of the second and so on."""
+        """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
 
     @abstractmethod
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """See that all have the very same weights."""
+        """Raise `RankExited` unless all ranks have the same weights."""
 
     @abstractmethod
     def clock(self, used: float) -> Clock:
-        """A clock that shows the same in all processes."""
+        """A clock that shows the same time in all ranks."""
 
     @abstractmethod
     def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """A request that is there as soon as all know of one that any of them has."""
+        """A request that is set once all ranks know of a signal that any of them received."""
 
     @abstractmethod
     def seed_dropout(self, seed: int) -> None:
-        """Give a fresh run's dropout its random numbers."""
+        """Seed the random numbers of a new run's dropout."""
 
 
 class SingleRank(Ranks):
-    """One process: nobody to ask, nothing to wait for."""
+    """A process that trains alone."""
 
     rank, size, local_size = 0, 1, 1
 
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Nobody waits."""
+        """Return the message."""
         return dict(message)
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """It has the device for itself."""
+        """Return the device."""
         return device
 
     def broadcast(self, make: Callable[[], T]) -> T:
-        """What is made."""
+        """Call `make`."""
         return make()
 
     def barrier(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """They are the sums already."""
+        """Return the sums."""
         return list(sums)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """They are all there is."""
+        """Return the tensors."""
         return dict(tensors)
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Nothing to compare."""
+        """Do nothing."""
 
     def clock(self, used: float) -> Clock:
-        """An ordinary one."""
+        """An ordinary clock."""
         return Clock(used)
 
     def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """The request itself."""
+        """Return the request."""
         return request
 
     def seed_dropout(self, seed: int) -> None:
-        """It goes on from where making the weights left it."""
+        """Do nothing: dropout continues the random numbers that initialised the weights."""
 
 
 SINGLE_RANK = SingleRank()
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:
-    """The seed of one process's random numbers from an update on."""
+    """Seed of one rank's dropout from an update on."""
     return int(np.random.SeedSequence((seed, update, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
 def name_on_rank(name: str, rank: int) -> str:
-    """Of a tensor that every process has one of: as it stands for the first, then name.1, name.2 and so on."""
+    """Name of a tensor that every rank has: `name` for rank 0, then `name.1`, `name.2` and so on."""
     return f"{name}.{rank}" if rank else name

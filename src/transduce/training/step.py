@@ -73,13 +73,13 @@ def keep_freed_memory() -> None:
 
 
 def limit_kernel_cache() -> None:
-    """Ask oneDNN to remember fewer kernels than its 1,024: it makes one for every shape, with memory of its own.
+    """Limit the number of compiled kernels that oneDNN keeps: 1,024 by default, one for every shape of a product.
 
-    Batches come in hundreds of shapes, so that a training in bfloat16 would grow for hours; making a kernel anew costs
-    nothing that could be measured. To be called before the first product of the process, later it has no effect. What
-    the environment says already stays.
+    Products of training have few shapes (`nn.linear.rounded_rows`); those of validation and translation have many, and
+    each kernel takes memory. Must be called before the first product of the process. A value in the environment has
+    precedence.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
 
 
 def release_memory() -> None:
