@@ -149,9 +149,9 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
     """With dropout, to the bit: log, model, and all of the last checkpoint, every process's generator too."""
     whole = team.train("whole", 2, *EXACT)
     team.train("cut", 2, *EXACT, kill=(0, "update:13"))  # before the first checkpoint
-    assert "another process of this training has ended" in team.said("cut", 1)
+    assert "another process of this training exited" in team.said("cut", 1)
     team.train("cut", 2, *EXACT, kill=(1, "update:27"))  # the one that only learns
-    assert "another process of this training has ended" in team.said("cut", 0)
+    assert "another process of this training exited" in team.said("cut", 0)
     members = team.start("cut", 2, *EXACT)
     while members[0].is_alive() and '"update": 30' not in (team.path / "cut" / "metrics.jsonl").read_text():
         time.sleep(0.001)

@@ -108,7 +108,7 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         print(
-            f"transduce: error: process {rank + 1} of {len(processes)} was ended by {name}, and with it the others; "
+            f"transduce: error: process {rank + 1} of {len(processes)} was killed by {name}, and the others stopped; "
             "run the same command again to resume from the last checkpoint",
             file=sys.stderr,
         )

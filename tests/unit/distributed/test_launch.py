@@ -46,7 +46,7 @@ def test_it_ends_as_the_first_process_does(capfd: pytest.CaptureFixture[str]) ->
 
 def test_a_killed_process_is_named_and_the_others_end(capfd: pytest.CaptureFixture[str]) -> None:
     killed = "import os; os.kill(os.getpid(), 9)"
-    line = "transduce: error: process {} of 2 was ended by SIGKILL, and with it the others; the same command goes on "
+    line = "transduce: error: process {} of 2 was killed by SIGKILL, and with it the others; the same command goes on "
     assert run(f"raise SystemExit({EXIT_RANK_LOST})", killed) == 1
     assert capfd.readouterr().err == line.format(2) + "from the last checkpoint\n"
     assert run(FOREVER, killed, grace=0.1) == 1  # one that hears nothing
