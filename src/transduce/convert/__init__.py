@@ -1,1 +1,1 @@
-"""The door to other programs: models of theirs in, models of ours out."""
+"""Import of models from other programs, and export to them."""

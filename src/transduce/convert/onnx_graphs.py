@@ -41,7 +41,7 @@ Shape = Sequence[int | str]
 class Graph:
     """A module to trace, with the shapes of its inputs and the names of its outputs.
 
-    `inputs`: the shape of each input, by name; `integers` and `booleans` name those that are not float32.
+    `inputs`: the shape of each input, by name. ids and segments are int64, mask is bool, the others are float32.
     `state`: of the inputs that carry over from step to step, the shape at the first step. The outputs after the first
     are the next step's values, in the same order.
     """
@@ -59,11 +59,8 @@ class Graph:
             example = torch.ones([sizes[n] if isinstance(n, str) else n for n in shape])
             examples.append(example.to({"ids": torch.long, "segments": torch.long, "mask": torch.bool}.get(name)))
         dynamic = tuple({i: n for i, n in enumerate(shape) if isinstance(n, str)} for shape in self.inputs.values())
-        with (
-            _quiet(),
-            _without_tables(self.module),
-            torch.enable_grad(),
-        ):  # without gradients a linear layer may use an operator of one CPU
+        # with gradients: without them, a linear layer may use an operator of oneDNN
+        with _quiet(), _without_tables(self.module), torch.enable_grad():
             program = torch.onnx.export(
                 self.module,
                 tuple(examples),
@@ -218,7 +215,7 @@ def _without_tables(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that are not installed and on names of sizes."""
+    """Silence the exporter's warnings about packages that are not installed and names of sizes."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
