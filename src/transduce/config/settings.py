@@ -109,7 +109,12 @@ class TrainingSettings(Section):
     clip_norm: float = Field(1.0, ge=0, description="Maximum gradient norm; 0: no clipping.")
     max_updates: Steps | None = Field(None, description="Stop after so many updates (default: from the data).")
     max_epochs: float | None = Field(None, gt=0, description="Stop after so many passes over the data.")
-    max_minutes: float | None = Field(None, gt=0, description="Stop after so many minutes; the schedule ends then too.")
+    max_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="Time limit in minutes. Once the speed is measured it becomes a number of updates, which the schedule "
+        "and the end follow; the clock is a safety net.",
+    )
     precision: Precision = Field("auto", description="Precision of matrix products; auto: bfloat16 where faster.")
     device: str = Field("auto", description="auto, cpu or cuda.")
     compile: bool = Field(False, description="Compile the model with torch.compile (faster on a GPU).")

@@ -1,4 +1,4 @@
-"""What the loop eats where an encoder alone is trained: rows of like length with gaps, or with labels."""
+"""Feeders for encoders: rows of similar length with masked tokens, or with labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop eats: the planned batches of epoch after epoch, from any position on, ready on the device."""
+"""Feeders: the planned batches of epoch after epoch, from any position, on the device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where in the data a run is: the number of the epoch and of the next batch in its plan, both from 0."""
+    """Position of a run in its data: the epoch and the next batch in its plan, both from 0."""
 
     epoch: int = 0
     index: int = 0
@@ -88,9 +88,9 @@ class SubwordSampling:
 
 
 class Feeder(ABC):
-    """What the loop eats, whatever the task: the batches of an epoch are a function of (settings, seed, epoch).
+    """Batches for the training loop. Those of an epoch are a function of (settings, seed, epoch).
 
-    Of each batch a feeder gives the share `rank` of `n_ranks`, to be changed where several processes train together.
+    A feeder yields the share of `rank` among `n_ranks` of each batch; both are set where several processes train.
     """
 
     rank, n_ranks = 0, 1
@@ -123,7 +123,7 @@ class Feeder(ABC):
             yield from self._feed(indices, Position(epoch), n_batches=1).batches
 
     def feeds(self, start: Position, *, skip: Collection[Position] = ()) -> Iterator[Feed]:
-        """From `start` on, without end; the batches at the positions `skip` are passed over."""
+        """Yield batches from `start` on, endlessly, without those at the positions `skip`."""
         for epoch in count(start.epoch):
             batches = self.plan(epoch)
             first = start.index if epoch == start.epoch else 0

@@ -1,4 +1,4 @@
-"""What the loop eats where text is not pairs: rows of a text store."""
+"""Feeders of running text: rows of a text store."""
 
 from __future__ import annotations
 
