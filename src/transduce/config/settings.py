@@ -112,8 +112,8 @@ class TrainingSettings(Section):
     max_minutes: float | None = Field(
         None,
         gt=0,
-        description="Time limit in minutes. Once the speed is measured it becomes a number of updates, which the schedule "
-        "and the end follow; the clock is a safety net.",
+        description="Time limit in minutes. Once the speed is measured it becomes a number of updates, which the "
+        "schedule and the end follow; the clock is a safety net.",
     )
     precision: Precision = Field("auto", description="Precision of matrix products; auto: bfloat16 where faster.")
     device: str = Field("auto", description="auto, cpu or cuda.")
