@@ -1,7 +1,7 @@
-"""Examples become tensors: padded, shifted and framed once, here. Models never shift, and see padding as id 0 only.
+"""Turn examples into tensors. Padding, shifting and special ids are applied here, and only here.
 
-Whatever the task, training asks of a batch (`TrainingBatch`): the model's inputs, the targets beside its output, how
-many targets count, to go to a device, and a part of its rows, for when memory cannot hold them all.
+`TrainingBatch` is what training needs of a batch of any task: inputs, targets, their number, a move to a device, and a
+part of the rows, for updates that do not fit into memory at once.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class TrainingBatch(Protocol):
 
     @property
     def targets(self) -> Tensor:
-        """Int64 [B, T], beside the hidden states [B, T, D] that `forward` gives; `PAD` where nothing is asked for."""
+        """Int64 [B, T]: the targets for the hidden states [B, T, D] of `forward`; `PAD` where there is none."""
 
     @property
     def n_targets(self) -> int:
-        """Targets that are not `PAD`: what a loss is divided by."""
+        """Targets that are not `PAD`; the loss is divided by their number."""
 
     @property
     def n_rows(self) -> int:
         """Examples, or rows of text."""
 
     def part(self, start: int, stop: int) -> TrainingBatch:
-        """Rows `start` to `stop` as a batch of their own, without columns of padding; together they ask the same."""
+        """Rows `start` to `stop` as a batch, without columns of padding."""
 
     def to(self, device: torch.device | str) -> TrainingBatch:
         """The batch on a device."""
@@ -62,7 +62,7 @@ class Batch:
 
     @property
     def targets(self) -> Tensor:
-        """What the model should write."""
+        """The target sentences."""
         return self.tgt_out
 
     @property
@@ -87,7 +87,7 @@ class Batch:
 class RowBatch:
     """Rows of running text, padded on the right with `PAD`.
 
-    inputs: ids [B, T]; behind them, where attention stays inside documents, the number of each token's document [B, T].
+    inputs: ids [B, T]; and, where attention is limited to documents, the number of each token's document [B, T].
     """
 
     inputs: tuple[Tensor, ...]

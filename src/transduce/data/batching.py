@@ -1,8 +1,8 @@
-"""Batches of sentences of like length under a budget of padded tokens, another composition in every epoch.
+"""Batch sentences of similar length under a budget of padded tokens, differently in every epoch.
 
-The order in which sentences are cut into batches: by the longer side, and among equals by the difference of the sides,
-up and down in turn, so that neighbours are alike on both. What stands in the same place of that order is shuffled, and
-where cuts fall and which way the order runs is drawn anew in each epoch. Everything is a function of (seed, epoch).
+Sentences are sorted by the longer side, then by the difference of the sides, alternately ascending and descending, so
+that neighbours are similar on both sides; then the order is cut into batches. Ties are shuffled, and the cuts and the
+direction of the order are drawn again in each epoch. Everything is a function of (seed, epoch).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def plan(
     """The batches of an epoch, in training order: arrays of indices.
 
     Every index comes once, or as often as `weights` says: 2 twice; 0.5 in every other epoch. In each batch
-    `max(longest source, longest target) * sentences <= budget`; a sentence beyond the budget is a batch of its own.
+    `max(longest source, longest target) * sentences <= budget`; a longer sentence is a batch alone.
     A pure function: the same arguments give the same plan (with the same NumPy: its generators may change).
     """
     indices = _indices(len(src_lengths), weights, seed=seed, epoch=epoch)
@@ -71,7 +71,7 @@ def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.nda
 def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, budget: int) -> list[np.ndarray]:
     """Cut one batch into micro-batches within `budget`, as few as can be, of like size where that fits.
 
-    Lengths are looked up by `indices`. A batch that fits stays as it is; a sentence beyond the budget stands alone.
+    Lengths are looked up by `indices`. A batch that fits is not cut; a sentence longer than the budget is a micro-batch alone.
     """
     if not len(indices):
         return []
@@ -141,7 +141,7 @@ def _indices(n: int, weights: np.ndarray | None, *, seed: int, epoch: int) -> np
 
 
 def _generator(seed: int, number: int, use: str) -> np.random.Generator:
-    """A random generator of its own for every use, so that none shifts another."""
+    """An independent random generator for each use."""
     return np.random.default_rng([seed & (2**63 - 1), number, *use.encode()])
 
 

@@ -1,4 +1,4 @@
-"""Batches of an encoder alone: rows of ids and segments, and what is asked of them."""
+"""Batches of encoder-only models: rows of ids and segments, and their targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transduce.text.special import PAD
 
 @dataclass(frozen=True, slots=True)
 class MaskedBatch:
-    """Texts with gaps. `places`: row * S + column of each token that is asked for, `targets` what stood there.
+    """Texts with masked tokens. `places`: row * S + column of each token to predict; `targets`: those tokens.
 
     `labels` [B]: whether B followed A. `targets_a_pair`: masked tokens for each pair in the whole update, so that both
     losses are means over the update however it was cut.
@@ -38,7 +38,7 @@ class MaskedBatch:
 
     @property
     def n_targets(self) -> int:
-        """Tokens asked for."""
+        """Tokens to predict."""
         return len(self.targets)
 
     @property

@@ -1,6 +1,6 @@
-"""Masked language modelling: which tokens are hidden, and how (Devlin et al. 2019, 3.1 and appendix A.1).
+"""Mask tokens for masked language modelling (Devlin et al. 2019, 3.1 and appendix A.1).
 
-Pure functions: what is hidden of a row of text follows from its ids and the numbers that name it (seed, epoch, place).
+Pure functions of the ids of a row and of (seed, epoch, place).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 from transduce.text.special import MASK, PAD
 
 RATE = 0.15
-SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # the rest is shown as it is
+SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # the rest is unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A row as the model sees it, and beside each token what it should tell there: `PAD` where nothing is asked for."""
+    """The masked ids of a row, and the token to predict at each position: `PAD` where there is none."""
 
     ids: np.ndarray
     targets: np.ndarray
 
 
 def generator_of(*, seed: int, epoch: int, place: int, use: str = "masking") -> np.random.Generator:
-    """The random numbers of one row in one epoch, which depend on nothing else."""
+    """The random generator of one row in one epoch."""
     return np.random.default_rng([seed & (2**63 - 1), epoch, place, *use.encode()])
 
 
@@ -37,11 +37,11 @@ def mask(
     rate: float = RATE,
     starts: np.ndarray | None = None,
 ) -> Masked:
-    """Hide a share of the ordinary tokens: 80 % of these behind MASK, 10 % behind another token, 10 % not at all.
+    """Select a fraction of the tokens to predict; 80 % of them become MASK, 10 % a random token, 10 % are unchanged.
 
-    Special tokens, ids up to MASK, are never hidden nor drawn. The number hidden is the share of the row's ordinary
-    tokens, its fraction decided by chance, and at least one. `starts`: for each id whether its piece begins a word;
-    then whole words are hidden, as many as fit. A row without ordinary tokens stays as it is.
+    Special tokens (ids up to MASK) are neither selected nor drawn. The number of selected tokens is `rate` times that
+    of ordinary tokens, rounded at random, and at least one. `starts`: for each id whether its piece begins a word; then
+    whole words are selected, as many as fit. A row without ordinary tokens is unchanged.
     """
     ids = np.asarray(ids, dtype=np.int64)
     ordinary = np.flatnonzero(ids > MASK)
@@ -63,8 +63,10 @@ def mask(
 def _words(
     ids: np.ndarray, ordinary: np.ndarray, starts: np.ndarray, draw: np.random.Generator, wanted: int
 ) -> np.ndarray:
-    """The places of words drawn at random: one, and more while they fit within `wanted` tokens."""
-    begins = starts[ids[ordinary]] | (np.diff(ordinary, prepend=-2) != 1)  # nothing goes on behind a special token
+    """The positions of random words: one, and more while they fit into `wanted` tokens."""
+    begins = starts[ids[ordinary]] | (
+        np.diff(ordinary, prepend=-2) != 1
+    )  # a word does not continue after a special token
     words = np.split(ordinary, np.flatnonzero(begins)[1:])
     chosen: list[np.ndarray] = []
     left = wanted
@@ -78,12 +80,12 @@ def _words(
 
 
 def word_starts(pieces: Sequence[str]) -> np.ndarray | None:
-    """For each id whether its piece begins a word, told by the marks that vocabularies use; None where none does.
+    """For each id whether its piece begins a word; None where the vocabulary does not mark words.
 
-    U+2581 (SentencePiece) and U+0120 (byte-level BPE) stand before a word's first piece, ## (WordPiece) before others.
+    U+2581 (SentencePiece) and U+0120 (byte-level BPE) mark the first piece of a word, ## (WordPiece) all others.
     """
     marks = np.array([piece.startswith(("\u2581", "\u0120")) for piece in pieces])
     if marks.any():
         return marks
-    goes_on = np.array([piece.startswith("##") for piece in pieces])
-    return ~goes_on if goes_on.any() else None
+    continues = np.array([piece.startswith("##") for piece in pieces])
+    return ~continues if continues.any() else None

@@ -1,4 +1,4 @@
-"""What stored ids become in training: a pair for translation, a row of running text for language modelling."""
+"""Training examples: a sentence pair for translation, a row of running text for language modelling."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class RowExample:
-    """Ids of a row of text, and beside each what the model should say there; `PAD` where nothing is asked for."""
+    """The ids of a row of text, and the target at each position; `PAD` where there is none."""
 
     ids: Ids
     targets: Ids
 
 
 def causal(row: np.ndarray, draw: np.random.Generator) -> RowExample:
-    """Every token but the first is to be told from those before it (Radford et al. 2018). Draws nothing.
+    """Predict every token from those before it (Radford et al. 2018). Uses no random numbers.
 
-    The beginning of a document is not asked for: it would be guessed from another document's end.
+    The beginning of a document is not a target: it would be predicted from the end of another document.
     """
     targets = np.asarray(row[1:], dtype=np.int64)
     return RowExample(row[:-1], np.where(targets == BOS, PAD, targets))

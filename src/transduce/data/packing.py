@@ -1,7 +1,7 @@
-"""Running text cut into rows of equal length: packing. Pure functions of (size, context, seed, epoch).
+"""Cut running text into rows of equal length (packing). Pure functions of (size, context, seed, epoch).
 
-An epoch's rows lie side by side and hold every target once. Where the first cut falls is drawn anew in each epoch, so
-that a token stands in other places of its row, and the rows come in another order.
+The rows of an epoch do not overlap and contain every target once. The first cut is drawn again in each epoch, so that
+tokens change their position in the row, and the rows are shuffled.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ def plan_streams(n_tokens: int, *, context: int, n_streams: int) -> list[np.ndar
 
 
 def _generator(seed: int, number: int, use: str) -> np.random.Generator:
-    """A random generator of its own for every use, so that none shifts another."""
+    """An independent random generator for each use."""
     return np.random.default_rng([seed & (2**63 - 1), number, *use.encode()])

@@ -1,6 +1,6 @@
-"""Pairs of text segments from documents, to be told whether one followed the other (Devlin et al. 2019, 3.1, A.2).
+"""Pairs of text segments for next-sentence prediction (Devlin et al. 2019, 3.1, A.2).
 
-Pure functions of the sentences' lengths and of (seed, epoch): the text itself is looked up when a batch is made.
+Pure functions of the sentence lengths and of (seed, epoch). The text itself is looked up when a batch is made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from transduce.text.special import BOS, EOS
 
 FOLLOWS, RANDOM = 0, 1
-"""What the model tells of a pair; the numbers are BERT's."""
+"""The labels of a pair; the numbers are BERT's."""
 
 _SHORT = 0.1  # pairs that are wanted shorter than the longest, so that lengths vary
 
@@ -33,7 +33,7 @@ class PairPlan:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """[CLS] A [SEP] B [SEP], and the segment of each token: 0 up to the first [SEP], 1 behind it."""
+    """[CLS] A [SEP] B [SEP], and the segment of each token: 0 up to the first [SEP], 1 after it."""
 
     ids: np.ndarray
     segments: np.ndarray
@@ -53,9 +53,9 @@ def pack(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray | None = N
 
 
 def fit(n_a: int, n_b: int, room: int, draw: np.random.Generator) -> tuple[slice, slice]:
-    """What to keep of two segments so that both have room.
+    """What to keep of two segments so that both fit into `room` tokens.
 
-    The longer loses a token, from its front or its end by the toss of a coin, until they do.
+    The longer one loses a token at a time, at random from its front or its end.
     """
     cuts = [[0, n_a], [0, n_b]]
     while (n_a := cuts[0][1] - cuts[0][0]) + (n_b := cuts[1][1] - cuts[1][0]) > room:
@@ -68,7 +68,7 @@ def fit(n_a: int, n_b: int, room: int, draw: np.random.Generator) -> tuple[slice
 
 
 def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, seed: int, epoch: int) -> list[PairPlan]:
-    """The pairs of one epoch over documents that lie one behind another, in the order of the text.
+    """The pairs of one epoch over consecutive documents, in the order of the text.
 
     lengths: tokens of each sentence. document_starts: the number of each document's first sentence, and at the end
     that of all sentences. room: tokens of both segments together. Sentences are gathered until they fill the room; A is

@@ -1,9 +1,9 @@
-"""A vocabulary that grows: all its pieces keep their ids, and pieces learned from new text come behind them.
+"""Extend a vocabulary: its pieces keep their ids, and pieces learned from new text are appended.
 
-First come the characters that the vocabulary lacks, the most frequent first. Then the text is cut as it was before, and
-the two neighbours within a word that stand together most often become one piece, again and again: byte-pair encoding
-(Sennrich et al. 2016) that goes on where the old vocabulary ended. So every new piece is made of known ones. A text in
-which no new piece can be formed is cut exactly as before.
+First the missing characters are added, the most frequent first. Then the text is split with the old vocabulary, and the
+most frequent pair of neighbours within a word is merged into a new piece, repeatedly: byte-pair encoding (Sennrich et
+al. 2016) that continues from the old vocabulary. Every new piece therefore consists of known ones, and text without new
+pieces is split exactly as before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transduce.text.training import sample_of
 SAMPLE_LINES = 100_000
 """Lines that new pieces are learned from; of more, a random sample."""
 
-_LEAST = 5  # times that two neighbours must stand together to become a piece
+_LEAST = 5  # occurrences of a pair that are needed for a new piece
 _LONGEST = 16  # characters of a piece, as in SentencePiece
 _ABOVE = 0.01  # how much more a new piece scores than what it is made of, at least
 _SPACE = "\u2581"
@@ -53,9 +53,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """Vocabularies with more pieces. `src` and `tgt`: of each new id, in order, the old ids that it stands for.
+    """Extended vocabularies. `src` and `tgt`: for each new id, in order, the old ids that it consists of.
 
-    A new character stands for none, or for its bytes where the vocabulary has these.
+    A new character consists of no old ids, or of those of its bytes if the vocabulary has them.
     """
 
     tokenizers: Tokenizers
@@ -110,9 +110,9 @@ def of_characters(vocabulary: Vocabulary) -> bool:
 
 
 def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]]) -> bytes:
-    """A serialised SentencePiece model with more pieces, each with its score, behind those that it has.
+    """Append pieces with their scores to a serialised SentencePiece model.
 
-    In protobuf's form the elements of a repeated field (1, `pieces`: a text, 1, and a score, 2) may stand anywhere.
+    In protobuf's format, elements of a repeated field (1, `pieces`: a text, 1, and a score, 2) may appear anywhere.
     """
     written = [model]
     for text, score in pieces:
@@ -145,7 +145,7 @@ def _one_list(tokenizers: Tokenizers) -> bool:
 def _extended(
     vocabulary: Vocabulary, learned: Sequence[Sequence[Piece]], *, own: int = 0
 ) -> tuple[Vocabulary, tuple[Parts, ...]]:
-    """The vocabulary with all that was learned, and what each new piece stands for; it cuts by its `own` ones only."""
+    """The vocabulary with all learned pieces, and the old ids of each; text is split with its `own` ones only."""
     pieces = vocabulary.pieces(range(vocabulary.vocab_size))
     known = {piece: i for i, piece in enumerate(pieces)}
     found: dict[str, Parts] = {}

@@ -1,7 +1,7 @@
 """Vocabularies of the `tokenizers` library (WordPiece, byte-level BPE): a tokenizer.json, which is data only.
 
-The run folder keeps the file as it came, and beside it the library's id of each of ours, which has the special ones in
-front. The library is an extra: `pip install transduce[interchange]`.
+The run folder contains the unchanged file and a list of the library's id for each of ours; our special ids come first.
+The library is an extra: `pip install transduce[interchange]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transduce.text.hub_parts import check_parts
 from transduce.text.special import BOS, EOS, UNK, characters, opened
 
 MOST_IDS = 1 << 24
-"""Ids beyond are of no vocabulary; the library would take memory for all up to the largest, and end the process."""
+"""Larger ids are refused: the library allocates memory up to the largest id, and would crash the process."""
 _PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabulary that lacks its own UNK fails here
 
 
@@ -73,11 +73,11 @@ class HubTokenizer:
         return characters(text) if normalizer is None else str(normalizer.normalize_str(characters(text)))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces that ids stand for, special ones too."""
+        """The pieces of ids, including special ones."""
         return [self._piece(int(i)) for i in ids]
 
     def unknown(self, text: str) -> list[str]:
-        """The parts of a text that the vocabulary lacks, in order, each once."""
+        """The parts of a text that are not in the vocabulary, in order, each once."""
         text = characters(text)
         found = self._tokenizer.encode(text, add_special_tokens=False)
         parts = [text[a:b] for i, (a, b) in zip(found.ids, found.offsets, strict=True) if self._ours.get(i, UNK) == UNK]
@@ -91,7 +91,7 @@ class HubTokenizer:
     def bytes_of(self) -> list[bytes]:
         """The UTF-8 bytes of each piece of an exact vocabulary; `ValueError` where it is another.
 
-        Exact are those of GPT-2, whose characters are bytes, and ours, which name the bytes that stand in for others.
+        Exact are GPT-2's, whose characters are bytes, and ours, which have a piece for each byte.
         """
         pieces = self.pieces(range(self.vocab_size))
         if named := self._named_bytes:
@@ -107,13 +107,13 @@ class HubTokenizer:
 
     @cached_property
     def _named_bytes(self) -> dict[str, bytes]:
-        """The pieces that stand for bytes, as `<0x0A>`, where there are all and a space is a space; else none."""
+        """The pieces for bytes, such as `<0x0A>`, if there are all 256 and spaces are kept; else none."""
         named = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
         whole = self._tokenizer.pre_tokenizer is None and named.keys() <= set(self.pieces(range(self.vocab_size)))
         return named if whole else {}
 
     def save(self, path: Path) -> None:
-        """Write the library's file as `path`, and the list of ids beside it as .json (each aside, then renamed)."""
+        """Write the library's file as `path`, and the list of ids as .json (each atomically)."""
         with write_aside(path) as aside:
             aside.write_bytes(self.model)
         write_json(path.with_suffix(".json"), {"kind": self.kind, "theirs": self._theirs})
@@ -133,9 +133,9 @@ class HubTokenizer:
 
 
 def _byte_of() -> dict[str, int]:
-    """The byte that each character of a byte-level piece stands for (Radford et al. 2019).
+    """The byte of each character of a byte-level piece (Radford et al. 2019).
 
-    Those that can be seen stand for themselves, the others for 256 and up, in order.
+    Printable characters are their own bytes; the other bytes are the characters from 256 on, in order.
     """
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in seen]

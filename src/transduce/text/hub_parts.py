@@ -58,7 +58,7 @@ CHARSMAPS = frozenset(
 
 
 def check_parts(model: bytes) -> None:
-    """`ValueError` where a tokenizer.json holds a part that is not known."""
+    """Raise `ValueError` if a tokenizer.json contains an unknown part."""
     try:
         content = json.loads(model)
         parts = [(place, part) for place in PARTS for part in _flat(content.get(place))]

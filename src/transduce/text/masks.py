@@ -1,4 +1,4 @@
-"""Text with gaps, written <mask>: to ids in which MASK stands for a word, whatever the vocabulary calls it."""
+"""Encode text with masked words, written <mask>."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _SPACE = "\u2581"
 
 
 def encode_gaps(vocabulary: Vocabulary, text: str) -> list[int]:
-    """The ids of a text; each <mask> in it is one MASK, which takes the place of a word with the space before it.
+    """The ids of a text. Each <mask> becomes one MASK, which replaces a word and the space before it.
 
-    The vocabulary's own sign, as [MASK], is known too.
+    The vocabulary's own mask token, such as [MASK], is accepted too.
     """
     ids = vocabulary.encode(text.replace(MASK_PIECE, vocabulary.pieces([MASK])[0]))
     lone = {i for i in set(ids) if i != MASK and vocabulary.pieces([i])[0] == _SPACE}

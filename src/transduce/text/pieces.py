@@ -1,6 +1,6 @@
-"""A tokenizer of two steps, as Marian's models have it: SentencePiece cuts, a list of pieces gives the ids.
+"""The tokenizer of Marian's models: SentencePiece splits the text, a separate list of pieces gives the ids.
 
-The SentencePiece model has ids of its own, which do not count: each side has such a model, and both may share one list.
+The ids of the SentencePiece model itself are not used. Each side has such a model; both may share the list.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class PieceTokenizer:
         return str(self._sp.normalize(characters(text))).replace("\u2581", " ").strip(" ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces that ids stand for, special ones too; U+2581 marks the beginning of a word."""
+        """The pieces of ids, including special ones; U+2581 marks the beginning of a word."""
         return [self._pieces[int(i)] for i in ids]
 
     def unknown(self, text: str) -> list[str]:
-        """The parts of a text that the vocabulary lacks, in order, each once."""
+        """The parts of a text that are not in the vocabulary, in order, each once."""
         codes, rests = self._split([text])
         pieces = codes[0] + self._sp.encode(rests[0], out_type=str, num_threads=1)
         return list(dict.fromkeys(piece for piece in pieces if piece not in self._ids))
@@ -85,7 +85,7 @@ class PieceTokenizer:
         return ids
 
     def save(self, path: Path) -> None:
-        """Write the SentencePiece model, and the list of pieces beside it as .json (each aside, then renamed)."""
+        """Write the SentencePiece model, and the list of pieces as .json (each atomically)."""
         with write_aside(path) as aside:
             aside.write_bytes(self.model)
         write_json(path.with_suffix(".json"), {"kind": self.kind, "pieces": self._pieces})

@@ -1,8 +1,7 @@
-"""Segmentations drawn at random from a SentencePiece model, for subword regularisation.
+"""Random segmentations with a SentencePiece model, for subword regularisation.
 
-Drawn here and not by the library, whose generator is salted anew in every process: a run that is resumed must see the
-pieces that it would have seen. Pieces never reach over a blank, so a text is drawn word by word, and what can be said
-of a word beforehand is kept for the next time.
+SentencePiece's own sampling cannot be used: its generator has a different seed in every process, but a resumed run must
+see the same pieces. Pieces do not cross spaces, so a text is sampled word by word, and the lattice of a word is cached.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Lattice = list[tuple[list[float], list[int]]]
 
 
 def kind_of(sp: Any) -> str:
-    """unigram, bpe or char, told by what the model can do: the library does not say."""
+    """unigram, bpe or char. The library has no function for it, so this tries what the model supports."""
     try:
         sp.nbest_encode("a", nbest_size=2)
         return "unigram"

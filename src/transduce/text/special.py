@@ -1,4 +1,4 @@
-"""What every vocabulary shares, whatever made it: the special ids, and how text is handed to it."""
+"""What all vocabularies share: the special ids, and the protocol of a tokenizer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
 
 MASK = 4
 MASK_PIECE = "<mask>"
-"""What hides a token. Only vocabularies of masked models have it; there BOS is BERT's [CLS], and EOS its [SEP]."""
+"""The mask token. Only vocabularies of masked models have it; in these, BOS is BERT's [CLS] and EOS its [SEP]."""
 
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 @runtime_checkable
 class Vocabulary(Protocol):
-    """What the rest of the package needs of one side's tokenizer."""
+    """The tokenizer of one side, as the rest of the package uses it."""
 
     model: bytes
     notes: tuple[str, ...]
@@ -47,25 +47,25 @@ class Vocabulary(Protocol):
         """The text as the vocabulary sees it."""
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces that ids stand for."""
+        """The pieces of ids."""
 
     def unknown(self, text: str) -> list[str]:
-        """The parts of a text that the vocabulary lacks."""
+        """The parts of a text that are not in the vocabulary."""
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """Segmentations drawn at random."""
+        """Random segmentations."""
 
     def save(self, path: Path) -> None:
-        """Write its files: `path` and what stands beside it."""
+        """Write its files: `path`, and others with the same stem."""
 
 
 def characters(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 cannot hold, replaced by U+FFFD. Text that was read has none."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD. Text from files has none."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 def opened(path: Path, make: Callable[[bytes], T]) -> T:
-    """What `make` makes of a vocabulary's file; a `RunFolderError` names one that is missing or damaged."""
+    """Read a vocabulary with `make`; a `RunFolderError` names a file that is missing or damaged."""
     content = read_bytes(path, most=sys.maxsize)
     try:
         return make(content)

@@ -1,11 +1,11 @@
-"""SentencePiece (Kudo and Richardson 2018): text to ids and back, with a vocabulary that lies in the run folder.
+"""Encode text as ids and decode it, with SentencePiece (Kudo and Richardson 2018).
 
-The same four ids are special in every vocabulary: padding, unknown, beginning and end of a sentence. Characters that
-the vocabulary lacks become `UNK`; no bytes stand in for them. `training.py` beside this file learns vocabularies.
+Four ids are special in every vocabulary: padding, unknown, beginning and end of a sentence. Characters outside the
+vocabulary become `UNK`. `training.py` learns vocabularies.
 
-Vocabularies for running text are exact: `decode(encode(text)) == text` for every text, line ends and spaces and all.
-Nothing is normalised, the line end is a piece of its own, and bytes stand in for characters that are not known, and for
-U+2581, which is the library's own sign for a space.
+Vocabularies for running text are exact: `decode(encode(text)) == text` for every text, including line ends and spaces.
+They do not normalise, have a piece for the line end, and encode unknown characters as bytes, as well as U+2581, which is
+SentencePiece's sign for a space.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tokenizer:
     """A vocabulary. Immutable, safe to use from several threads."""
 
     def __init__(self, model: bytes, *, notes: Sequence[str] = ()) -> None:
-        """`model`: a serialised SentencePiece model; `notes`: what its training had to tell. `ValueError` if unfit."""
+        """`model`: a serialised SentencePiece model; `notes`: remarks of its training. Raises `ValueError`."""
         self.model, self.notes = model, tuple(notes)
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -72,12 +72,12 @@ class Tokenizer:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether `decode(encode(text))` is the text whatever it is; then texts cut at line ends encode as a whole."""
+        """Whether `decode(encode(text))` is always the text. Then a text may be encoded line by line."""
         return bool(self._sp.decode(self._sp.encode(_PROBE)) == _PROBE)
 
     @cached_property
     def bytes_of(self) -> list[bytes]:
-        """The UTF-8 bytes of each piece of an exact vocabulary; a piece may hold a part of a character only."""
+        """The UTF-8 bytes of each piece of an exact vocabulary; a piece may be a part of a character."""
         return [self._bytes(i) for i in range(self.vocab_size)]
 
     def _bytes(self, i: int) -> bytes:
@@ -88,7 +88,7 @@ class Tokenizer:
         return text.encode("utf-8")
 
     def _around_spaces(self, text: str) -> list[int]:
-        """The ids of a text in which bytes stand in for U+2581."""
+        """The ids of a text whose U+2581 are encoded as bytes."""
         own = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode("utf-8")]
         parts = self._sp.encode([characters(part) for part in text.split(_SPACE)], num_threads=1)
         return list(chain(parts[0], *(own + part for part in parts[1:])))
@@ -100,11 +100,11 @@ class Tokenizer:
         return self._sp.normalize(characters(text)).replace("\u2581", " ").strip(" ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces that ids stand for, special ones too; U+2581 marks the beginning of a word."""
+        """The pieces of ids, including special ones; U+2581 marks the beginning of a word."""
         return [self._sp.id_to_piece(int(i)) for i in ids]
 
     def unknown(self, text: str) -> list[str]:
-        """The parts of a text that the vocabulary lacks, in order, each once."""
+        """The parts of a text that are not in the vocabulary, in order, each once."""
         ids, parts = self.encode(text), self._sp.encode(characters(text), out_type=str, num_threads=1)
         return list(dict.fromkeys(part for i, part in zip(ids, parts, strict=True) if i == UNK))
 
@@ -163,13 +163,13 @@ class Tokenizers:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What training had to tell, once."""
+        """The remarks of the training, each once."""
         return tuple(dict.fromkeys(self.src.notes + self.tgt.notes))
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`; the other kind is removed.
 
-        A kind of tokenizer that needs more keeps it beside its model, as `tokenizer.src.json`.
+        Some kinds of tokenizer also write a list of pieces or ids, `tokenizer.src.json`.
         """
         joint, src, tgt = _files(folder)
         wanted = {joint: self.src} if self.joint else {src: self.src, tgt: self.tgt}
@@ -196,7 +196,7 @@ def load_tokenizers(folder: RunFolder) -> Tokenizers:
 
 
 def _load(path: Path) -> Vocabulary:
-    """The tokenizer at `path`, of the kind that the list beside it names, where there is one."""
+    """The tokenizer at `path`. A JSON file with the same stem, if there is one, names its kind."""
     listed = path.with_suffix(".json")
     if not listed.exists():
         return Tokenizer.load(path)

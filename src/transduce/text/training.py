@@ -1,4 +1,4 @@
-"""Learns a vocabulary: deterministic, quiet, on a sample where the text is large."""
+"""Learn a vocabulary, deterministically, from a sample if the text is large."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 
 SAMPLE_LINES = 1_000_000
-"""Lines that a vocabulary is learned from; of more, a random sample."""
+"""Lines that a vocabulary is learned from at most; of more, a random sample is taken."""
 
 _EXACT: dict[str, Any] = {
     "normalization_rule_name": "identity",
@@ -29,7 +29,7 @@ _EXACT: dict[str, Any] = {
     "remove_extra_whitespaces": False,
     "byte_fallback": True,
 }
-"""Options under which text comes back as it was."""
+"""Options for exact vocabularies."""
 
 _LONGEST = 500  # characters given to the trainer as one sentence: its time can grow with their square
 
@@ -41,7 +41,7 @@ def train_tokenizer(
 
     A size beyond what the text supports becomes the largest possible one; `Tokenizer.notes` says so. The result is a
     function of (lines, settings, vocab_size, seed). Raises `DataError` where there is no text, `SettingsError` where
-    the size does not even hold the characters, or where the normalization is unknown.
+    the characters alone need a larger vocabulary, or where the normalization is unknown.
     """
     if settings.normalization not in NORMALIZATIONS:
         hint = nearest(settings.normalization, NORMALIZATIONS)
