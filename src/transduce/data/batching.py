@@ -71,7 +71,7 @@ def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.nda
 def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, budget: int) -> list[np.ndarray]:
     """Cut one batch into micro-batches within `budget`, as few as can be, of like size where that fits.
 
-    Lengths are looked up by `indices`. A batch that fits is not cut; a sentence longer than the budget is a micro-batch alone.
+    Lengths are looked up by `indices`. A batch that fits is not cut. A longer sentence is a batch alone.
     """
     if not len(indices):
         return []

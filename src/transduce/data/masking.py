@@ -64,9 +64,7 @@ def _words(
     ids: np.ndarray, ordinary: np.ndarray, starts: np.ndarray, draw: np.random.Generator, wanted: int
 ) -> np.ndarray:
     """The positions of random words: one, and more while they fit into `wanted` tokens."""
-    begins = starts[ids[ordinary]] | (
-        np.diff(ordinary, prepend=-2) != 1
-    )  # a word does not continue after a special token
+    begins = starts[ids[ordinary]] | (np.diff(ordinary, prepend=-2) != 1)  # no word crosses a special token
     words = np.split(ordinary, np.flatnonzero(begins)[1:])
     chosen: list[np.ndarray] = []
     left = wanted

@@ -4,8 +4,8 @@ Four ids are special in every vocabulary: padding, unknown, beginning and end of
 vocabulary become `UNK`. `training.py` learns vocabularies.
 
 Vocabularies for running text are exact: `decode(encode(text)) == text` for every text, including line ends and spaces.
-They do not normalise, have a piece for the line end, and encode unknown characters as bytes, as well as U+2581, which is
-SentencePiece's sign for a space.
+They do not normalise and have a piece for the line end. Unknown characters are encoded as bytes, and so is U+2581,
+which SentencePiece uses for spaces.
 """
 
 from __future__ import annotations
