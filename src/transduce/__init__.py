@@ -1,4 +1,4 @@
-"""transduce: from raw text to a translator, or to a model that goes on with text. See `transduce --help` and docs/."""
+"""transduce: from raw text to a translator, a language model or a classifier. See `transduce --help` and docs/."""
 
 from __future__ import annotations
 
@@ -6,19 +6,34 @@ import importlib
 
 __version__ = "0.1.0"
 _LAZY = {
-    "MaskFiller": "transduce.decoding.mask_filler",
+    "GenerationOptions": "transduce.decoding.options",
     "Generator": "transduce.decoding.generator",
+    "MaskFiller": "transduce.decoding.mask_filler",
+    "Sampling": "transduce.decoding.options",
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
+    "TranslationOptions": "transduce.decoding.options",
     "Translator": "transduce.decoding.translator",
     "diagnose": "transduce.doctor.diagnose",
     "train": "transduce.pipeline",
 }
-__all__ = ["Generator", "MaskFiller", "Settings", "TextClassifier", "Translator", "__version__", "diagnose", "train"]
+__all__ = [
+    "GenerationOptions",
+    "Generator",
+    "MaskFiller",
+    "Sampling",
+    "Settings",
+    "TextClassifier",
+    "TranslationOptions",
+    "Translator",
+    "__version__",
+    "diagnose",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:
-    """Hand names on only when they are asked for: `import transduce` must pull no torch."""
+    """Import names when they are first used, so that `import transduce` does not import torch."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'transduce' has no attribute {name!r}")
