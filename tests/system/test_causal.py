@@ -76,7 +76,7 @@ def test_a_run_folder_tells_its_story(run: Path) -> None:
     settings = RunFolder.open(run).settings
     assert (settings.task, settings.model.kind, settings.training.label_smoothing) == ("causal", "gpt", 0.0)
     report, card = (run / "report.html").read_text("utf-8"), (run / "README.md").read_text("utf-8")
-    for part in ("bits a byte", "nats a token", "poem.txt", "Texts", LINES[0].split()[0]):
+    for part in ("bits per byte", "nats per token", "poem.txt", "Texts", LINES[0].split()[0]):
         assert part in report
     for part in ("transduce generate", "Generator.load", "continues text", "sees 32 tokens"):
         assert part in card
@@ -92,7 +92,7 @@ def test_a_run_folder_tells_its_story(run: Path) -> None:
 
 def test_evaluate(run: Path, text: Path) -> None:
     done = transduce("evaluate", run, "--text", text)
-    assert done.code == 0 and "bits a byte" in done.out and f"{len(POEM):,} bytes" in done.out
+    assert done.code == 0 and "bits per byte" in done.out and f"{len(POEM):,} bytes" in done.out
     scores = json.loads(transduce("evaluate", run, "--text", text, "--json").out)
     known = json.loads((run / "text_scores.json").read_text())["sets"][1]
     assert {key: pytest.approx(value, rel=1e-4) for key, value in scores.items()} == {

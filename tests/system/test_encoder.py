@@ -113,7 +113,7 @@ def masked(folder: Path) -> Path:
         "train", folder / "masked.toml", "--run", folder / "bert", *with_settings(*MODEL, CONTEXT, *TRAINING, *lines)
     )
     assert done.code == 0, done.err
-    for part in ("masked tokens told", "tokenizer.mask", "valid.txt: "):
+    for part in ("masked-token accuracy", "tokenizer.mask", "valid.txt: "):
         assert part in done.err, done.err
     assert "next sentences" not in done.err
     return folder / "bert"
@@ -141,7 +141,7 @@ def test_it_learns_what_stands_in_gaps(masked: Path) -> None:
     assert {found["name"] for found in scores} == {"valid", "valid.txt"}
     assert all(found["masked_accuracy"] > 0.5 for found in scores), scores
     report, card = (masked / "report.html").read_text(), (masked / "README.md").read_text()
-    assert "masked tokens told" in report and "transduce fill" in card and "| valid |" in card
+    assert "masked-token accuracy" in report and "transduce fill" in card and "| valid |" in card
 
 
 def test_it_learns_what_follows(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_masked_run_is_judged_on_text(masked: Path, folder: Path) -> None:
     small = json.loads(transduce(*text, "--json", "--batch-tokens", 40).out)
     assert small["nll"] == pytest.approx(told["nll"], rel=1e-4) and small["hidden"] == told["hidden"]
     done = transduce(*text)
-    assert done.code == 0 and "masked tokens told" in done.out and done.out.count("\n") == 2
+    assert done.code == 0 and "masked-token accuracy" in done.out and done.out.count("\n") == 2
     assert_refused(transduce(*text, "--stride", 4), "--stride: no effect on a run of task 'masked'")
     assert_refused(transduce("evaluate", masked, "--labels", folder / "valid.tsv"), "evaluate it with --text")
     (folder / "nothing.txt").write_text("\n")
@@ -285,13 +285,13 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
         ("masked", ["data.documents=line"], "a document of one sentence has no next one"),
         ("masked", ["model.kind=gpt"], "model.kind = 'gpt' does not fit task 'masked'"),
         ("masked", ["tokenizer.mask=false"], "task 'masked' needs a piece <mask>"),
-        ("masked", ["model.positions=learned", "model.max_positions=16"], "learned positions hold model.max_positions"),
+        ("masked", ["model.positions=learned", "model.max_positions=16"], "model.max_positions = 16 learned positions"),
         ("masked", ["data.documents=file"], "train text has 1 document: model.next_sentence = true needs two"),
         ("masked", ["model.n_segments=1"], "model.n_segments must be 2"),
         ("labels", ["data.labels=['pos', 'pos']"], "at least two, and none twice"),
         ("labels", ["data.labels=['pos', 'meh']"], "unknown label 'neg'; known: pos, meh"),
         ("labels", ["data.demo=5"], "built-in corpus"),
-        ("labels", ["data.max_length=1"], "data.max_length = 1: must hold 8 tokens"),
+        ("labels", ["data.max_length=1"], "data.max_length = 1: must be at least 8"),
         ("labels", ["training.start=nowhere"], "nowhere"),
     ],
 )

@@ -17,7 +17,7 @@ from transduce.data.encoding import pack_texts
 from transduce.data.sentence_pairs import Packed
 from transduce.data.store import LabelStore
 from transduce.decoding.loading import Precision, open_model
-from transduce.errors import DataError
+from transduce.errors import DataError, SettingsError
 from transduce.text.special import Vocabulary
 
 BATCH_TOKENS = 4096
@@ -25,9 +25,9 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """A text's label, and how likely each is, in the order of the labels.
+    """The predicted label of a text, and the probability of each label, in their order.
 
-    `full`: the text has as many tokens as the model reads, or had more and was cut at the end.
+    `full`: the text has as many tokens as the model reads, or more and was cut.
     """
 
     texts: tuple[str, ...]
@@ -38,7 +38,7 @@ class Classification:
 
 
 class TextClassifier:
-    """Tells the label of a text, or of a pair of texts."""
+    """Predicts the label of a text, or of a pair of texts."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary, labels: Sequence[str], *, longest: int) -> None:
         self.model: Any = model
@@ -47,31 +47,37 @@ class TextClassifier:
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> TextClassifier:
-        """The model of a run of task "classification". Raises `RunFolderError`, `SettingsError`."""
+        """Load the model of a run folder of task "classification".
+
+        Raises:
+            RunFolderError: The folder is missing or damaged.
+            SettingsError: The run is of another task, or there is no such device.
+        """
         folder, model, tokenizers = open_model(path, task="classification", device=device, precision=precision)
         data = folder.settings.data
-        assert data.labels is not None, "chosen in training"
+        if data.labels is None:
+            raise SettingsError(f"{path}: data.labels is unset; only a trained run can classify")
         return cls(model, tokenizers.tgt, data.labels, longest=longest_of(folder.settings.model, data.max_length))
 
     def classify(self, texts: Sequence[str | tuple[str, ...]]) -> list[Classification]:
-        """The label of each text, or of each pair. A `DataError` where both stand side by side."""
+        """Predict the label of each text, or of each pair. Raises `DataError` for a mixture of both."""
         sides = [(text,) if isinstance(text, str) else text for text in texts]
         if len({len(side) for side in sides}) > 1:
-            raise DataError("single texts and pairs of texts do not go together")
+            raise DataError("a mixture of single texts and pairs of texts; give one kind")
         if sides and len(sides[0]) > 2:
-            raise DataError(f"{len(sides[0])} texts in one: a text, or a pair of two, has one label")
+            raise DataError(f"{len(sides[0])} texts in one example; a label belongs to one text or to a pair")
         if not sides:
             return []
         packed = pack_texts(sides, self.vocabulary, longest=self.longest)
         rows = zip(sides, packed, self.probabilities(packed).tolist(), strict=True)
-        return [self._told(side, row, full=len(one.ids) >= self.longest) for side, one, row in rows]
+        return [self._classification(side, row, full=len(one.ids) >= self.longest) for side, one, row in rows]
 
-    def tell(self, store: LabelStore) -> list[int]:
-        """The number of the label told for each text of a store."""
+    def predict(self, store: LabelStore) -> list[int]:
+        """The index of the predicted label of each text of a store."""
         return [int(i) for i in self.probabilities([store[i] for i in range(len(store))]).argmax(1)]
 
     def probabilities(self, packed: Sequence[Packed]) -> np.ndarray:
-        """Of each label, [n, L]."""
+        """The probability of each label, [n, L]."""
         result = np.zeros((len(packed), len(self.labels)))
         with torch.inference_mode():
             for indices, logits in self._logits(packed):
@@ -84,11 +90,11 @@ class TextClassifier:
             batch = collate_labelled([packed[int(i)] for i in indices], [0] * len(indices)).to(self.device)
             yield indices, self.model(*batch.inputs)
 
-    def _told(self, texts: tuple[str, ...], row: list[float], *, full: bool) -> Classification:
+    def _classification(self, texts: tuple[str, ...], row: list[float], *, full: bool) -> Classification:
         best = max(range(len(row)), key=row.__getitem__)
         return Classification(texts, self.labels[best], row[best], dict(zip(self.labels, row, strict=True)), full)
 
 
 def longest_of(model: Any, max_length: int) -> int:
-    """Tokens that a text may have, frame counted."""
+    """Most tokens of a text, with [CLS] and [SEP]."""
     return min(max_length, model.max_positions) if model.positions == "learned" else max_length

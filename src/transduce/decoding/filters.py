@@ -1,4 +1,4 @@
-"""Filters of logits before sampling: pure functions, logits in, logits out; what is ruled out becomes -inf."""
+"""Filters of logits before sampling: pure functions; excluded tokens become -inf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text with gaps in, what may stand there out: `MaskFiller`."""
+"""Text with <mask> in, predicted words out: `MaskFiller`, for runs of task "masked"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transduce.data.encoding import sentences_in_memory
 from transduce.data.sentence_pairs import pack
 from transduce.data.text import read_pieces
 from transduce.decoding.loading import Precision, open_model
-from transduce.decoding.masked_scoring import gap_feeder, score_gaps
+from transduce.decoding.masked_scoring import masked_feeder, score_masked
 from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, RunFolderError
 from transduce.text.masks import bare, encode_gaps
@@ -25,7 +25,7 @@ from transduce.text.special import MASK, MASK_PIECE, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What may stand in a gap: a piece, the text with it (other gaps filled with their likeliest), how likely it is."""
+    """A piece for a mask, the text with it (and the most likely pieces for other masks), and its probability."""
 
     token: str
     text: str
@@ -34,14 +34,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """A text, and for each of its gaps the likeliest candidates, best first."""
+    """A text, and for each of its masks the most likely pieces, best first."""
 
     text: str
     masks: tuple[tuple[Prediction, ...], ...]
 
 
 class MaskFiller:
-    """Tells the words behind <mask>."""
+    """Predicts the words behind <mask>."""
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary, settings: Settings) -> None:
         """`settings`: those of the run."""
@@ -52,24 +52,29 @@ class MaskFiller:
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> MaskFiller:
-        """The model of a run of task "masked". Raises `RunFolderError`, `SettingsError`."""
+        """Load the model of a run folder of task "masked".
+
+        Raises:
+            RunFolderError: The folder is missing or damaged.
+            SettingsError: The run is of another task, or there is no such device.
+        """
         folder, model, tokenizers = open_model(path, task="masked", device=device, precision=precision)
         if MASK not in encode_gaps(tokenizers.tgt, f"a {MASK_PIECE} b"):
-            raise RunFolderError(f"{folder.path}: its vocabulary does not know {MASK_PIECE}, or is damaged")
+            raise RunFolderError(f"{folder.path}: its vocabulary has no {MASK_PIECE}, or is damaged")
         return cls(model, tokenizers.tgt, folder.settings)
 
     def fill(self, texts: Sequence[str], *, top: int = 5) -> list[Filling]:
-        """The `top` candidates of every <mask> in each text, each gap by itself.
+        """The `top` predictions for every <mask> in each text, independent of each other.
 
-        Raises `DataError` where a text has no gap, or is longer than the model's context.
+        Raises `DataError` for a text without <mask>, or one longer than the model's context.
         """
         return [self._fill(text, encode_gaps(self.vocabulary, text), top) for text in texts]
 
     def evaluate(self, path: str | Path, *, batch_tokens: int | None = None) -> MaskedScore:
-        """How well the model tells hidden words of the text of a file (`-`: standard input), cut as in its training.
+        """Score the model on masked tokens of the text of a file (`-`: standard input), split as in training.
 
-        What is hidden follows from the run's seed, so it is the same each time; a run's own validation text gives the
-        run's own figures. One document alone has no next sentences to judge. Raises `DataError`.
+        The masked tokens follow from the run's seed: figures are reproducible. Validation text gives the training's own
+        figures. A single document has no next-sentence accuracy. Raises `DataError`.
         """
         data, training = self.settings.data, self.settings.training
         budget = batch_tokens or training.micro_batch_tokens or training.batch_tokens
@@ -84,16 +89,16 @@ class MaskFiller:
         if store.n_documents < 2:
             changes["model"] = self.settings.model.model_copy(update={"next_sentence": False})
         settings = self.settings.model_copy(update=changes)
-        return score_gaps(self.model, gap_feeder(store, self.vocabulary, settings, self.device))
+        return score_masked(self.model, masked_feeder(store, self.vocabulary, settings, self.device))
 
     def _fill(self, text: str, ids: list[int], top: int) -> Filling:
         framed = pack(ids)
         places = [i for i, token in enumerate(framed.ids.tolist()) if token == MASK]
         if not places:
-            raise DataError(f"there is no <mask> in {text!r}: write it where a word is to be told")
+            raise DataError(f"there is no <mask> in {text!r}; put it where a word is to be predicted")
         if len(framed.ids) > self.context:
             raise DataError(
-                f"{len(framed.ids)} tokens with their frame; the model sees {self.context}: {text[:60]!r}..."
+                f"{len(framed.ids)} tokens with special ones; this model's context is {self.context}: {text[:60]!r}..."
             )
         with torch.inference_mode():
             rows = pad_rows([framed.ids]).to(self.device)

@@ -1,4 +1,4 @@
-"""How well a masked model tells hidden tokens: rows with gaps that are always the same, and what is right of them."""
+"""Masked-token accuracy: rows whose masked tokens are always the same, and how many are predicted."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ def judges_pairs(settings: Settings) -> bool:
     return isinstance(settings.model, BertSettings) and settings.model.next_sentence
 
 
-def gap_feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device) -> MaskedFeeder:
-    """Rows with gaps; pairs of texts where the model judges these."""
+def masked_feeder(
+    store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device
+) -> MaskedFeeder:
+    """Rows with masked tokens; pairs of segments if the model predicts next sentences."""
     data = settings.data
-    assert data.context is not None, "chosen first"
+    if data.context is None:
+        raise SettingsError("data.context is unset: masked-token scoring needs the settings of a trained run")
     starts: np.ndarray | None = None
     if data.whole_words:
         starts = word_starts(vocabulary.pieces(range(vocabulary.vocab_size)))
         if starts is None:
-            raise SettingsError("data.whole_words = true: the pieces of this vocabulary do not show where words begin")
+            raise SettingsError("data.whole_words = true: the pieces of this vocabulary do not mark the start of words")
     return MaskedFeeder(
         store,
         settings.training,
@@ -48,8 +51,8 @@ def gap_feeder(store: SentenceStore, vocabulary: Vocabulary, settings: Settings,
     )
 
 
-def judge_gaps(feeder: MaskedFeeder) -> Judge:
-    """What tells the share of hidden tokens, and of next sentences, that a model finds."""
+def masked_judge(feeder: MaskedFeeder) -> Judge:
+    """Computes the accuracy on masked tokens and, with pairs, on next sentences."""
 
     def judge(model: nn.Module) -> dict[str, float]:
         right = n = followed = n_pairs = 0
@@ -68,8 +71,8 @@ def judge_gaps(feeder: MaskedFeeder) -> Judge:
     return judge
 
 
-def score_gaps(model: nn.Module, feeder: MaskedFeeder) -> MaskedScore:
-    """How well a model tells what is hidden in the feeder's text."""
+def score_masked(model: nn.Module, feeder: MaskedFeeder) -> MaskedScore:
+    """Score a model on the masked tokens of the feeder's text."""
     n_hidden = 0
 
     def batches() -> Iterator[TrainingBatch]:
@@ -78,9 +81,9 @@ def score_gaps(model: nn.Module, feeder: MaskedFeeder) -> MaskedScore:
             n_hidden += batch.n_targets
             yield batch
 
-    found = Validator(model, batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=predict_masked_tokens)()
+    found = Validator(model, batches, smoothing=0.0, judge=masked_judge(feeder), criterion=predict_masked_tokens)()
     return MaskedScore(
-        loss=found["loss"] if feeder.pairs else found["nll"],  # with pairs their loss is in it
+        loss=found["loss"] if feeder.pairs else found["nll"],  # includes the loss on pairs
         nll=found["nll"],
         masked_accuracy=found["masked_accuracy"],
         next_sentence_accuracy=found.get("next_sentence_accuracy") if feeder.pairs else None,

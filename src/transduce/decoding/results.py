@@ -1,4 +1,4 @@
-"""What translators and generators hand back."""
+"""Results of translators, generators and masked language models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One output for a line. `log_prob`: nats, the end of the sentence counted; `score`: what the search ranks by.
+    """One output for a line. `log_prob`: nats, with the end of the sentence; `score`: what the search ranks by.
 
     `finished` is False where the output was cut off at the length limit.
     """
@@ -22,7 +22,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """What became of a line: candidates, best first (samples: in the order drawn), and what the user should know."""
+    """The translation of a line: candidates, best first (samples: in the order drawn), and a note for the user."""
 
     candidates: tuple[Candidate, ...]
     note: str = ""
@@ -49,13 +49,13 @@ class Translation:
 
     @property
     def finished(self) -> bool:
-        """Whether the best candidate came to its end."""
+        """Whether the best candidate is complete, not cut off."""
         return self.candidates[0].finished
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How likely the model finds a given translation: nats, token by token; the last is the end of the sentence."""
+    """Log-probabilities of a given text: nats, token by token; the last is the end of the text."""
 
     token_log_probs: tuple[float, ...]
 
@@ -66,13 +66,13 @@ class Score:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens, the end of the sentence counted."""
+        """Tokens, with the end."""
         return len(self.token_log_probs)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How a prompt goes on. `text` and `ids` are what is new; `log_prob`: nats, by the model itself.
+    """The continuation of a prompt. `text` and `ids`: what is new; `log_prob`: nats, without temperature and cuts.
 
     `finished` is False where the text was cut off at the length limit.
     """
@@ -86,7 +86,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class TextScore:
-    """How well a model tells running text: `nats` summed over `n_tokens`, whose text has `n_bytes` in UTF-8."""
+    """The loss on running text: `nats` summed over `n_tokens`, whose text has `n_bytes` in UTF-8."""
 
     nats: float
     n_tokens: int
@@ -96,21 +96,21 @@ class TextScore:
 
     @property
     def nll(self) -> float:
-        """Nats a token, ends of documents counted."""
+        """Nats per token, with the ends of documents."""
         return self.nats / self.n_tokens
 
     @property
     def perplexity(self) -> float:
-        """exp of the nats a token: depends on the vocabulary."""
+        """exp of the nats per token; depends on the vocabulary."""
         return math.exp(min(self.nll, 700.0))
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a byte of text: does not depend on the vocabulary."""
+        """Bits per byte of text; does not depend on the vocabulary."""
         return self.nats / math.log(2) / self.n_bytes
 
     def to_json(self) -> dict[str, float]:
-        """As plain values."""
+        """Plain values."""
         return {
             "nll": self.nll,
             "perplexity": self.perplexity,
@@ -122,20 +122,20 @@ class TextScore:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Lines to print."""
         return [
-            f"perplexity {self.perplexity:.3f} a token, {self.nll:.4f} nats a token, "
-            f"{self.bits_per_byte:.4f} bits a byte",
+            f"perplexity {self.perplexity:.3f} per token, {self.nll:.4f} nats per token, "
+            f"{self.bits_per_byte:.4f} bits per byte",
             f"{self.n_tokens:,} tokens, {self.n_bytes:,} bytes; rows of {self.context} tokens, {self.stride} new each",
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedScore:
-    """How well a model tells the `n_hidden` hidden ones of `n_tokens`. `nll`: nats a hidden token.
+    """The loss on the `n_hidden` masked ones of `n_tokens`. `nll`: nats per masked token.
 
-    `loss` is what training makes small: `nll`, and where the model judges pairs the loss on these. Accuracies are
-    shares; that of next sentences is None where there are no pairs.
+    `loss` is the training loss: `nll`, and the loss on pairs if the model predicts next sentences. Accuracies are
+    fractions; that of next sentences is None without pairs.
     """
 
     loss: float
@@ -148,11 +148,11 @@ class MaskedScore:
 
     @property
     def perplexity(self) -> float:
-        """exp of the nats a hidden token: depends on the vocabulary."""
+        """exp of the nats per masked token; depends on the vocabulary."""
         return math.exp(min(self.nll, 700.0))
 
     def to_json(self) -> dict[str, float]:
-        """As plain values."""
+        """Plain values."""
         pairs = self.next_sentence_accuracy
         return {
             "loss": self.loss,
@@ -166,11 +166,11 @@ class MaskedScore:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Lines to print."""
         pairs = self.next_sentence_accuracy
-        follows = "" if pairs is None else f", next sentences told {pairs:.1%}"
+        follows = "" if pairs is None else f", next-sentence accuracy {pairs:.1%}"
         return [
-            f"masked tokens told {self.masked_accuracy:.1%}{follows}; loss {self.loss:.4f}, perplexity "
-            f"{self.perplexity:.3f} a hidden token",
-            f"{self.n_hidden:,} of {self.n_tokens:,} tokens hidden, {self.n_bytes:,} bytes",
+            f"masked-token accuracy {self.masked_accuracy:.1%}{follows}; loss {self.loss:.4f}, perplexity "
+            f"{self.perplexity:.3f} per masked token",
+            f"{self.n_hidden:,} of {self.n_tokens:,} tokens masked, {self.n_bytes:,} bytes",
         ]

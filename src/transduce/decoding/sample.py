@@ -19,7 +19,7 @@ from transduce.decoding.search import Hypothesis, Stepper, check_limits
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 Watch = Callable[[list[int], list[list[int]]], None]
-"""Told after each step: the places of the sentences that still go on, and the token of each sample; 0 at its end."""
+"""Called after each step with the places of the active sentences and the token of each of their samples (0: ended)."""
 
 
 def filter_logits(logits: Float[Tensor, "N V"], sampling: Sampling) -> Float[Tensor, "N V"]:

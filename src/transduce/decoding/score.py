@@ -1,4 +1,4 @@
-"""Log-probabilities that a model gives to translations that are there already (teacher forcing)."""
+"""Log-probabilities of given outputs (teacher forcing)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.text.tokenizer import PAD
 
-_ROWS = 1024  # of logits at once
+_ROWS = 1024  # of logits in memory at once
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from torch import Tensor
 from transduce.decoding.topk import best_continuations
 from transduce.text.tokenizer import BOS, EOS, PAD
 
-_DEAD = -math.inf  # log-probability of a place that holds nothing
+_DEAD = -math.inf  # log-probability of an empty place
 _LEAVE = 8  # sentences that are done leave the batch together, as soon as they are an eighth of it
 
 
@@ -25,18 +25,18 @@ _LEAVE = 8  # sentences that are done leave the batch together, as soon as they 
 class Stepper(Protocol):
     """What search needs of a model. Rows: sentence * n_beams + beam.
 
-    Of the state it needs `reorder(rows)`: row r goes on from the history of rows[r], a row of the same sentence; and
+    Of the state it needs `reorder(rows)`: row r continues the history of rows[r], a row of the same sentence; and
     `select(sentences)`: only these sentences stay, with all their beams.
     """
 
     def start(self, src: Tensor, *, capacity: int, n_beams: int) -> Any:
-        """State before the first token, for sources [B, S], with room for `capacity` tokens a row."""
+        """State before the first token, for sources [B, S], with room for `capacity` tokens per row."""
 
     def advance(self, ids: Tensor, state: Any) -> Tensor:
         """Hidden states [N, 1, D] after the next token [N, 1] of every row; the state moves on in place."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., D], each row by itself."""
+        """Logits [..., V] of hidden states [..., D], row by row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Hypothesis:
     """One output. `ids` without special ids; the end of the sentence counts in `log_prob` and in the length.
 
     log_prob: sum of the log-probabilities (nats) of its tokens. score: log_prob / length ** length_penalty.
-    finished: False where the output was cut off at the length limit, so that it holds no end of sentence.
+    finished: False where the output was cut off at the length limit, before an end of sentence.
     """
 
     ids: tuple[int, ...]
@@ -70,8 +70,8 @@ def beam_search(
     continuations that do not end live on. A sentence is done as soon as
 
     - beam * patience of its hypotheses have finished (Kasai et al. 2022; 1 is what most systems do), the best of them
-      at least as good as the best live one as it stands: else the places of a model that is sure of itself would
-      fill with bad hypotheses that end early, or
+      at least as good as the current best live one: else a confident model would fill its places with bad hypotheses
+      that end early, or
     - the last of its n_best finished ones cannot be beaten: its score is at least the best live log-probability, which
       can only fall, over max_length ** length_penalty, the most that length can help, or
     - max_length tokens (one limit or one a sentence; the end counts) are reached: the best live hypotheses then fill
@@ -87,7 +87,9 @@ def beam_search(
     if not len(src):
         return []
     with torch.inference_mode():
-        search = _Search(limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience)
+        search = _BeamState(
+            limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience
+        )
         state = model.start(src, capacity=search.capacity, n_beams=beam)
         while True:
             rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])
@@ -108,7 +110,7 @@ def check_limits(max_length: int | Sequence[int], n_sentences: int) -> Int[Tenso
     return limits
 
 
-class _Search:
+class _BeamState:
     """The live and the finished hypotheses of a batch: k places for live, n for finished ones, a sentence."""
 
     def __init__(self, limits: Int[Tensor, " B"], *, beam: int, n_best: int, alpha: float, quota: float) -> None:
@@ -133,7 +135,7 @@ class _Search:
         self._n_done, self._any_ended = 0, False
 
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
-        """Every live hypothesis one token longer; the rows that they go on from, None if each goes on from itself."""
+        """Extend every live hypothesis by a token; return the rows that they continue (None: itself)."""
         beam = self.beam
         values, parent, token = self._continuations(logits, hidden)
         self.length += 1
@@ -166,10 +168,10 @@ class _Search:
         return whole
 
     def release(self) -> Int[Tensor, " b"] | None:
-        """Hand out the results of sentences that are done, once they are enough; the places of those that stay."""
+        """Store the results of sentences that are done, once they are enough; return the places of the others."""
         if not self._n_done or (self._n_done < self.n_sentences and self._n_done * _LEAVE < self.n_sentences):
             return None
-        self._hand_out(self.done.nonzero().squeeze(1))
+        self._store_results(self.done.nonzero().squeeze(1))
         staying = (~self.done).nonzero().squeeze(1)
         self.n_sentences, self._n_done = len(staying), 0
         self.last_ids = self.last_ids.view(-1, self.beam).index_select(0, staying).view(-1, 1)
@@ -183,7 +185,7 @@ class _Search:
         self.n_ended += (log_prob > _DEAD).sum(1)
         score = torch.cat([self.score, log_prob / self.length**self.alpha], 1)
         place = score.topk(self.n_best).indices
-        if self._n_done:  # what is done stays as it is: hypotheses that were cut off stand behind finished ones
+        if self._n_done:  # what is done stays as it is: hypotheses that were cut off come after finished ones
             place = torch.where(self.done[:, None], torch.arange(self.n_best, device=place.device), place)
         self.score = score.gather(1, place)
         self.log_prob = torch.cat([self.log_prob, log_prob], 1).gather(1, place)
@@ -239,7 +241,7 @@ class _Search:
             known[at] = torch.where(free, value, known[at])
         self.ids[at] = torch.where(free[:, :, None], _pick(self.live_ids[at], place), self.ids[at])
 
-    def _hand_out(self, at: Int[Tensor, " b"]) -> None:
+    def _store_results(self, at: Int[Tensor, " b"]) -> None:
         """Turn the finished hypotheses of the sentences `at` into results."""
         names = ("number", "score", "log_prob", "n_ids", "cut", "ids")
         for number, *columns in zip(*(getattr(self, name)[at].tolist() for name in names), strict=True):
@@ -254,5 +256,5 @@ _OF_A_SENTENCE = ("live", "live_ids", "score", "log_prob", "n_ids", "ids", "cut"
 
 
 def _pick(ids: Int[Tensor, "B m C"], place: Int[Tensor, "B n"]) -> Int[Tensor, "B n C"]:
-    """The sequences of ids that stand at `place` in each sentence."""
+    """The sequences of ids at `place` in each sentence."""
     return ids.gather(1, place[:, :, None].expand(-1, -1, ids.shape[2]))

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_CHUNK = 64  # columns whose maximum stands for them in the first stage
-_ROWS = 64  # whose logits are held at once on a CPU
+_CHUNK = 64  # columns that the first stage represents by their maximum
+_ROWS = 64  # of logits in memory at once on a CPU
 
 
 def best_continuations(
@@ -48,7 +48,7 @@ def _at_once(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, T
 
 
 def _in_two_stages(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The n best stand in the n chunks with the highest maxima: pick these, then the best inside them."""
+    """The n best are in the n chunks with the highest maxima: select these, then the best in them."""
     n_sentences, beam = log_prob.shape
     n_tokens = known.shape[1]
     n_full = n_tokens // _CHUNK

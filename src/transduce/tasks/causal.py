@@ -1,4 +1,4 @@
-"""Causal language modelling: text goes on (GPT)."""
+"""Causal language modelling (GPT)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N_SAMPLES = 6  # texts that the report shows
 
 
 class CausalTask(PlainTextTask[PreparedText]):
-    """Plain text to a model that goes on with text, judged by how well it tells held-out text."""
+    """Trains a language model on plain text; evaluated by the loss on held-out text."""
 
     name = "causal"
     wording = Wording(
@@ -68,18 +68,20 @@ class CausalTask(PlainTextTask[PreparedText]):
         context, batch = settings.data.context, settings.training.batch_tokens
         if settings.data.separate_documents and model.feed_forward == "conv" and model.kernel_size > 1:
             raise SettingsError(
-                "data.separate_documents = true: model.feed_forward = 'conv' looks beyond the beginning of a document; "
-                "use another, or leave it out"
+                "data.separate_documents = true: model.feed_forward = 'conv' reads beyond the start of a document; "
+                "use another feed-forward"
             )
         if context is None:
             return
         if model.positions == "learned" and context > model.max_positions:
             raise SettingsError(
-                f"data.context = {context}: learned positions hold model.max_positions = {model.max_positions}; "
-                "lower the one or raise the other"
+                f"data.context = {context}: more than model.max_positions = {model.max_positions} learned positions; "
+                "lower the first or raise the second"
             )
         if batch is not None and batch < context:
-            raise SettingsError(f"training.batch_tokens = {batch}: must hold a row of data.context = {context} tokens")
+            raise SettingsError(
+                f"training.batch_tokens = {batch}: must be at least data.context = {context}, the tokens of a row"
+            )
 
     def encode(
         self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
@@ -100,7 +102,7 @@ class CausalTask(PlainTextTask[PreparedText]):
         return _feeder(prepared.train, settings, device)
 
     def longest(self, prepared: PreparedText, settings: Settings) -> PreparedText:
-        """As it is: all rows have the length of the context."""
+        """Unchanged: all rows have the length of the context."""
         return prepared
 
     def validator(
@@ -120,7 +122,7 @@ class CausalTask(PlainTextTask[PreparedText]):
         return prepared.tokenizers
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score held-out text, let the model write, report."""
+        """Score held-out text, generate samples, write the report."""
         generator = Generator.load(folder.path, device=folder.settings.training.device)
         valid = TextStore.open(folder.path / "tokens" / "valid")
         for name, store in {"valid": valid, **plain_text.read_test_stores(folder)}.items():
@@ -147,7 +149,7 @@ def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFe
 
 
 def _beginnings(store: TextStore, generator: Generator) -> list[str]:
-    """A few short pieces of held-out text to go on from, and the beginning of nothing."""
+    """Prompts: a few short pieces of held-out text, and an empty one."""
     n, length = N_SAMPLES - 1, max(1, min(16, generator.context // 4))
     prompts = []
     for i in range(n):

@@ -38,7 +38,7 @@ from transduce.training.validate import Judge, Validator
 
 
 class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
-    """Labelled texts to a classifier, judged by accuracy."""
+    """Trains a classifier on labelled texts; evaluated by accuracy."""
 
     name = "classification"
     wording = Wording(
@@ -60,7 +60,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     criterion = staticmethod(predict_labels)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse data settings of other tasks, and labels that are one."""
+        """Refuse data settings of other tasks, and fewer than two labels."""
         data = settings.data
         if data.demo:
             raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
@@ -68,9 +68,9 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             if corpus.path is None or corpus.weight != 1:
                 raise SettingsError("task 'classification' takes path = \"...\" of label<TAB>text, without weights")
         if data.max_length < 8:
-            raise SettingsError(f"data.max_length = {data.max_length}: must hold 8 tokens, the special ones among them")
+            raise SettingsError(f"data.max_length = {data.max_length}: must be at least 8, special tokens included")
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):
-            raise SettingsError(f"data.labels = {list(data.labels)}: at least two, and none twice")
+            raise SettingsError(f"data.labels = {list(data.labels)}: must be at least two, all different")
 
     def sources(self, settings: Settings) -> Sources[Labelled]:
         """Labelled texts."""
@@ -86,7 +86,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         return texts
 
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
-        """The number of texts decides."""
+        """The number of texts, and the labels."""
         known = asked.with_values("data", labels=list(texts.labels))
         known = known.with_values("model", n_labels=len(texts.labels))
         return Facts(known, known, machine, self.defaults, texts.n_train)
@@ -118,7 +118,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         return LabelFeeder(prepared.train, settings.training, device=device)
 
     def longest(self, prepared: PreparedLabels, settings: Settings) -> PreparedLabels:
-        """Texts of the length at which they are cut."""
+        """Texts of the maximum length."""
         length, store = longest_of(settings.model, settings.data.max_length), prepared.train
         n = n_rows_of(length, settings)
         ids = np.tile(tiled(store.ids, length), n)
@@ -128,7 +128,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     def validator(
         self, model: nn.Module, prepared: PreparedLabels, settings: Settings, device: torch.device
     ) -> Validator:
-        """The loss on the held-out texts, and the scores of the labels told."""
+        """The loss on the held-out texts, and the scores of the predicted labels."""
         return Validator(
             model,
             LabelFeeder(prepared.valid, settings.training, device=device).batches,
@@ -149,7 +149,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
         for name, at in names.items():
             store = LabelStore.open(tokens / at)
-            scores = score_labels(store.labels.tolist(), classifier.tell(store), classifier.labels)
+            scores = score_labels(store.labels.tolist(), classifier.predict(store), classifier.labels)
             save_task_scores(folder, "label_scores", name, scores.to_json())
             log.say(f"{name}: {scores.lines()[0]}")
         with expecting(tokens / "samples.json"):
@@ -175,7 +175,7 @@ def _judge(prepared: PreparedLabels, settings: Settings) -> Judge:
 
     def judge(model: nn.Module) -> dict[str, float]:
         classifier = TextClassifier(model, prepared.tokenizers.tgt, labels, longest=longest)
-        scores = score_labels(prepared.valid.labels.tolist(), classifier.tell(prepared.valid), labels)
+        scores = score_labels(prepared.valid.labels.tolist(), classifier.predict(prepared.valid), labels)
         return {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1, "matthews": scores.matthews}
 
     return judge

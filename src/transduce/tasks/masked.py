@@ -1,4 +1,4 @@
-"""Masked language modelling: the words behind gaps and, if wanted, whether one text followed another (BERT)."""
+"""Masked language modelling, with next-sentence prediction as an option (BERT)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transduce.data.sources import Sources
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller
-from transduce.decoding.masked_scoring import gap_feeder, judge_gaps, judges_pairs
+from transduce.decoding.masked_scoring import judges_pairs, masked_feeder, masked_judge
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.records import save_generated, save_task_scores
@@ -40,7 +40,7 @@ N_SAMPLES, SAMPLE_TOKENS = 8, 40
 
 @dataclass(frozen=True, slots=True)
 class PreparedSentences:
-    """What training eats."""
+    """The encoded sets."""
 
     tokenizers: Tokenizers
     train: SentenceStore
@@ -48,7 +48,7 @@ class PreparedSentences:
 
 
 class MaskedTask(PlainTextTask[PreparedSentences]):
-    """Plain text to a model that fills gaps; lines are sentences."""
+    """Trains a masked language model on plain text, whose lines are sentences."""
 
     name = "masked"
     wording = Wording(
@@ -77,7 +77,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     criterion = staticmethod(predict_masked_tokens)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse data settings of other tasks, vocabularies without <mask>, and pairs that cannot be."""
+        """Refuse data settings of other tasks, vocabularies without <mask>, and impossible pairs."""
         assert isinstance(model, BertSettings)
         plain_text.check_files(settings)
         context = settings.data.context
@@ -86,17 +86,17 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             raise SettingsError("tokenizer.mask = false: task 'masked' needs a piece <mask>; leave it out")
         if model.next_sentence and settings.data.documents == "line":
             raise SettingsError(
-                "model.next_sentence = true with data.documents = 'line': a document of one sentence has no next one; "
+                "model.next_sentence = true with data.documents = 'line': one sentence has no next sentence; "
                 "use 'file' or 'blank_line'"
             )
         if model.next_sentence and model.n_segments == 1:
             raise SettingsError("model.next_sentence = true: model.n_segments must be 2, or 0 for none")
         if context is not None and context < 8:
-            raise SettingsError(f"data.context = {context}: a row needs 8 tokens at least")
+            raise SettingsError(f"data.context = {context}: must be at least 8")
         if context is not None and model.positions == "learned" and context > model.max_positions:
             raise SettingsError(
-                f"data.context = {context}: learned positions hold model.max_positions = {model.max_positions}; "
-                "lower the one or raise the other"
+                f"data.context = {context}: more than model.max_positions = {model.max_positions} learned positions; "
+                "lower the first or raise the second"
             )
 
     def read(
@@ -148,11 +148,11 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         return plain_text.fingerprint_of_plain(settings, tokenizers.tgt, digests, f"context: {settings.data.context}")
 
     def feeder(self, prepared: PreparedSentences, settings: Settings, device: torch.device) -> MaskedFeeder:
-        """Rows with gaps."""
-        return gap_feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
+        """Rows with masked tokens."""
+        return masked_feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
 
     def longest(self, prepared: PreparedSentences, settings: Settings) -> PreparedSentences:
-        """Sentences that fill the context, two a document."""
+        """Sentences that fill the context, two per document."""
         context = settings.data.context
         assert context is not None, "chosen first"
         length, store = context - 3, prepared.train
@@ -164,13 +164,13 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     def validator(
         self, model: nn.Module, prepared: PreparedSentences, settings: Settings, device: torch.device
     ) -> Validator:
-        """The loss on held-out text, whose gaps are always the same."""
-        feeder = gap_feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
+        """The loss on held-out text, with the same masked tokens each time."""
+        feeder = masked_feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
         return Validator(
             model,
             feeder.batches,
             smoothing=settings.training.label_smoothing,
-            judge=judge_gaps(feeder),
+            judge=masked_judge(feeder),
             precision=settings.training.precision,
             criterion=predict_masked_tokens,
         )
@@ -180,19 +180,19 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         return prepared.tokenizers
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score held-out text, fill some gaps, report."""
+        """Score held-out text, predict some masked words, write the report."""
         settings, tokens = folder.settings, folder.path / "tokens"
         filler = MaskFiller.load(folder.path, device=settings.training.device)
         names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
         for name, at in names.items():
-            feeder = gap_feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
+            feeder = masked_feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
             found = Validator(
-                filler.model, feeder.batches, smoothing=0.0, judge=judge_gaps(feeder), criterion=predict_masked_tokens
+                filler.model, feeder.batches, smoothing=0.0, judge=masked_judge(feeder), criterion=predict_masked_tokens
             )()
             save_task_scores(folder, "masked_scores", name, found)
             log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
         valid = SentenceStore.open(tokens / "valid")
-        texts = _with_gaps(valid, filler.vocabulary)
+        texts = _masked_samples(valid, filler.vocabulary)
         shown = []
         for one in filler.fill(texts) if texts else ():
             told = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.masks[0])
@@ -204,8 +204,8 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
 def _check_documents(name: str, n: int) -> None:
     if n < 2:
         raise DataError(
-            f"{name} text has {n} document: model.next_sentence = true needs two at least, as half of the pairs come "
-            "from two; data.documents says what ends one, and model.next_sentence = false does without"
+            f"{name} text has {n} document: model.next_sentence = true needs two or more, as half of the pairs "
+            "combine two; set data.documents, which says what ends one, or model.next_sentence = false"
         )
 
 
@@ -222,15 +222,15 @@ def _documents(pieces: Iterable[Piece]) -> Iterator[bool]:
 
 
 def _check_rows(store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings) -> None:
-    """Refuse a set that gives nothing to tell, before training comes to it."""
+    """Refuse a set without anything to predict, before training needs it."""
     if judges_pairs(settings):
         _check_documents(name, store.n_documents)
-    if not gap_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
-        raise DataError(f"{name} text: there is nothing to tell in it")
+    if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
+        raise DataError(f"{name} text: it has nothing to predict")
 
 
-def _with_gaps(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:
-    """A few held-out sentences, a word of each behind <mask>."""
+def _masked_samples(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:
+    """A few held-out sentences, one word of each replaced by <mask>."""
     n, texts = len(store.offsets) - 1, []
     for i in range(N_SAMPLES):
         words = vocabulary.decode(store.span(k := n * i // N_SAMPLES, k + 1)[:SAMPLE_TOKENS].tolist()).split()

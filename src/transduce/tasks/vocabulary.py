@@ -1,4 +1,4 @@
-"""Learns the vocabulary of a run: the one way of all tasks."""
+"""Train the vocabulary of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
 
 Lines = Callable[[], tuple[Iterable[str], Iterable[str]]]
-"""The training text of both sides, anew at each call; the second is empty where there is one side only."""
+"""Yields the training text of both sides, from its start at each call; the second is empty if there is one side."""
 
 
 def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
-    """Train the vocabulary on the training text; with `may_grow`, a larger one where its characters need it."""
+    """Train the vocabulary on the training text; with `may_grow`, a larger one if its characters need it."""
     size = settings.tokenizer.vocab_size
     assert size is not None, "chosen first"
     try:
@@ -24,8 +24,8 @@ def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bo
         if not may_grow:
             raise
         size = error.needed + error.needed // 2
-        log.say(f"the text has so many characters that its vocabulary grows to {size:,} pieces")
+        log.say(f"the text has many different characters: the vocabulary grows to {size:,} pieces")
         return learn_vocabulary(lines, settings.with_values("tokenizer", vocab_size=size), log, may_grow=False)
     for note in found.notes:
-        (log.say if may_grow else log.warn)(note)  # a size that was asked for and is not had: told when quiet, too
+        (log.say if may_grow else log.warn)(note)  # a given size that is not reached is worth a warning
     return found

@@ -23,8 +23,8 @@ SHOWN_SCORES = {
     "bits_per_byte": "{:.3f} bits a byte",
     "accuracy": "accuracy {:.1%}",
     "macro_f1": "macro F1 {:.1%}",
-    "masked_accuracy": "masked tokens told {:.1%}",
-    "next_sentence_accuracy": "next sentences told {:.1%}",
+    "masked_accuracy": "masked-token accuracy {:.1%}",
+    "next_sentence_accuracy": "next-sentence accuracy {:.1%}",
 }
 
 
