@@ -147,7 +147,7 @@ def test_it_learns_what_stands_in_gaps(masked: Path) -> None:
 def test_it_learns_what_follows(folder: Path) -> None:
     given = with_settings(*MODEL, CONTEXT, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
     done = transduce("train", folder / "masked.toml", "--run", folder / "pairs", *given)
-    assert done.code == 0 and "next sentences told" in done.err, done.err
+    assert done.code == 0 and "next-sentence accuracy" in done.err, done.err
     scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
     assert all(found["next_sentence_accuracy"] > 0.75 for found in scores), scores
     told = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "valid.txt", "--json").out)
