@@ -282,13 +282,13 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("recipe", "values", "said"),
     [
-        ("masked", ["data.documents=line"], "a document of one sentence has no next one"),
+        ("masked", ["data.documents=line"], "one sentence has no next sentence"),
         ("masked", ["model.kind=gpt"], "model.kind = 'gpt' does not fit task 'masked'"),
         ("masked", ["tokenizer.mask=false"], "task 'masked' needs a piece <mask>"),
         ("masked", ["model.positions=learned", "model.max_positions=16"], "model.max_positions = 16 learned positions"),
         ("masked", ["data.documents=file"], "train text has 1 document: model.next_sentence = true needs two"),
         ("masked", ["model.n_segments=1"], "model.n_segments must be 2"),
-        ("labels", ["data.labels=['pos', 'pos']"], "at least two, and none twice"),
+        ("labels", ["data.labels=['pos', 'pos']"], "at least two, all different"),
         ("labels", ["data.labels=['pos', 'meh']"], "unknown label 'neg'; known: pos, meh"),
         ("labels", ["data.demo=5"], "built-in corpus"),
         ("labels", ["data.max_length=1"], "data.max_length = 1: must be at least 8"),

@@ -127,7 +127,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
             return prepared
         digests = [source.digest() for source in self.sources(settings).train]
         if then != self.fingerprint(settings, load_tokenizers(folder), digests):
-            log.warn("the training text has changed since this run began; the run goes on with the text of then")
+            log.warn("the training text has changed since this run began; the run continues with the original text")
         return prepared
 
     @abstractmethod
