@@ -72,6 +72,8 @@ class CleanReport:
             raise DataError(f"{name}: no sentence pair found")
         if self.kept:
             return
+        if not self.dropped:
+            raise DataError(f"{name}: all {self.read:,} sentence pairs have the same source, which is held out")
         reasons = ", ".join(f"{tally.count:,} {reason}" for reason, tally in self.dropped.items())
         advice = {TOO_LONG: f"; raise data.max_length ({settings.max_length} tokens) or cut the text into sentences"}
         most = max(self.dropped, key=lambda reason: self.dropped[reason].count)

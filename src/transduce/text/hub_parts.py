@@ -1,8 +1,8 @@
-"""What a tokenizer.json may be made of.
+"""The allowed parts of a tokenizer.json.
 
-The file is data, but data that steers: a regular expression that never ends, a replacement that grows with each round,
-or a part that makes the library abort would come with it. Named here is what vocabularies of BERT and GPT-2 consist of,
-and what `convert.tokenizer_json` makes of one of SentencePiece's.
+An untrusted file could contain a regular expression that does not terminate, a replacement that grows without bound, or
+a part that makes the library abort. Allowed are the parts of BERT's and GPT-2's vocabularies, and those that
+`convert.tokenizer_json` writes for a SentencePiece vocabulary.
 """
 
 from __future__ import annotations

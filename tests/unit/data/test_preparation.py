@@ -282,3 +282,9 @@ def test_a_killed_preparation_leaves_no_temporary_file_behind(tmp_path: Path) ->
     assert left.name.startswith(".train.") and left.name.endswith(".aside")
     assert start("never") == 0
     assert not list((tmp_path / "run").rglob(".*.aside")) and not (tmp_path / "run" / "tokens").exists()
+
+
+def test_pairs_with_one_source_cannot_be_split() -> None:
+    pairs = [Pair("always the same", f"Nummer {i}", ("a", i)) for i in range(5)]
+    with pytest.raises(DataError, match="5 sentence pairs have the same source"):
+        read_texts(settings(), QUIET, Sources((MemorySource("a", pairs),)))
