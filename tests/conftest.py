@@ -6,7 +6,9 @@ processes, are marked `loopback`.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 from offline import sitecustomize as network  # first: from here on sockets are watched
 
 NETWORK_LOG = Path(tempfile.mkdtemp(prefix="transduce-network-")) / "tried"
+atexit.register(shutil.rmtree, NETWORK_LOG.parent, ignore_errors=True)
 os.environ[network.LOG] = str(NETWORK_LOG)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(network.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
