@@ -17,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from transduce.config import Settings
 from transduce.doctor import trial
 from transduce.doctor.diagnose import diagnose
-from transduce.doctor.measuring import extrapolate, trial_of
+from transduce.doctor.measuring import Point, extrapolate
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.runs.folder import RunFolder
@@ -64,11 +65,11 @@ def prepare(name: str, tokens: int, more: dict[str, str], folder: Path) -> Path:
     return folder / "run"
 
 
-def child(folder: Path, shares: list[float]) -> list[dict[str, object]]:
+def child(folder: Path, shares: list[float]) -> list[Point]:
     """Peaks of batches with these shares of the tokens, in a separate process."""
     command = [sys.executable, __file__, "child", str(folder), *map(str, shares)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [Point(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def memory() -> None:
@@ -77,8 +78,8 @@ def memory() -> None:
     for name, (tokens, more) in SIZES.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = prepare(name, tokens, more, Path(temporary))
-            predicted = extrapolate(trial_of(child(folder, [1 / 16, 1 / 8, 1 / 4])).points)
-            real = extrapolate(trial_of(child(folder, [1.0])).points)
+            predicted = extrapolate(child(folder, [1 / 16, 1 / 8, 1 / 4]))
+            real = extrapolate(child(folder, [1.0]))
             assert predicted is not None and real is not None
             a, b = predicted.worst / 2**20, real.worst / 2**20
             print(f"{name:<12} {tokens:>7,} {a:>14,.0f} {b:>13,.0f} {a / b:>6.2f}", flush=True)
@@ -115,8 +116,8 @@ def main() -> None:
     """Parse the command line and run a comparison."""
     if sys.argv[1:2] == ["child"]:
         one = trial.Rehearsal(RunFolder.open(Path(sys.argv[2]), model=False), 1)
-        for fact in trial.memory(one, time.monotonic() + 1e6, tuple(map(float, sys.argv[3:]))):
-            print(json.dumps(fact), flush=True)
+        for point in trial.memory(one, time.monotonic() + 1e6, tuple(map(float, sys.argv[3:]))):
+            print(json.dumps(asdict(point)), flush=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["memory", "training"])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import transduce
+from pydantic import TypeAdapter
+
 from transduce.config import Settings
 from transduce.process import child_environment
 
@@ -131,24 +130,17 @@ def measure(folder: Path, *, seconds: float, processes: int = 1) -> Trial:
     """
     until = time.time() + max(0.5 * seconds, seconds - SPARE)
     command = [sys.executable, "-m", "transduce.doctor.trial", str(folder), str(until), str(processes)]
-    here = str(Path(transduce.__file__).parents[1])  # so that the child imports the same package
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    environment = {**child_environment(), "PYTHONPATH": path}
+    environment = child_environment()
     if processes > 1:  # as `launch` distributes the cores
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    err = b""
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, check=False)
-        out, err, code = done.stdout, done.stderr, done.returncode
+        out, died = done.stdout, why_it_died(done.returncode, done.stderr.decode("utf-8", errors="replace"))
     except subprocess.TimeoutExpired as error:
-        out, code = error.stdout or b"", None
-    facts = [json.loads(line) for line in out.splitlines(keepends=True) if line[:1] == b"{" and line[-1:] == b"\n"]
-    died = ""
-    if code is None:
-        died = "" if any("speed" in fact for fact in facts) else TIMEOUT
-    elif not any("done" in fact for fact in facts):
-        died = why_it_died(code, err.decode("utf-8", errors="replace"))
-    return trial_of(facts, died=died, processes=processes)
+        out, died = error.stdout or b"", TIMEOUT
+    whole = [line for line in out.splitlines(keepends=True) if line[:1] == b"{" and line[-1:] == b"\n"]
+    found = TypeAdapter(Trial).validate_json(whole[-1]) if whole else Trial(processes=processes)
+    return found if died == TIMEOUT and found.speed else replace(found, died=died)
 
 
 def why_it_died(code: int, err: str) -> str:
@@ -157,39 +149,22 @@ def why_it_died(code: int, err: str) -> str:
     >>> why_it_died(1, "MemoryError"), why_it_died(1, "a.b.SomeError: the disk is gone"), why_it_died(3, "")
     ('out of memory', 'the disk is gone', 'exit code 3')
     """
+    if not code:
+        return ""
     lines = err.strip().splitlines()
     if code == -9 or any(mark in line.lower() for line in lines[-3:] for mark in _MEMORY_ERRORS):  # -9: OOM killer
         return FULL
     return (_CLASS.sub("", lines[-1]) if lines else "") or f"exit code {code}"
 
 
-def trial_of(facts: Sequence[dict[str, Any]], *, died: str = "", processes: int = 1) -> Trial:
-    """Combine the lines that a trial printed."""
-    merged = {key: value for fact in facts for key, value in fact.items() if key != "memory"}
-    points = tuple(Point(**fact["memory"]) for fact in facts if "memory" in fact)
-    saved, validation = merged.get("saved", {}), merged.get("validation", {})
-    return Trial(
-        parameters=merged.get("parameters", 0),
-        device=merged.get("device", "cpu"),
-        points=points,
-        speed=_speed(merged["speed"], points) if "speed" in merged else None,
-        checkpoint_bytes=saved.get("checkpoint", 0),
-        weight_bytes=saved.get("weights", 0),
-        loss_seconds=validation.get("loss", 0.0),
-        judge_seconds=validation.get("judge", 0.0),
-        died=died,
-        processes=processes,
-    )
-
-
-def _speed(found: dict[str, Any], points: Sequence[Point]) -> Speed:
-    """The speed of whole updates. If smaller ones were measured, their fixed cost is counted once."""
-    share, seconds = found["share"], found["seconds"]
+def speed_of(
+    points: Sequence[Point], *, share: float, updates: int, targets: float, seconds: float, batches: int, peak: int
+) -> Speed:
+    """The speed of whole updates, from the mean of smaller ones. Their fixed cost is counted once."""
     fixed = 0.0
     if share < 1.0 and len(points) >= 2:
         a, b = points[0], points[-1]
         fixed = max(0.0, a.seconds - a.slots * (b.seconds - a.seconds) / (b.slots - a.slots))
         fixed = min(fixed, 0.9 * seconds)
     seconds = fixed + (seconds - fixed) / share
-    targets = found["targets"] / share
-    return Speed(found["updates"], share, targets / seconds, seconds, found["batches"], found.get("peak", 0))
+    return Speed(updates, share, targets / share / seconds, seconds, batches, peak)

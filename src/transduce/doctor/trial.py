@@ -1,8 +1,8 @@
 """A trial: a few real updates in a separate process, so that only it is killed if memory runs out.
 
 `python -m transduce.doctor.trial FOLDER UNTIL PROCESSES` trains on the prepared run folder FOLDER, as one of so many
-processes, until the time UNTIL. It prints each measurement as a line of JSON, and writes no files. Batches grow, so the
-last one that was printed fits.
+processes, until the time UNTIL. It prints what is known after each measurement as a line of JSON, and writes no files.
+Batches grow, so the last one that was printed fits.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from transduce.config import Settings
-from transduce.doctor.measuring import tokens_at_once
+from transduce.doctor.measuring import Point, Speed, Trial, speed_of, tokens_at_once
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
@@ -58,9 +58,9 @@ class Rehearsal:
             live, folder=folder.path, n=training.average_n, decay=training.ema_decay
         )
 
-    def feeder(self, prepared: Any, settings: Settings) -> Feeder:
+    def feeder(self, settings: Settings) -> Feeder:
         """The batches of this process: its share of each."""
-        feeder = self.task.feeder(prepared, settings, self.device)
+        feeder = self.task.feeder(self.prepared, settings, self.device)
         feeder.n_ranks = self.processes
         return feeder
 
@@ -79,123 +79,112 @@ class Rehearsal:
             return int(torch.cuda.max_memory_reserved())
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-    def saved(self) -> dict[str, int]:
-        """Bytes of a checkpoint and of the weights alone."""
+    def saved(self) -> tuple[int, int]:
+        """Bytes of a checkpoint, and of the weights alone."""
         tensors = [*self.updater.state()[0].values(), *self.average.tensors().values()]
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return {"checkpoint": weights + sum(t.numel() * t.element_size() for t in tensors), "weights": weights}
+        return weights + sum(t.numel() * t.element_size() for t in tensors), weights
 
     def worst(self, share: float) -> Feed:
         """The largest possible batch with this share of the micro-batch."""
         budget = tokens_at_once(self.settings, self.processes)
         tokens = max(1, self.settings.data.context or 1, round(budget * share))
         settings = self.settings.with_values("training", batch_tokens=tokens, micro_batch_tokens=tokens)
-        return largest(self.task.feeder(self.task.longest(self.prepared, settings), settings, self.device))
+        feeder = self.task.feeder(self.task.longest(self.prepared, settings), settings, self.device)
+        sizes = [len(batch) for batch in feeder.plan(0)]
+        return next(iter(feeder.feeds(Position(0, sizes.index(max(sizes))))))
 
 
-def largest(feeder: Feeder) -> Feed:
-    """The largest batch of the first epoch."""
-    plan = feeder.plan(0)
-    index = max(range(len(plan)), key=lambda i: len(plan[i]))
-    return next(iter(feeder.feeds(Position(0, index))))
-
-
-def run(folder: RunFolder, seconds: float, processes: int = 1) -> Iterator[dict[str, Any]]:
-    """Measurements within so many seconds, in order."""
+def run(folder: RunFolder, seconds: float, processes: int = 1) -> Iterator[Trial]:
+    """What is known after each measurement, within so many seconds."""
     until = time.monotonic() + seconds
-    trial = Rehearsal(folder, processes)
-    yield {"device": trial.device.type, "parameters": count_parameters(trial.model)}
-    pace = 0.0
-    for fact in memory(trial, time.monotonic() + 0.4 * (until - time.monotonic())):
-        pace = fact["memory"]["seconds"] / fact["memory"]["slots"]
-        yield fact
-    yield {"saved": trial.saved()}
-    yield from speed(trial, time.monotonic() + 0.7 * (until - time.monotonic()), pace)
-    yield from validation(trial, max(1.0, until - time.monotonic()))
-    yield {"done": True}
+    rehearsal = Rehearsal(folder, processes)
+    found = Trial(count_parameters(rehearsal.model), rehearsal.device.type, processes=processes)
+    for point in memory(rehearsal, time.monotonic() + 0.4 * (until - time.monotonic())):
+        found = replace(found, points=(*found.points, point))
+        yield found
+    checkpoint, weights = rehearsal.saved()
+    found = replace(found, checkpoint_bytes=checkpoint, weight_bytes=weights)
+    yield found
+    found = replace(found, speed=speed(rehearsal, time.monotonic() + 0.7 * (until - time.monotonic()), found.points))
+    yield found
+    for loss, judge in validation(rehearsal, max(1.0, until - time.monotonic())):
+        yield replace(found, loss_seconds=loss, judge_seconds=judge)
 
 
-def memory(trial: Rehearsal, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[dict[str, Any]]:
+def memory(rehearsal: Rehearsal, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[Point]:
     """Peaks of growing batches of the longest rows, as many as time allows, but at least two."""
     took, slots, number = 0.0, 0, 0
     for share in shares:
-        feed = trial.worst(share)
+        feed = rehearsal.worst(share)
         if feed.n_slots <= slots:
             continue
         if number >= 2 and time.monotonic() + 2.2 * took * feed.n_slots / slots > until:
             return
-        took, slots, number = trial.update(feed), feed.n_slots, number + 1
+        took, slots, number = rehearsal.update(feed), feed.n_slots, number + 1
         if took < (until - time.monotonic()) / 4:  # the first of a size is slower
-            took = trial.update(feed)
-        yield {"memory": {"share": share, "slots": slots, "peak": trial.peak(), "seconds": took}}
+            took = rehearsal.update(feed)
+        yield Point(share, slots, rehearsal.peak(), took)
 
 
-def speed(trial: Rehearsal, until: float, pace: float) -> Iterator[dict[str, Any]]:
-    """Time updates of real batches, smaller ones on slow machines. `pace`: estimated seconds per slot."""
-    settings, share = trial.settings, 1.0
-    plan = trial.feeder(trial.prepared, settings).plan(0)
+def speed(rehearsal: Rehearsal, until: float, points: Sequence[Point]) -> Speed:
+    """Time updates of real batches, smaller ones on slow machines."""
+    settings, share = rehearsal.settings, 1.0
+    pace = points[-1].seconds / points[-1].slots
+    n_batches = len(rehearsal.feeder(settings).plan(0))
     while True:
-        feeds = trial.feeder(trial.prepared, settings).feeds(Position())
+        feeds = rehearsal.feeder(settings).feeds(Position())
         first = next(feeds)
         tokens = settings.training.batch_tokens or 1
-        if (
-            first.n_slots / trial.processes * pace < (until - time.monotonic()) / 3
-            or share < 0.02
-            or tokens < 2 * (settings.data.context or 32)
-        ):
+        is_fast = first.n_slots / rehearsal.processes * pace < (until - time.monotonic()) / 3
+        if is_fast or share < 0.02 or tokens < 2 * (settings.data.context or 32):
             break
         share, settings = share / 2, settings.with_values("training", batch_tokens=tokens // 2)
-    trial.update(first)
-    took, rows = 0.0, list[tuple[int, int, float]]()
-    while not rows or (len(rows) < ENOUGH and time.monotonic() + took < until):
+    rehearsal.update(first)
+    took, n_targets = list[float](), 0
+    while not took or (len(took) < ENOUGH and time.monotonic() + took[-1] < until):
         began = time.monotonic()
         feed = next(feeds)
-        trial.update(feed)
-        took = time.monotonic() - began
-        rows.append((feed.n_targets, feed.n_slots, took))
-    n_targets, n_slots, total = (sum(row[i] for row in rows) for i in range(3))
-    yield {
-        "speed": {
-            "updates": len(rows),
-            "share": share,
-            "targets": n_targets / len(rows),
-            "slots": n_slots / len(rows),
-            "seconds": total / len(rows),
-            "batches": len(plan),
-            "peak": trial.peak(),
-        }
-    }
+        rehearsal.update(feed)
+        took.append(time.monotonic() - began)
+        n_targets += feed.n_targets
+    return speed_of(
+        points,
+        share=share,
+        updates=len(took),
+        targets=n_targets / len(took),
+        seconds=sum(took) / len(took),
+        batches=n_batches,
+        peak=rehearsal.peak(),
+    )
 
 
-def validation(trial: Rehearsal, seconds: float) -> Iterator[dict[str, Any]]:
-    """Time the validation loss of the sample, and the translation of a few of its rows."""
-    validator = trial.task.validator(trial.model, trial.prepared, _short(trial.settings), trial.device)
+def validation(rehearsal: Rehearsal, seconds: float) -> Iterator[tuple[float, float]]:
+    """Seconds of the validation loss of the sample, and of the translation of a few of its rows."""
+    settings = rehearsal.settings  # an untrained model may never produce the end token
+    settings = settings.with_values("decoding", max_length=min(30, settings.decoding.max_length))
+    validator = rehearsal.task.validator(rehearsal.model, rehearsal.prepared, settings, rehearsal.device)
     judge, validator.judge = validator.judge, None
     began = time.monotonic()
     validator()
     loss = time.monotonic() - began
-    yield {"validation": {"loss": loss, "judge": 0.0, "peak": trial.peak()}}
+    yield loss, 0.0
     if judge is None or loss > seconds / 2:
         return
     began = time.monotonic()
     with torch.no_grad():
-        trial.model.eval()
-        judge(trial.model)
-    yield {"validation": {"loss": loss, "judge": time.monotonic() - began, "peak": trial.peak()}}
-
-
-def _short(settings: Settings) -> Settings:
-    """Limit the output length: an untrained model may never produce the end token."""
-    return settings.with_values("decoding", max_length=min(30, settings.decoding.max_length))
+        rehearsal.model.eval()
+        judge(rehearsal.model)
+    yield loss, time.monotonic() - began
 
 
 def main(arguments: list[str]) -> None:
-    """Run a trial, and print a line of JSON for each measurement."""
+    """Run a trial, and print what is known after each measurement as a line of JSON."""
     exit_with_parent()
     folder, until, processes = arguments
     left = max(LEAST, float(until) - time.time())
-    for fact in run(RunFolder.open(Path(folder), model=False), left, int(processes)):
-        print(json.dumps(fact), flush=True)
+    for found in run(RunFolder.open(Path(folder), model=False), left, int(processes)):
+        print(json.dumps(asdict(found)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from transduce.doctor.estimates import (
 )
 from transduce.doctor.findings import Finding
 from transduce.doctor.languages import is_clearly, language, looks_like, main_script, script, scripts
-from transduce.doctor.measuring import Point, Speed, Trial, extrapolate, trial_of, why_it_died
+from transduce.doctor.measuring import Point, Speed, Trial, extrapolate, speed_of, why_it_died
 from transduce.doctor.report import histogram
 from transduce.doctor.text_checks import EDGES, Lengths
 from unit.doctor.corpora import good
@@ -190,17 +190,11 @@ def test_too_much_or_too_little_time_is_a_warning() -> None:
     assert findings(max_minutes=10.0) == ["warning"]
 
 
-def test_measurements_of_a_trial() -> None:
-    facts = [
-        {"device": "cpu", "parameters": 7},
-        {"memory": {"share": 0.5, "slots": 10, "peak": 100, "seconds": 1.5}},
-        {"memory": {"share": 1.0, "slots": 20, "peak": 120, "seconds": 2.5}},
-        {"speed": {"updates": 4, "share": 0.5, "targets": 10, "slots": 20, "seconds": 2.0, "batches": 9}},
-    ]
-    trial = trial_of(facts, died="it ended")
-    assert trial.speed is not None and trial.memory is not None
-    assert trial.speed.seconds_an_update == pytest.approx(0.5 + (2.0 - 0.5) / 0.5)
-    assert trial.memory.worst == 120 and trial.died == "it ended"
+def test_fixed_cost_of_smaller_updates_is_counted_once() -> None:
+    points = [Point(0.5, 10, 100, 1.5), Point(1.0, 20, 120, 2.5)]
+    speed = speed_of(points, share=0.5, updates=4, targets=10, seconds=2.0, batches=9, peak=0)
+    assert speed.seconds_an_update == pytest.approx(0.5 + (2.0 - 0.5) / 0.5)
+    assert speed.targets_a_second == pytest.approx(20 / 3.5)
 
 
 def test_histogram() -> None:
