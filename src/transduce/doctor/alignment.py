@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,20 +93,6 @@ def turning_point(rows: Sequence[Row], before: int, after: int) -> int:
 
     gained = np.concatenate(([0.0], np.cumsum(misfit(before) - misfit(after))))
     return int(np.argmin(gained))
-
-
-def locate(
-    reread: Callable[[int, int], Sequence[Row]], low: int, high: int, *, before: int, after: int, window: int = 200
-) -> int:
-    """Search the line between `low` (shift `before`) and `high` (shift `after`) where the shift changes."""
-    while high - low > 2 * window:
-        middle = (low + high) // 2
-        found = fit(reread(middle, window))
-        if abs(found.shift - after) < abs(found.shift - before):
-            high = middle
-        else:
-            low = middle
-    return low + turning_point(reread(low, high - low + window), before, after)
 
 
 def _digits(text: str) -> tuple[str, ...]:

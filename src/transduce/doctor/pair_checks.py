@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from transduce.data.leaks import comparable
-from transduce.doctor.alignment import Fit, fit, locate
+from transduce.doctor.alignment import Fit, fit, turning_point
 from transduce.doctor.findings import Finding, Level, about, percent
 from transduce.doctor.languages import (
     COMMON,
@@ -89,9 +89,8 @@ def _shift(part: Part, fits: list[tuple[Block, Fit]]) -> Finding:
     elif not straight:
         where = "from the beginning"
     elif part.reread is not None and high - low <= SEARCHED:
-        rows = part.reread(low, high - low + 400)
-        line = locate(lambda first, n: rows[first - low : first - low + n], low, high, before=0, after=one.shift)
-        where = f"from about line {line:,} on"
+        rows = part.reread(low, high - low + 200)
+        where = f"from about line {low + turning_point(rows, 0, one.shift):,} on"
     else:
         where = f"from somewhere between lines {low:,} and {high:,} on"
     lines = f"{abs(one.shift)} line{'s' if abs(one.shift) > 1 else ''}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from transduce.config import Corpus, DataSettings, Settings
@@ -20,7 +21,7 @@ from transduce.data.labelled import Labelled, labelled_row
 from transduce.data.lines import bare_suffix, decode_line, open_bytes
 from transduce.data.sources import MemorySource
 from transduce.demo.corpus import demo_pairs
-from transduce.doctor.scanning import BLOCK, MOST_BLOCKS, Scan, rank, scan
+from transduce.doctor.scanning import BLOCK, MOST_BLOCKS, Scan, scan
 from transduce.errors import DataError
 from transduce.tasks.base import Form
 from transduce.tasks.registry import find_task
@@ -45,19 +46,22 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive rows. `first`: line number of the first row, from 1. `numbers`: line number of each row."""
+    """Consecutive rows. `numbers`: line number of each row, from 1."""
 
-    first: int
     rows: tuple[Row, ...]
     numbers: tuple[int, ...]
     from_end: bool = False
     """Whether lines were counted from the end of both files, so that numbers are estimates."""
 
+    @property
+    def first(self) -> int:
+        """Line number of the first row."""
+        return self.numbers[0]
+
     def windows(self, n: int = WINDOW) -> Iterator[Block]:
         """Pieces of at most `n` rows."""
-        for begin in range(0, len(self.rows), n):
-            cut = slice(begin, begin + n)
-            yield Block(self.numbers[begin], self.rows[cut], self.numbers[cut], self.from_end)
+        cuts = (slice(begin, begin + n) for begin in range(0, len(self.rows), n))
+        return (Block(self.rows[cut], self.numbers[cut], self.from_end) for cut in cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +185,17 @@ class _Reader:
         self.faults += [_fault(found.path, found.fault) for found in scans if found.fault]
         counts, whole = tuple(found.total for found in scans), all(found.whole for found in scans)
         parse, headers = self._parser(scans[0], len(scans))
-        blocks = list[Block]()
-        for n in sorted(_numbers(scans, most_blocks), key=rank):  # in random order, as time may run out
-            blocks.append(self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse))
+        blocks, numbers = dict[int, Block](), _numbers(scans, most_blocks)
+        for n in Random(0).sample(numbers, len(numbers)):  # in random order, as time may run out
+            blocks[n] = self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse)
             if time.monotonic() > until:
                 break
-        blocks.sort(key=lambda block: block.first)
-        how = _how(scans, len(blocks))
+        ordered = [blocks[n] for n in sorted(blocks)]
         if not whole and len(scans) == 2 and not any(found.is_compressed for found in scans):
             tails = [found.tail(BLOCK) for found in scans]
             n = min(map(len, tails))
             end = self._block(scans, [lines[len(lines) - n :] for lines in tails], min(counts) - n + 1, parse)
-            blocks.append(Block(end.first, end.rows, end.numbers, from_end=True))
+            ordered.append(replace(end, from_end=True))
 
         def reread(first: int, n: int) -> list[Row]:
             return list(self._block(scans, [found.read(first - 1, n) for found in scans], first, parse).rows)
@@ -203,8 +206,8 @@ class _Reader:
             counts=counts,
             total=max(0, min(counts) - headers),
             counted=whole,
-            how=how,
-            blocks=tuple(block for block in blocks if block.rows),
+            how=_how(scans, len(blocks)),
+            blocks=tuple(block for block in ordered if block.rows),
             reread=reread,
         )
 
@@ -225,7 +228,7 @@ class _Reader:
             if row is not None:
                 rows.append(row)
                 numbers.append(number)
-        return Block(first, tuple(rows), tuple(numbers))
+        return Block(tuple(rows), tuple(numbers))
 
     def _parser(self, first: Scan, n_files: int) -> tuple[Parser, int]:
         """The function that turns lines into rows, as training does, and the number of header lines."""
@@ -272,7 +275,7 @@ class _Reader:
             self.faults.append(_fault(corpus.path, str(error)))
         total = len(rows) if whole else max(n_units, len(rows))
         how = "read completely" if whole else f"{len(rows):,} units from the beginning"
-        blocks = (Block(1, tuple(rows), tuple(numbers)),) if rows else ()
+        blocks = (Block(tuple(rows), tuple(numbers)),) if rows else ()
         return Part(corpus_name(corpus), (str(corpus.path),), (total,), total, counted and whole, how, blocks)
 
 
@@ -304,5 +307,5 @@ def _how(scans: Sequence[Scan], n_blocks: int) -> str:
 
 def _demo(n: int, seed: int) -> Part:
     rows = tuple((pair.src, pair.tgt) for pair in demo_pairs("train", min(n, 10 * BLOCK), seed=seed))
-    blocks = (Block(1, rows, tuple(range(1, len(rows) + 1))),)
-    return Part("built-in corpus", (), (n,), n, True, "generated", blocks)
+    block = Block(rows, tuple(range(1, len(rows) + 1)))
+    return Part("built-in corpus", (), (n,), n, True, "generated", (block,))

@@ -1,7 +1,7 @@
 """Look at a text file in bounded time: count or estimate its lines, and keep blocks of lines from several places.
 
-A file is read from its beginning, compressed or not. Which blocks are kept depends on a hash of the block number, and
-fewer are kept the more there are, so that source and target files keep blocks of the same numbers.
+A file is read from its beginning, compressed or not. Every 2^k-th block is kept, fewer the more there are, so that
+source and target files keep blocks of the same numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Scan:
     share: float = 0.0
     fault: str = ""
     kept: dict[int, bytes] = field(default_factory=dict)  # blocks by number
-    limit: int = 1 << 32  # blocks with a hash up to this are kept
+    every: int = 1  # block whose number is a multiple of this is kept
 
     @property
     def is_compressed(self) -> bool:
@@ -69,15 +69,17 @@ def scan(path: Path, *, seconds: float) -> Scan:
     check_is_text(path)
     found = Scan(path)
     until = time.monotonic() + seconds
-    number, rest, pending = 0, b"", 0
+    number, rest = 0, b""
     try:
         with open_watched(path) as (file, position):
             n_bytes = max(1, path.stat().st_size)
             while chunk := file.read(_CHUNK):
-                pending = _check_length(path, found.n_lines + rest.count(b"\n") + 1, pending, chunk)
                 found.n_bytes += len(chunk)
                 rest += chunk
                 ends = np.flatnonzero(np.frombuffer(rest, np.uint8) == 10)
+                lengths = np.diff(ends, prepend=-1, append=len(rest)) - 1
+                if lengths.max() >= MAX_LINE:
+                    raise DataError(f"{path}, line {found.n_lines + int(lengths.argmax()) + 1}: {TOO_LONG}")
                 begin = 0
                 for last in ends[BLOCK - 1 :: BLOCK].tolist():
                     _keep(found, number, rest[begin : last + 1])
@@ -99,33 +101,18 @@ def scan(path: Path, *, seconds: float) -> Scan:
 
 
 def _keep(found: Scan, number: int, block: bytes) -> None:
-    """Keep a block if its hash is small enough; the first block always is."""
-    if rank(number) > found.limit:
+    """Keep a block if its turn comes; the first always does."""
+    if number % found.every:
         return
     if len(block) > MOST_BYTES:  # whole lines; at least one of the first block, which shows the columns
         end = block.rfind(b"\n", 0, MOST_BYTES) + 1
         block = block[: end or (0 if number else block.find(b"\n") + 1 or len(block))]
     if block:
         found.kept[number] = block
-    while len(found.kept) > MOST_BLOCKS:
-        found.limit //= 2
-        found.kept = {n: b for n, b in found.kept.items() if rank(n) <= found.limit}
-
-
-def rank(number: int) -> int:
-    """A hash of a block number, the same on every machine; 0 for block 0."""
-    value = number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
-    value = (value ^ value >> 29) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-    return value >> 32
+    if len(found.kept) > MOST_BLOCKS:
+        found.every *= 2
+        found.kept = {n: kept for n, kept in found.kept.items() if not n % found.every}
 
 
 def _split(data: bytes) -> list[bytes]:
     return data.removesuffix(b"\n").split(b"\n") if data else []
-
-
-def _check_length(path: Path, number: int, pending: int, chunk: bytes) -> int:
-    """Raise `DataError` for a line that is too long for text. `pending`: bytes of the line before this chunk."""
-    end = chunk.find(b"\n")
-    if pending + (len(chunk) if end < 0 else end) >= MAX_LINE:
-        raise DataError(f"{path}, line {number}: {TOO_LONG}")
-    return pending + len(chunk) if end < 0 else len(chunk) - 1 - chunk.rfind(b"\n")
