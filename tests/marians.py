@@ -43,7 +43,7 @@ def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -
     model = build_model(settings.model, n_src=vocabularies.n_src, n_tgt=vocabularies.n_tgt)
     randomize(model, seed=seed)
     with RunFolder.create(path, settings, "") as folder:
-        folder.save_tokenizers(vocabularies)
+        folder.save_tokenizers(vocabularies.save)
         folder.save_model(model.state_dict())
     return path
 

@@ -49,6 +49,6 @@ def make_run(path: Path, *, tokenizer: Tokenizer | None = None, seed: int = 1, *
     model = build_model(settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size)
     randomize(model, seed=seed)
     with RunFolder.create(path, settings, "") as folder:
-        folder.save_tokenizers(Tokenizers(tokenizer, tokenizer))
+        folder.save_tokenizers(Tokenizers(tokenizer, tokenizer).save)
         folder.save_model(model.state_dict())
     return path

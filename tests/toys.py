@@ -18,11 +18,12 @@ from transduce.__main__ import main
 from transduce.config import Settings
 from transduce.data.store import TokenStore
 from transduce.distributed.environment import this_process
-from transduce.distributed.group import WorkerRunFolder, join_ranks
+from transduce.distributed.group import join_ranks
 from transduce.errors import Interrupted, RankExited
 from transduce.logging import Log
 from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model
+from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Feed, PairFeeder, Position
 from transduce.training.loop import train
@@ -88,7 +89,7 @@ def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
         ranks.start({})
         return folder
     ranks.start({})
-    return WorkerRunFolder.open(path, model=False)
+    return RunFolder.open(path, model=False)
 
 
 def toy_run(path: Path, asked: Settings, *, ranks: Ranks = SINGLE_RANK) -> tuple[nn.Module, TrainingResult]:
@@ -100,8 +101,8 @@ KILLS: dict[str, tuple[type, str]] = {
     "update": (Updater, "update"),
     "line": (MetricsFile, "append"),
     "model": (RunFolder, "save_model"),
-    "checkpoint": (RunFolder, "save_checkpoint"),
-    "prune": (RunFolder, "prune"),
+    "checkpoint": (Checkpoints, "save"),
+    "prune": (Checkpoints, "prune"),
 }
 
 

@@ -173,7 +173,7 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
     assert [{k: v for k, v in e.items() if k != "tokens_per_second"} for e in lines[0]] == [
         {k: v for k, v in e.items() if k != "tokens_per_second"} for e in lines[1]
     ]
-    states = [RunFolder.open(folder, model=False).latest_checkpoint() for folder in (whole, cut)]
+    states = [RunFolder.open(folder, model=False).checkpoints.latest() for folder in (whole, cut)]
     a, b = (state.tensors() for state in states if state is not None)
     assert "updater/generator.cpu.1" in a
     assert not torch.equal(a["updater/generator.cpu.1"], a["updater/generator.cpu"])

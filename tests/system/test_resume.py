@@ -92,7 +92,7 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
 def assert_same(one: Path, other: Path) -> None:
     """The log, the model and the last checkpoint are equal bit for bit."""
     assert timeless(one) == timeless(other)
-    for read in (lambda run: run.load_model(), lambda run: run.latest_checkpoint().tensors()):
+    for read in (lambda run: run.load_model(), lambda run: run.checkpoints.latest().tensors()):
         a, b = (read(RunFolder.open(folder, model=False)) for folder in (one, other))
         assert a.keys() == b.keys()
         assert [name for name in a if not torch.equal(a[name], b[name])] == []
@@ -142,7 +142,7 @@ def test_a_kill_from_outside_leaves_a_model_and_a_checkpoint(runs: Runs, whole: 
     runs.finish(process, -signal.SIGKILL)
     run = RunFolder.open(runs.path / "cut", model=False)
     assert all(tensor.isfinite().all() for tensor in run.load_model().values())
-    checkpoint = run.latest_checkpoint()
+    checkpoint = run.checkpoints.latest()
     assert checkpoint is not None
     assert checkpoint.update >= 20
     assert checkpoint.notes == ()
@@ -170,5 +170,5 @@ def test_signals_save_everything_and_the_run_can_be_resumed(runs: Runs, whole: d
         errors = (runs.path / "cut.err").read_text()
         assert f"{number.name}: stopped after update" in errors
         assert "the same command" in errors
-        assert RunFolder.open(runs.path / "cut", model=False).latest_checkpoint() is not None
+        assert RunFolder.open(runs.path / "cut", model=False).checkpoints.latest() is not None
     assert_same(whole[EMA], runs.train("cut", *EMA))

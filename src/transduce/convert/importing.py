@@ -123,7 +123,7 @@ def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[
     model.load_state_dict(found.tensors)
     with made_folder(run.parent), write_aside(run) as aside:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
-            folder.save_tokenizers(tokenizers)
+            folder.save_tokenizers(tokenizers.save)
             folder.save_model(model.state_dict())
             folder.write_page("README.md", _card(found, kind, source, origin))
         (aside / ".lock").unlink(missing_ok=True)

@@ -189,7 +189,7 @@ def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Se
     judged = [_sides(pair) for pair in texts.valid.pairs[: settings.training.valid_bleu_sentences]]
     write_json(tokens / "judged.json", judged)
     write_json(tokens / "tests.json", [(held.name, list(map(_sides, held.pairs))) for held in texts.tests])
-    folder.save_tokenizers(tokenizers)
+    folder.save_tokenizers(tokenizers.save)
     for line in format_cleaning(train.cleaning):
         log.say(line)
     if train.cleaning["dropped"] or train.cleaning["changed"]:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor, distributed
 
 from transduce.distributed.environment import ProcessRank, this_process
 from transduce.errors import RankExited, SettingsError, TransduceError
-from transduce.runs.folder import RunFolder
 from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
 from transduce.training.schedule import Clock
 from transduce.training.stopping import StopRequest
@@ -205,21 +203,6 @@ def _detect_lost_ranks() -> Iterator[None]:
             "another process of this training exited; run the same command again to resume from the last checkpoint "
             f"({str(error).splitlines()[0][:120]})"
         ) from error
-
-
-class WorkerRunFolder(RunFolder):
-    """A run folder in a worker: the main process writes it."""
-
-    def save_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
-
-    def save_checkpoint(self, update: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-        """Do nothing."""
-        return self.path
-
-    def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
-        """Do nothing."""
-        return []
 
 
 @contextlib.contextmanager

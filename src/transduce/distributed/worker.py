@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transduce.distributed.environment import EXIT_RANK_LOST, this_process
-from transduce.distributed.group import WorkerRunFolder, join_ranks
+from transduce.distributed.group import join_ranks
 from transduce.errors import Interrupted, RankExited, TooLong, TrainingError, TransduceError
 from transduce.logging import print_error
 from transduce.runs.folder import RunFolder
@@ -29,7 +29,7 @@ def run_worker(learn: Learn) -> int:
             message = ranks.start({})
             if "exit" in message:
                 return int(message["exit"])
-            folder = WorkerRunFolder.open(Path(message["folder"]), model=False)
+            folder = RunFolder.open(Path(message["folder"]), model=False)
             learn(folder, ranks, message["device"])
             return 0
     except RankExited:

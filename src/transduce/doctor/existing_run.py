@@ -86,7 +86,7 @@ def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
         return Progress(str(path), *at, end["reason"]), []
     busy = is_locked(path)
     try:
-        checkpoint = folder.latest_checkpoint()
+        checkpoint = folder.checkpoints.latest()
     except UserError as error:
         return Progress(str(path), busy=busy), [Finding("run", "obstacle", str(error))]
     if checkpoint is None:

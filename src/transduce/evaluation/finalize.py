@@ -62,7 +62,7 @@ def finalize_translation(
 def finalize(folder: RunFolder, wording: Wording, log: Log) -> None:
     """Write the report and the model card, seal the log with a checksum and delete the encoded text."""
     if (folder.path / LOG).exists():
-        folder.seal_record(LOG)
+        folder.manifest.add(folder.manifest.records, LOG)
     write_report(folder, wording)
     write_card(folder, wording)
     forget_prepared(folder)  # from here on the run is finished
@@ -75,9 +75,9 @@ def restore_pages(folder: RunFolder, wording: Wording, *, log: Log) -> None:
     The report must equal what the other files give. The card may have been edited: it is complete if it starts with a
     heading and ends with a line end.
     """
-    if LOG in folder.records:
+    if LOG in folder.manifest.records:
         try:
-            check_file(folder.path / LOG, folder.records[LOG])
+            check_file(folder.path / LOG, folder.manifest.records[LOG])
         except RunFolderError as error:
             log.warn(f"{error}; the report shows its current content")
     report, card_ = folder.path / "report.html", folder.path / "README.md"

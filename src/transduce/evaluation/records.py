@@ -149,7 +149,7 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
         name=run.settings.name or run.path.absolute().name,
         settings=run.settings,
         recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.exists() else "",
-        made_by=run.made_by,
+        made_by=run.manifest.version,
         n_parameters=n_parameters,
         events=events,
         data=read("data.json"),

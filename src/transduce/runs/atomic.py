@@ -66,14 +66,14 @@ def partial_of(path: Path) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` atomically, as UTF-8 with unchanged line ends. Lone surrogates become JSON's escapes."""
-    _write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
+    with write_aside(path) as aside:
+        aside.write_bytes(text.encode("utf-8", errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` atomically, as indented JSON. Paths become strings; nan and infinity are a ValueError."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath)
     # A file name that is not UTF-8 contains lone surrogates; as \udcXX they are JSON escapes and are read unchanged.
-    _write_bytes(path, (text + "\n").encode("utf-8", errors="backslashreplace"))
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath) + "\n")
 
 
 def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
@@ -149,11 +149,6 @@ def remove_leftovers(folder: Path) -> int:
         else:
             _remove(leftover)
     return len(leftovers)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    with write_aside(path) as aside:
-        aside.write_bytes(content)
 
 
 def _rename(aside: Path, path: Path) -> None:

@@ -20,9 +20,9 @@ so the folder can be moved and copied.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -30,21 +30,12 @@ import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
-from transduce.runs.checkpoints import Checkpoint, Checkpoints
+from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.format_version import FORMAT
 from transduce.runs.lock import FolderLock
-from transduce.runs.manifest import Fingerprint, Manifest, check_file
+from transduce.runs.manifest import Manifest, check_file
 from transduce.runs.run_settings import asked_settings, difference, read_settings
 from transduce.runs.tensors import load_metadata, load_tensors, save_tensors
-
-
-@runtime_checkable
-class SavesFiles(Protocol):
-    """An object that saves itself into a folder, such as tokenizers."""
-
-    def save(self, folder: Path) -> None:
-        """Write the files."""
-        ...
 
 
 class RunFolder:
@@ -61,7 +52,7 @@ class RunFolder:
     ) -> None:
         self.path, self.settings, self.resumed = path, settings, resumed
         self.checkpoints = Checkpoints(path / "checkpoints")
-        self._manifest, self._lock = manifest, lock
+        self.manifest, self._lock = manifest, lock
 
     @classmethod
     def create(cls, path: Path, settings: Settings, recipe: str) -> RunFolder:
@@ -86,7 +77,8 @@ class RunFolder:
                     f"{path} is no run folder and not empty: it contains {others[0]}; name another folder with --run"
                 )
             # The manifest comes first: with it the folder is a run, which a kill between two files leaves resumable.
-            manifest = Manifest.create(path, settings.model_dump(mode="json"))
+            manifest = Manifest(path, settings.model_dump(mode="json"))
+            manifest.save()
             write_text(path / "recipe.toml", recipe)
             run = cls(path, settings, manifest, lock=lock)
             run.write_settings(settings)
@@ -105,7 +97,7 @@ class RunFolder:
         path = Path(path)
         manifest = Manifest.read(path)
         run = cls(path, read_settings(manifest), manifest)
-        run.check_files()
+        manifest.check()
         if model:
             if not run.has_tokenizers:
                 raise RunFolderError(f"{path} has no tokenizer yet: its training has not got that far")
@@ -127,12 +119,14 @@ class RunFolder:
                 "with --run"
             )
         run = cls(path, asked, manifest, lock=lock, resumed=True)
-        run.check_files()
-        if asked.model_dump(mode="json") != there.model_dump(mode="json"):
+        manifest.check()
+        values = asked.model_dump(mode="json")
+        changed = values != there.model_dump(mode="json")
+        if changed or not (path / "recipe.toml").exists():
             write_text(path / "recipe.toml", recipe)
-            manifest.save(asked=asked.model_dump(mode="json"))
-        elif not (path / "recipe.toml").exists():
-            write_text(path / "recipe.toml", recipe)
+        if changed:
+            manifest.asked = values
+            manifest.save()
         if "config.json" in manifest.files:
             run.settings = read_settings(manifest)
         else:  # killed before or while the settings were written
@@ -158,38 +152,21 @@ class RunFolder:
     # -- the model
 
     @property
-    def made_by(self) -> str:
-        """The version of transduce that created the run."""
-        return self._manifest.version
-
-    @property
-    def files(self) -> Mapping[str, Fingerprint]:
-        """Fingerprints of the files that the model needs and that never change, by name."""
-        return self._manifest.files
-
-    @property
     def has_tokenizers(self) -> bool:
         """Whether the folder contains the vocabulary."""
-        return any(name.startswith("tokenizer") for name in self.files)
+        return any(name.startswith("tokenizer") for name in self.manifest.files)
 
-    def check_files(self, prefix: str = "") -> None:
-        """Compare the model's files whose names begin with `prefix` with their checksums. Raises `RunFolderError`."""
-        for name in self.files:
-            if name.startswith(prefix):
-                self._manifest.check(name)
-
-    def save_tokenizers(self, tokenizers: SavesFiles) -> None:
-        """Store the vocabulary of both sides."""
-        self._manifest.remove("files", *(name for name in self.files if name.startswith("tokenizer")))
-        tokenizers.save(self.path)
-        self._manifest.add("files", *sorted(p.name for p in self.path.glob("tokenizer*")))
+    def save_tokenizers(self, save: Callable[[Path], None]) -> None:
+        """Store the vocabulary of both sides, which `save` writes into the folder."""
+        with self.manifest.replacing(self.manifest.files, "tokenizer*"):
+            save(self.path)
 
     def write_settings(self, settings: Settings) -> None:
         """Store the resolved settings."""
         self.settings = settings
-        self._manifest.remove("files", "config.json")
-        write_json(self.path / "config.json", settings.model_dump(mode="json"))
-        self._manifest.add("files", "config.json", config_format=FORMAT)
+        with self.manifest.replacing(self.manifest.files, "config.json"):
+            write_json(self.path / "config.json", settings.model_dump(mode="json"))
+            self.manifest.config_format = FORMAT
 
     def save_model(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights for translation."""
@@ -201,47 +178,22 @@ class RunFolder:
 
     # -- what describes the run
 
-    @property
-    def records(self) -> Mapping[str, Fingerprint]:
-        """Fingerprints of the files that describe the run, by name; none in a folder of an early version."""
-        return self._manifest.records
-
     def write_record(self, name: str, value: Any) -> None:
         """Store a record as JSON with its checksum. The folder must be locked."""
-        self._manifest.remove("records", name)
-        write_json(self.path / name, value)
-        self._manifest.add("records", name)
+        with self.manifest.replacing(self.manifest.records, name):
+            write_json(self.path / name, value)
 
     def write_page(self, name: str, text: str) -> None:
         """Store a text made from the records (report, model card) with its checksum. The folder must be locked."""
-        self._manifest.remove("records", name)
-        write_text(self.path / name, text)
-        self._manifest.add("records", name)
-
-    def seal_record(self, name: str) -> None:
-        """Store the checksum of a record that will not change any more."""
-        self._manifest.add("records", name)
+        with self.manifest.replacing(self.manifest.records, name):
+            write_text(self.path / name, text)
 
     def read_record(self, name: str) -> Any:
         """The value of a record, checked; {} if there is none. Raises `RunFolderError`."""
-        if name in self.records:
-            check_file(self.path / name, self.records[name])
         path = self.path / name
+        if name in self.manifest.records:
+            check_file(path, self.manifest.records[name])
         return read_json(path) if path.exists() else {}
-
-    # -- checkpoints
-
-    def save_checkpoint(self, update: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> Path:
-        """Store a checkpoint completely or, if this fails or is killed, not at all (`Checkpoints.save`)."""
-        return self.checkpoints.save(update, tensors, state)
-
-    def latest_checkpoint(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint (`Checkpoints.latest`)."""
-        return self.checkpoints.latest()
-
-    def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
-        """Remove old checkpoints (`Checkpoints.prune`)."""
-        return self.checkpoints.prune(keep, spare=spare)
 
 
 def _make_and_lock(path: Path) -> FolderLock:

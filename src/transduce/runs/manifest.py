@@ -6,10 +6,13 @@ to be replaced, so that a kill between two writes leaves no contradiction.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import transduce
 from transduce.errors import RunFolderError
@@ -66,23 +69,22 @@ def check_sealed(folder: Path, *, required: Iterable[str] = ()) -> None:
         check_file(folder / name, expected)
 
 
+@dataclass
 class Manifest:
     """manifest.json of a run folder: its format, the settings asked for, and checksums in two parts.
 
-    `files`: what the model needs; checked whenever the run is opened. `records`: what describes the run; checked when
-    it is read.
+    `asked`: the settings that the run was asked for with, unset ones as null. `version`: the transduce that created the
+    run. `config_format`: the format of config.json, which is not rewritten with the manifest. `files`: fingerprints of
+    what the model needs; checked whenever the run is opened. `records`: of what describes the run; checked when it is
+    read, none in a folder of an early version.
     """
 
-    def __init__(self, folder: Path, values: dict[str, Any]) -> None:
-        self.folder, self._values = folder, values
-
-    @classmethod
-    def create(cls, folder: Path, asked: Mapping[str, Any]) -> Manifest:
-        """Write the manifest of a new run."""
-        version = {"format": FORMAT, "config_format": FORMAT, "transduce": transduce.__version__}
-        manifest = cls(folder, {**version, "asked": asked, "files": {}, "records": {}})
-        manifest.save()
-        return manifest
+    folder: Path
+    asked: Mapping[str, Any]
+    version: str = transduce.__version__
+    config_format: int = FORMAT
+    files: dict[str, Fingerprint] = field(default_factory=dict)
+    records: dict[str, Fingerprint] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -96,54 +98,40 @@ class Manifest:
         if not _is_valid(values):
             raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
         found = check_format(values.get("format"), folder)
-        # The manifest is rewritten in the current format; config.json is not, so its own format is kept with it.
-        config_format = check_format(values.get("config_format", found), folder)
-        today = {"format": FORMAT, "config_format": config_format, "asked": upgraded(values["asked"], found)}
-        return cls(folder, {"records": {}, **values, **today})
+        return cls(
+            folder,
+            upgraded(values["asked"], found),
+            version=str(values.get("transduce", "")),
+            config_format=check_format(values.get("config_format", found), folder),
+            files=values["files"],
+            records=values.get("records", {}),
+        )
 
-    @property
-    def asked(self) -> dict[str, Any]:
-        """The settings that the run was asked for with, unset ones as null."""
-        return self._values["asked"]
+    def save(self) -> None:
+        """Write the manifest, in the current format."""
+        version = {"format": FORMAT, "config_format": self.config_format, "transduce": self.version}
+        write_json(self.folder / NAME, {**version, "asked": self.asked, "files": self.files, "records": self.records})
 
-    @property
-    def config_format(self) -> int:
-        """The format of the settings in config.json."""
-        return self._values["config_format"]
+    def add(self, part: dict[str, Fingerprint], *names: str) -> None:
+        """List files, in `files` or `records`, as they are now."""
+        part.update({name: fingerprint(self.folder / name) for name in names})
+        self.save()
 
-    @property
-    def version(self) -> str:
-        """The version of transduce that created the run."""
-        return str(self._values.get("transduce", ""))
+    @contextmanager
+    def replacing(self, part: dict[str, Fingerprint], pattern: str) -> Iterator[None]:
+        """List the files that match `pattern` as the body leaves them; while it replaces them they are not listed."""
+        if old := fnmatch.filter(part, pattern):
+            for name in old:
+                del part[name]
+            self.save()
+        yield
+        self.add(part, *sorted(path.name for path in self.folder.glob(pattern)))
 
-    @property
-    def files(self) -> dict[str, Fingerprint]:
-        """Fingerprints of the files that the model needs."""
-        return self._values["files"]
-
-    @property
-    def records(self) -> dict[str, Fingerprint]:
-        """Fingerprints of the files that describe the run; none in a folder of an early version."""
-        return self._values["records"]
-
-    def save(self, **values: Any) -> None:
-        """Write the manifest, with other values for some of its keys."""
-        self._values |= values
-        write_json(self.folder / NAME, self._values)
-
-    def add(self, part: Literal["files", "records"], *names: str, **values: Any) -> None:
-        """List files as they are now; `values` as for `save`."""
-        found = {name: fingerprint(self.folder / name) for name in names}
-        self.save(**{part: self._values[part] | found}, **values)
-
-    def remove(self, part: Literal["files", "records"], *names: str) -> None:
-        """Stop listing files that are about to be replaced."""
-        if not self._values[part].keys().isdisjoint(names):
-            self.save(**{part: {name: was for name, was in self._values[part].items() if name not in names}})
-
-    def check(self, name: str) -> None:
-        """Compare a file of the model with its checksum; `RunFolderError`."""
-        check_file(self.folder / name, self.files[name])
+    def check(self, prefix: str = "") -> None:
+        """Compare the model's files whose names begin with `prefix` with their checksums. Raises `RunFolderError`."""
+        for name, expected in self.files.items():
+            if name.startswith(prefix):
+                check_file(self.folder / name, expected)
 
 
 def _is_valid(values: Any) -> bool:

@@ -13,10 +13,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from transduce.errors import RunFolderError
@@ -77,21 +76,18 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
 
 def load_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file of tensors. Only the header and the length are checked: fast for any size."""
-    metadata: dict[str, str] = _read_header(Path(path))[1].get("__metadata__", {})
-    return metadata
+    return _read_header(Path(path))[1]
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a file, tied ones once; as fast as `load_metadata`."""
-    header = _read_header(Path(path))[1]
-    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return _read_header(Path(path))[2]
 
 
 def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
     """Compare a file of tensors with its checksum; returns its metadata. Raises `RunFolderError`."""
     path = Path(path)
-    head, header = _read_header(path)
-    metadata: dict[str, str] = header.get("__metadata__", {})
+    head, metadata, _ = _read_header(path)
     if "sha256" not in metadata and sealed:
         raise _damaged(path, "it has no checksum")
     if "sha256" in metadata and _digest(path, head) != metadata["sha256"]:
@@ -130,7 +126,8 @@ def _as_os_error(error: SafetensorError) -> OSError:
 
 def _finish_header(path: Path, *, seal: bool) -> None:
     """Sort the metadata, which safetensors writes in random order, and fill in the digest."""
-    head, header = _read_header(path)
+    head = _read_header(path)[0]
+    header = json.loads(head[8:])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     assert len(text) <= len(head) - 8, "sorting does not make it longer"
@@ -143,50 +140,25 @@ def _finish_header(path: Path, *, seal: bool) -> None:
         file.write(head)
 
 
-def _read_header(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """The first bytes of a file, up to the data, and its JSON header; checks the length of the whole file."""
+def _read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
+    """The bytes before the data, the metadata and the shapes; checks the header and the length of the whole file."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise _damaged(path, f"it ends after {size:,} bytes")
+            head = file.read(8)
+            length = int.from_bytes(head, "little")
             if length > _MOST_HEADER:
                 raise _damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
-            head = length.to_bytes(8, "little") + file.read(length)
+            head += file.read(length)
+        with safe_open(path, framework="pt") as tensors:
+            found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.offset_keys()}
+            return head, tensors.metadata() or {}, found
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
+    except SafetensorError as error:
+        raise _damaged(path, f"it has {size:,} bytes; its header cannot be read or does not match ({error})") from None
     except OSError as error:
         raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
-    try:
-        header = json.loads(head[8:], object_pairs_hook=_unique)
-        end = _end_of(header)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _damaged(path, "its header cannot be read") from None
-    if size != 8 + length + end:
-        raise _damaged(path, f"it has {size:,} bytes and should have {8 + length + end:,}")
-    return head, header
-
-
-def _end_of(header: dict[str, Any]) -> int:
-    """Where the data described by a header ends; ValueError, KeyError, TypeError or AttributeError if it is invalid."""
-    metadata = header.get("__metadata__", {})
-    entries = [entry for name, entry in header.items() if name != "__metadata__"]
-    if not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("metadata must be strings")
-    for entry in entries:
-        begin, stop = entry["data_offsets"]
-        if not all(type(n) is int and n >= 0 for n in (begin, stop - begin, *entry["shape"])):
-            raise ValueError("shapes and offsets must be whole numbers")
-    return max((entry["data_offsets"][1] for entry in entries), default=0)
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of the header; `ValueError` for a duplicate name, of which readers take the first or the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("duplicate name")
-    return found
 
 
 def _digest(path: Path, head: bytes) -> str:

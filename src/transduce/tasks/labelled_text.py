@@ -134,7 +134,7 @@ def encode_labelled_texts(
             log.say(f"{name}: {cut:,} texts have at least data.max_length = {longest} tokens and are cut there")
     write_json(tokens / "tests.json", list(texts.tests))
     write_json(tokens / "samples.json", [[e.label, list(e.texts)] for e in texts.valid[:N_SAMPLES]])
-    folder.save_tokenizers(tokenizers)
+    folder.save_tokenizers(tokenizers.save)
     folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
     return PreparedLabels(tokenizers, LabelStore.open(tokens / "train"), LabelStore.open(tokens / "valid"))
 

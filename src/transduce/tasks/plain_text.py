@@ -207,7 +207,7 @@ def write_records(
 ) -> None:
     """Store the names of the test sets, the vocabulary, and at the very end data.json, which completes the text."""
     write_json(folder.path / "tokens" / "tests.json", [part.name for part in texts.tests])
-    folder.save_tokenizers(tokenizers)
+    folder.save_tokenizers(tokenizers.save)
     folder.write_record("data.json", report | {"leaks": report_leaks(checks, log)})
 
 

@@ -191,7 +191,7 @@ class Tokenizers:
 
 def load_tokenizers(folder: RunFolder) -> Tokenizers:
     """Load the vocabulary of both sides of a run, its files validated."""
-    folder.check_files("tokenizer")
+    folder.manifest.check("tokenizer")
     return Tokenizers.load(folder.path)
 
 

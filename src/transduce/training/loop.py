@@ -256,7 +256,7 @@ class Trainer:
         better = session.stopper.see(state.update, scores)
         score = score_of(scores, self.settings.stop_by)[0]
         kept = average.keep(state.update, score, better=better) if state.update else self.live
-        if kept is not None:
+        if kept is not None and self.ranks.is_main_process:
             self.folder.save_model(full_weights(self.model, kept))
         seconds = self.clock.seconds() - began
         event = {"event": "validation", "update": state.update, "seconds": self.clock.seconds(), "epoch": state.epochs}

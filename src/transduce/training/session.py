@@ -70,10 +70,11 @@ class Session:
             "metrics": self.metrics.mark(),
             "carry": len(self.carry),
         }
-        folder, s = self.folder, self.settings
-        folder.save_checkpoint(self.state.update, join_parts(parts), state)
-        folder.prune(s.keep_checkpoints, spare=rollback.worth_keeping(folder.checkpoints.updates(), s))
-        self.average.saved(found["average"] for found in folder.checkpoints.states())
+        checkpoints, s = self.folder.checkpoints, self.settings
+        if self.ranks.is_main_process:
+            checkpoints.save(self.state.update, join_parts(parts), state)
+            checkpoints.prune(s.keep_checkpoints, spare=rollback.worth_keeping(checkpoints.updates(), s))
+        self.average.saved(found["average"] for found in checkpoints.states())
         self.ranks.barrier()
         self.saved_update = self.state.update
 
@@ -82,7 +83,7 @@ class Session:
         if self.snapshots.is_dir() and self.ranks.is_main_process:
             remove_leftovers(self.snapshots)
         self.time_limit = TimeLimit.read(self.folder)
-        checkpoint = self.folder.latest_checkpoint()
+        checkpoint = self.folder.checkpoints.latest()
         if checkpoint is None:
             self._start()
             return False

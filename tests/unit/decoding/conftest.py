@@ -32,7 +32,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Call
         tokenizers = train_tokenizers(texts, tgts, settings.tokenizer, vocab_size=300, seed=1)
         path = tmp_path_factory.mktemp("translator") / "run"
         with RunFolder.create(path, settings, "") as run:
-            run.save_tokenizers(tokenizers)
+            run.save_tokenizers(tokenizers.save)
             run.write_settings(settings)
             made = untrained(settings, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
             run.save_model(dict(made.state_dict()))

@@ -46,7 +46,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         tokenizer = train_tokenizer(LINES, settings.tokenizer, vocab_size=400, seed=1)
         path = tmp_path_factory.mktemp("generator") / "run"
         with RunFolder.create(path, settings, "") as run:
-            run.save_tokenizers(Tokenizers(tokenizer, tokenizer))
+            run.save_tokenizers(Tokenizers(tokenizer, tokenizer).save)
             run.write_settings(settings)
             torch.manual_seed(1)
             model_ = build_model(settings.model, n_src=tokenizer.vocab_size, n_tgt=tokenizer.vocab_size)

@@ -42,14 +42,14 @@ class SomeTokenizers:
 
 def finished_run(path: Path) -> Path:
     with RunFolder.create(path, settings(), RECIPE) as run:
-        run.save_tokenizers(SomeTokenizers())  # type: ignore[arg-type]
+        run.save_tokenizers(SomeTokenizers().save)  # type: ignore[arg-type]
         run.write_settings(settings(batch_tokens=4096))
         run.save_model({"w": torch.ones(100)})
     return path
 
 
 def checkpoint(run: RunFolder, update: int) -> Path:
-    return run.save_checkpoint(update, {"w": torch.full((1000,), float(update))}, {"epoch": update / 10})
+    return run.checkpoints.save(update, {"w": torch.full((1000,), float(update))}, {"epoch": update / 10})
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -101,7 +101,7 @@ def test_settings_that_may_round_differently_make_another_run(tmp_path: Path, ot
 
 def test_a_new_run_is_not_resumed(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
-        assert not run.resumed and not run.has_tokenizers and run.latest_checkpoint() is None
+        assert not run.resumed and not run.has_tokenizers and run.checkpoints.latest() is None
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_tokenizers_are_stored_and_loaded(tmp_path: Path, joint: bool) -> None:
     tgt = src if joint else train_tokenizer(lines[1::2], chosen, vocab_size=40, seed=1)
     path = finished_run(tmp_path / "run")
     with RunFolder.create(path, settings(), RECIPE) as run:
-        run.save_tokenizers(Tokenizers(src, tgt))
+        run.save_tokenizers(Tokenizers(src, tgt).save)
     back = load_tokenizers(RunFolder.open(path))
     assert (back.src.encode("a dog"), back.tgt.encode("ein Hund")) == (src.encode("a dog"), tgt.encode("ein Hund"))
     assert back.joint == joint
@@ -239,7 +239,7 @@ def test_latest_reads_what_save_checkpoint_wrote(tmp_path: Path) -> None:
         checkpoint(run, 9)
         checkpoint(run, 100)
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
-        latest = run.latest_checkpoint()
+        latest = run.checkpoints.latest()
     assert latest is not None and latest.notes == ()
     assert latest.update == latest.state["update"] == 100 and latest.state["epoch"] == 10.0
     assert torch.equal(latest.tensors()["w"], torch.full((1000,), 100.0))
@@ -258,7 +258,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: P
     else:
         flipped = content[:middle] + bytes([content[middle] ^ 64]) + content[middle + 1 :]
         file.write_bytes({"empty": b"", "short": content[:-5], "flipped": flipped}[damage])
-    latest = RunFolder.open(tmp_path / "run", model=False).latest_checkpoint()
+    latest = RunFolder.open(tmp_path / "run", model=False).checkpoints.latest()
     assert latest is not None and latest.update == 10
     (note,) = latest.notes
     assert str(file.parent) in note and note.endswith("resuming from the checkpoint before it, update 10")
@@ -276,11 +276,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: P
 def test_a_resume_in_another_environment_is_reported(tmp_path: Path, saved: Any, warning: str | None) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         now = {"PyTorch": torch.__version__, "NumPy": np.__version__, "threads": torch.get_num_threads()}
-        run.save_checkpoint(1, {"w": torch.zeros(1)}, {})
-        first = run.latest_checkpoint()
+        run.checkpoints.save(1, {"w": torch.zeros(1)}, {})
+        first = run.checkpoints.latest()
         assert first is not None and first.state["environment"] == now and first.notes == ()
-        run.save_checkpoint(2, {"w": torch.zeros(1)}, {"environment": saved})
-        latest = run.latest_checkpoint()
+        run.checkpoints.save(2, {"w": torch.zeros(1)}, {"environment": saved})
+        latest = run.checkpoints.latest()
     assert latest is not None and bool(latest.notes) == (warning is not None)
     assert warning is None or re.search(warning, latest.notes[0])
 
@@ -290,14 +290,14 @@ def test_if_all_checkpoints_are_damaged_the_user_decides(tmp_path: Path) -> None
         for update in (10, 20):
             (checkpoint(run, update) / "state.json").unlink()
         with pytest.raises(RunFolderError, match=r"every checkpoint is damaged: .*u00000020.*u00000010.*to start over"):
-            run.latest_checkpoint()
+            run.checkpoints.latest()
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         for update in (10, 20, 30, 100_000_000):
             checkpoint(run, update)
-        assert [p.name for p in run.prune(2)] == ["u00000020", "u00000010"]
+        assert [p.name for p in run.checkpoints.prune(2)] == ["u00000020", "u00000010"]
         assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["u00000030", "u100000000"]
 
 
@@ -307,16 +307,16 @@ def test_prune_never_removes_the_last_undamaged_one(tmp_path: Path) -> None:
             checkpoint(run, update)
     (run.path / "checkpoints" / "u00000030" / "state.json").unlink()
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
-        assert [p.name for p in run.prune(1)] == ["u00000010"]
-        latest = run.latest_checkpoint()
+        assert [p.name for p in run.checkpoints.prune(1)] == ["u00000010"]
+        latest = run.checkpoints.latest()
         assert latest is not None and latest.update == 20
 
 
 def test_a_checkpoint_of_the_same_update_is_replaced(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", settings(), RECIPE) as run:
         checkpoint(run, 10)
-        run.save_checkpoint(10, {"w": torch.zeros(1)}, {"second": True})
-        latest = run.latest_checkpoint()
+        run.checkpoints.save(10, {"w": torch.zeros(1)}, {"second": True})
+        latest = run.checkpoints.latest()
         assert latest is not None and latest.state["second"] is True
         assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["u00000010"]
 
@@ -344,10 +344,10 @@ def test_a_killed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
 
     def save_and_save() -> None:
         run = RunFolder.create(path, settings(), RECIPE)
-        update = latest.update if (latest := run.latest_checkpoint()) else 0
+        update = latest.update if (latest := run.checkpoints.latest()) else 0
         while True:
             update += 1
-            run.save_checkpoint(update % 3 + 1, {"w": torch.full((200_000,), float(update))}, {"value": float(update)})
+            run.checkpoints.save(update % 3 + 1, {"w": torch.full((200_000,), float(update))}, {"value": float(update)})
             run.save_model({"w": torch.full((50_000,), float(update))})
             run.write_settings(settings(batch_tokens=update))
 
@@ -359,7 +359,7 @@ def test_a_killed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
         with RunFolder.create(path, settings(), RECIPE) as run:
             names = [p.name for p in [*path.iterdir(), *(path / "checkpoints").glob("*")]]
             assert not [name for name in names if name.endswith(".aside")], "the next start removes temporary files"
-            latest = run.latest_checkpoint()
+            latest = run.checkpoints.latest()
             if latest is not None:
                 seen += 1
                 assert latest.notes == ()
@@ -419,12 +419,12 @@ def fills_the_disk(run: RunFolder) -> None:
     """Writing to a full disk is a one-line error and changes nothing."""
     before = files(run.path)
     much = {"w": torch.ones(2_000_000)}
-    for write in (lambda: run.save_checkpoint(20, much, {}), lambda: run.save_model(much)):
+    for write in (lambda: run.checkpoints.save(20, much, {}), lambda: run.save_model(much)):
         with pytest.raises(RunFolderError) as caught:
             write()
         assert str(caught.value).startswith("cannot write ") and "\n" not in str(caught.value)
         assert files(run.path) == before
-    latest = run.latest_checkpoint()
+    latest = run.checkpoints.latest()
     assert latest is not None and latest.update == 10
 
 

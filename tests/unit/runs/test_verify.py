@@ -25,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.write_record("data.json", {})
         run.write_page("README.md", "# toy\n")
         run.write_page("report.html", "<p>")
-        run.save_checkpoint(7, {"w": torch.ones(3)}, {"training": {"validated": 5}})
+        run.checkpoints.save(7, {"w": torch.ones(3)}, {"training": {"validated": 5}})
     return path
 
 
@@ -107,7 +107,7 @@ def test_a_run_before_its_first_validation_has_no_model_yet(
 ) -> None:
     (run / "tokens").mkdir()
     with RunFolder.create(run, RunFolder.open(run).settings, "") as folder:
-        folder.save_checkpoint(7, {"w": torch.ones(3)}, {"training": {"validated": validated}})
+        folder.checkpoints.save(7, {"w": torch.ones(3)}, {"training": {"validated": validated}})
     (run / "model.safetensors").unlink()
     assert status(run).get("model.safetensors") == status_of_model
 

@@ -14,6 +14,7 @@ from torch import nn
 import toys
 from transduce.errors import Interrupted, RunFolderError, TrainingError
 from transduce.models.registry import build_model
+from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors
 from transduce.training import loop
@@ -204,7 +205,7 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
     assert (report["update"], report["reason"]) == (14, "is not finite")
     monkeypatch.undo()
     folder = RunFolder.open(tmp_path / "run", model=False)
-    checkpoint = folder.latest_checkpoint()
+    checkpoint = folder.checkpoints.latest()
     assert checkpoint is not None
     assert checkpoint.update == 10, "nothing is saved after the bad update"
     assert all(tensor.isfinite().all() for tensor in folder.load_model().values())
@@ -217,14 +218,14 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_is_told_and_the_last_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = RunFolder.save_checkpoint
+    original = Checkpoints.save
 
-    def full(self: RunFolder, update: int, *args: Any) -> Path:
+    def full(self: Checkpoints, update: int, *args: Any) -> Path:
         if update == 20:
             raise RunFolderError("cannot write: No space left on device")
         return original(self, update, *args)
 
-    monkeypatch.setattr(RunFolder, "save_checkpoint", full)
+    monkeypatch.setattr(Checkpoints, "save", full)
     with pytest.raises(RunFolderError, match="No space left"):
         run(tmp_path / "run", max_updates=30, valid_updates=10)
     monkeypatch.undo()
@@ -236,10 +237,10 @@ def test_a_full_disk_is_told_and_the_last_state_stays(tmp_path: Path, monkeypatc
 def test_a_long_way_between_validations_is_saved_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     updates: list[int] = []
-    original = RunFolder.save_checkpoint
+    original = Checkpoints.save
     monkeypatch.setattr(
-        RunFolder,
-        "save_checkpoint",
+        Checkpoints,
+        "save",
         lambda self, update, *args: updates.append(update) or original(self, update, *args),
     )
     run(tmp_path / "run", max_updates=5, valid_updates=1000)
