@@ -1,7 +1,6 @@
 """Settings: frozen, validated, each default written once."""
 
 from transduce.config.model import (
-    AnyModelSettings,
     BertClassifierSettings,
     BertEncoderSettings,
     BertSettings,
@@ -11,41 +10,27 @@ from transduce.config.model import (
     ModelSettings,
     OutputSettings,
     PoolingSettings,
-    Tie,
     TransformerSettings,
     model_settings,
     resolve_preset,
 )
-from transduce.config.recipe import MAX_RECIPE, apply_override, read_recipe, to_toml
-from transduce.config.section import MAX_BATCH, MAX_BEAM, MAX_PENALTY, MAX_SEED, MAX_TOKENS, Section
+from transduce.config.recipe import apply_override, read_recipe, to_toml
 from transduce.config.settings import (
-    Average,
     Corpus,
     DataSettings,
-    Decay,
     DecodingSettings,
     EvaluationSettings,
-    Precision,
     Settings,
     TokenizerSettings,
     TrainingSettings,
 )
 
 __all__ = [
-    "MAX_BATCH",
-    "MAX_BEAM",
-    "MAX_PENALTY",
-    "MAX_RECIPE",
-    "MAX_SEED",
-    "MAX_TOKENS",
-    "AnyModelSettings",
-    "Average",
     "BertClassifierSettings",
     "BertEncoderSettings",
     "BertSettings",
     "Corpus",
     "DataSettings",
-    "Decay",
     "DecoderSettings",
     "DecodingSettings",
     "EncoderSettings",
@@ -54,10 +39,7 @@ __all__ = [
     "ModelSettings",
     "OutputSettings",
     "PoolingSettings",
-    "Precision",
-    "Section",
     "Settings",
-    "Tie",
     "TokenizerSettings",
     "TrainingSettings",
     "TransformerSettings",

@@ -1,16 +1,21 @@
-"""Attention as a heat map: SVG, and HTML with a choice of layer and head."""
+"""Attention as a heat map: SVG, PNG, and HTML with a choice of layer and head."""
 
 from __future__ import annotations
 
 import base64
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
+from transduce.errors import UserError
 from transduce.inspection.html import render
+from transduce.runs.atomic import write_aside
 
 CELL = 20  # pixels
 MAX_LABEL = 16  # characters
@@ -80,6 +85,48 @@ def heat_map_svg(heat: HeatMap, *, layer: int | None = -1, head: int | None = No
 def heat_map_figures(maps: Sequence[HeatMap]) -> Markup:
     """Draw heat maps next to each other, each with a choice of layer and head; needs `heatmap.js` in the page."""
     return render("heatmaps.html", maps=[{"data": heat.to_json(), "svg": heat_map_svg(heat)} for heat in maps])
+
+
+def attention_page(src: str, tgt: str, maps: Sequence[HeatMap]) -> str:
+    """Render a page about one sentence pair, with a choice of layer and head for each map."""
+    return render("attention.html", title=f"attention: {src}", src=src, tgt=tgt, figures=heat_map_figures(maps))
+
+
+def heat_map_png(heat: HeatMap, *, layer: int | None = -1, head: int | None = None) -> bytes:
+    """Draw one view as the content of a PNG file. Needs matplotlib: `pip install 'transduce[plot]'`."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("a PNG needs matplotlib: pip install 'transduce[plot]'; or name a .svg or .html file") from None
+    height, width = 1.6 + 0.28 * len(heat.rows), 1.6 + 0.28 * len(heat.columns)
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.imshow(heat.view(layer, head), cmap="Blues", vmin=0, vmax=1, aspect="equal")
+    # matplotlib reads dollar signs as mathematics
+    axes.set_xticks(range(len(heat.columns)), [c.replace("$", r"\$") for c in heat.columns], rotation=90)
+    axes.set_yticks(range(len(heat.rows)), [r.replace("$", r"\$") for r in heat.rows])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    content = BytesIO()
+    with warnings.catch_warnings():  # a glyph that no font has is drawn as a box
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(content, format="png")
+    return content.getvalue()
+
+
+def save_picture(path: Path, heat: HeatMap, *, layer: int | None = -1, head: int | None = None) -> None:
+    """Write one view as .svg or .png, depending on the suffix. Raises `UserError` for any other suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".svg", ".png"):
+        raise UserError(f"{path}: unknown picture format; use .svg or .png")
+    if suffix == ".png":
+        content = heat_map_png(heat, layer=layer, head=head)
+    else:
+        content = heat_map_svg(heat, layer=layer, head=head, alone=True).encode("utf-8")
+    with write_aside(path) as aside:
+        aside.write_bytes(content)
 
 
 def _packed(weights: np.ndarray) -> str:

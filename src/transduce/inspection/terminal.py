@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
+from rich.cells import cell_len
 
 from transduce.inspection.heatmap import HeatMap
 
@@ -42,7 +42,7 @@ def picture(
     """
     assert weights.shape == (len(rows), len(columns)), weights.shape
     labels = [_fit(piece) for piece in rows]
-    left = max(map(display_width, labels), default=0)
+    left = max(map(cell_len, labels), default=0)
     n_fit = max(1, (width - left - 1) // _CELL)
     blocks = []
     for start in range(0, max(len(columns), 1), n_fit):
@@ -51,7 +51,7 @@ def picture(
         for label, row in zip(labels, weights[:, part].tolist(), strict=True):
             cells = "".join(_coloured(w) if colour else shade(w) * _CELL for w in row)
             lines.append(
-                " " * (left - display_width(label)) + label + " " + (cells + "\033[0m" if colour else cells.rstrip())
+                " " * (left - cell_len(label)) + label + " " + (cells + "\033[0m" if colour else cells.rstrip())
             )
         blocks.append("\n".join(line.rstrip() for line in lines))
     return "\n\n".join(blocks)
@@ -71,22 +71,11 @@ def shade(weight: float) -> str:
     return SHADES[sum(weight >= level for level in LEVELS)]
 
 
-def display_width(text: str) -> int:
-    """Count the terminal columns of `text`: two for East Asian wide characters, none for combining marks."""
-    return sum(map(_character_width, text))
-
-
-def _character_width(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 def _clusters(text: str) -> list[str]:
     """Split into characters, each with its combining marks."""
     clusters: list[str] = []
     for character in text:
-        if clusters and _character_width(character) == 0:
+        if clusters and cell_len(character) == 0:
             clusters[-1] += character
         else:
             clusters.append(character)
@@ -96,11 +85,11 @@ def _clusters(text: str) -> list[str]:
 def _fit(piece: str) -> str:
     """Remove control characters and cut to the width of a label."""
     text = "".join(c if c.isprintable() else "?" for c in piece)
-    if display_width(text) <= _LABEL:
+    if cell_len(text) <= _LABEL:
         return text
     kept = ""
     for cluster in _clusters(text):
-        if display_width(kept + cluster) > _LABEL - 1:
+        if cell_len(kept + cluster) > _LABEL - 1:
             break
         kept += cluster
     return kept + "…"
@@ -111,7 +100,7 @@ def _headings(pieces: Sequence[str]) -> list[str]:
     cells = [_clusters(_fit(piece)) for piece in pieces]
     height = max(map(len, cells), default=0)
     cells = [[""] * (height - len(c)) + c for c in cells]
-    return ["".join(c[i] + " " * (_CELL - display_width(c[i])) for c in cells).rstrip() for i in range(height)]
+    return ["".join(c[i] + " " * (_CELL - cell_len(c[i])) for c in cells).rstrip() for i in range(height)]
 
 
 def _coloured(weight: float) -> str:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import ModelSettings, Section, Settings, resolve_preset
+from transduce.config import ModelSettings, Settings, resolve_preset
 from transduce.config.model import preset_values
+from transduce.config.section import Section
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.models.registry import ARCHITECTURES

@@ -14,7 +14,7 @@ import torch
 from transduce.config import model_settings
 from transduce.errors import UserError
 from transduce.inspection.attention import attention_maps, recorded
-from transduce.inspection.attention_files import attention_page, attention_png, attention_svg, save_picture
+from transduce.inspection.heatmap import attention_page, heat_map_png, heat_map_svg, save_picture
 from transduce.models.registry import build_model
 
 SRC = torch.tensor([[5, 9, 11, 7, 3]])
@@ -143,9 +143,9 @@ def test_the_suffix_chooses_the_picture_format(tmp_path: Path) -> None:
     save_picture(tmp_path / "a.svg", heat, layer=0, head=1)
     assert ET.fromstring((tmp_path / "a.svg").read_text(encoding="utf-8")).tag.endswith("svg")
     save_picture(tmp_path / "a.png", heat)
-    assert (tmp_path / "a.png").read_bytes() == attention_png(heat)
-    assert attention_png(heat).startswith(b"\x89PNG")
-    assert "<style>" in attention_svg(heat)
+    assert (tmp_path / "a.png").read_bytes() == heat_map_png(heat)
+    assert heat_map_png(heat).startswith(b"\x89PNG")
+    assert "<style>" in heat_map_svg(heat, alone=True)
     with pytest.raises(UserError, match=r"use \.svg or \.png"):
         save_picture(tmp_path / "a.gif", heat)
 
@@ -160,7 +160,7 @@ def test_a_png_shows_the_weights() -> None:
 
     weights = np.zeros((1, 1, 3, 3), np.float32)
     weights[0, 0, 0, 2] = weights[0, 0, 1, 0] = weights[0, 0, 2, 1] = 1
-    pixels = imread(BytesIO(attention_png(HeatMap("a map", ("", "", ""), ("", "", ""), weights))))[..., :3]
+    pixels = imread(BytesIO(heat_map_png(HeatMap("a map", ("", "", ""), ("", "", ""), weights))))[..., :3]
     blue = (pixels[..., 2] - pixels[..., 0]) > 0.2
     ys, xs = np.nonzero(blue)
     thirds = (np.stack([ys - ys.min(), xs - xs.min()]) * 3 // (np.array([[np.ptp(ys)], [np.ptp(xs)]]) + 1)).T

@@ -6,8 +6,9 @@ import re
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
-from transduce.inspection.terminal import LEVELS, SHADES, display_width, legend, picture, shade
+from transduce.inspection.terminal import LEVELS, SHADES, legend, picture, shade
 
 COLUMNS = ["▁A", "▁dog", "▁runs", "▁.", "</s>"]
 
@@ -43,11 +44,11 @@ def test_wide_characters_and_marks_keep_the_columns(colour: bool) -> None:
     lines = picture(rows, columns, np.ones((4, 3)), colour=colour).split("\n")
     plain = [re.sub(r"\033\[[\d;]*m", "", line) for line in lines]
     rows_of_picture = plain[-4:]
-    starts = {display_width(line[: len(line) - len(line.lstrip(" "))]) for line in rows_of_picture}
+    starts = {cell_len(line[: len(line) - len(line.lstrip(" "))]) for line in rows_of_picture}
     assert len(starts) > 1, "labels are aligned right"
-    widths = {display_width(line.rstrip("█ ")) + len(re.findall("█", line)) for line in rows_of_picture}
+    widths = {cell_len(line.rstrip("█ ")) + len(re.findall("█", line)) for line in rows_of_picture}
     if not colour:
-        assert len({display_width(line) for line in rows_of_picture}) == 1
+        assert len({cell_len(line) for line in rows_of_picture}) == 1
         assert len(widths) == 1
 
 
@@ -62,7 +63,7 @@ def test_colour_is_optional_and_reset_on_every_line() -> None:
 def test_a_picture_fits_the_width() -> None:
     columns = [f"piece{i}" for i in range(90)]
     text = picture(["row"] * 3, columns, np.ones((3, 90)), width=60)
-    assert max(map(display_width, text.split("\n"))) <= 60
+    assert max(map(cell_len, text.split("\n"))) <= 60
     assert text.count("█") == 2 * 3 * 90
     tiny = picture(["a very long label that is cut"], ["x"], np.ones((1, 1)), width=4)
     assert "…" in tiny and "█" in tiny
