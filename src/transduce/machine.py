@@ -1,4 +1,4 @@
-"""The machine we are on, as far as training cares."""
+"""The machine: device, threads, free memory and precision."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from transduce.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What trains: `memory` in bytes that a process may use, `precision` in which it multiplies matrices fastest.
+    """`memory` in bytes that one process may use; `precision` in which matrix products are fastest.
 
-    `n_sharing`: processes that share the memory; each then has its part.
+    `n_sharing`: number of processes that share the memory of the machine.
     """
 
     device: Literal["cpu", "cuda"]
@@ -28,7 +28,7 @@ class Machine:
 
     @property
     def flops(self) -> float:
-        """Arithmetic a second that training really reaches, roughly: for estimates of time only."""
+        """Rough floating-point operations per second of a training, for estimates of time."""
         return 1.0e14 if self.device == "cuda" else 6.0e10 * self.n_threads
 
     def describe(self) -> str:
@@ -38,9 +38,9 @@ class Machine:
         return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free{each})"
 
     def shared(self, n: int, n_here: int) -> Machine:
-        """As `n` processes have it, of which `n_here` are on it: the threads of all, and a part of the memory.
+        """The machine for `n` processes, `n_here` of them on it: all threads, and a part of the memory.
 
-        A GPU is a process's own.
+        Each process has its own GPU.
         """
         if self.device == "cuda":
             return self
@@ -48,7 +48,7 @@ class Machine:
 
 
 def this_machine(device: str) -> Machine:
-    """The machine we are on; `device` is auto, cpu or cuda. A `SettingsError` where it has no such device."""
+    """The machine we run on; `device` is auto, cpu or cuda. Raises `SettingsError` if it has no such device."""
     import torch
 
     from transduce.training.step import choose_precision
@@ -75,7 +75,7 @@ def _processor() -> str:
 
 
 def _free_memory() -> int:
-    """Bytes that can be had without swapping, and within a container's limit; 4 GiB where the system does not say."""
+    """Bytes available without swapping, within a container's limit; 4 GiB if the system does not report them."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable"))
@@ -87,7 +87,7 @@ def _free_memory() -> int:
 
 
 def container_memory(cgroup: Path) -> int | None:
-    """Bytes that the limit of a control group (version 2, or 1) leaves; None where there is none.
+    """Bytes left below the limit of a control group (version 2 or 1); None without a limit.
 
     The cache of files that were read counts as free: the system drops it when memory is needed.
     """

@@ -1,4 +1,4 @@
-"""Composition: settings become objects, and the objects train. What a finished model does is in `use.py`."""
+"""`train`: from settings to a finished run folder, for every task."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from transduce.training.step import Updater, keep_freed_memory, limit_kernel_cac
 
 
 def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_run: bool = False) -> Path:
-    """Train a model into the run folder `path`, from the text that the settings name; the folder's path.
+    """Train a model on the text that the settings name, into the run folder `path`; returns the path.
 
-    What the settings leave open is chosen and told. A folder that holds the same run goes on where it was. `dry_run`
-    reads, chooses, tells and makes nothing. Among the processes of torchrun this is what the first one does; the others
-    `follow`. Raises `UserError` for what the user can mend, before anything is made;
-    `Interrupted` after Ctrl-C, when all is saved; `TrainingError` when a loss is not finite.
+    Unset settings are chosen and printed. A folder that contains the same run is resumed. `dry_run` reads the text and
+    prints the choices, and writes nothing. Under torchrun the main process calls this, workers `learn_as_worker`.
+
+    Raises `UserError` for a mistake that the user can correct, before anything is written; `Interrupted` after Ctrl-C,
+    when everything is saved; `TrainingError` when the loss is not finite.
     """
     log, path = log or Log(), Path(path)
     limit_kernel_cache()
@@ -59,7 +60,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
 def _train_in(
     path: Path, settings: Settings, task: AnyTask, start: Start | None, *, machine: Machine, log: Log, ranks: Ranks
 ) -> None:
-    """Everything that is done in the run folder, by the process that leads."""
+    """Train in the locked run folder, in the main process."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
         if folder.lock_note:
             log.warn(folder.lock_note)
@@ -73,27 +74,27 @@ def _train_in(
             return
         if end is None and has_read_text(path) and not has_prepared(folder):
             raise RunFolderError(
-                f"{path / 'metrics.jsonl'} is damaged: it tells of no end of training, but the encoded text is gone as "
-                "after the end; the model can be used; to train, name another folder with --run"
+                f"{path / 'metrics.jsonl'} is damaged: it records no end of training, but the encoded text was removed "
+                "as after the end; the model can be used; to train, name another folder with --run"
             )
         if end is None:
             prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
             if prepared is None:
                 prepared = _prepare(task, folder, settings, start, machine, log)
-            _tell_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
+            _report_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
             ranks.start({"folder": str(path.absolute()), "device": machine.device})
             best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
         else:
             best_update = end["best_update"]
         if not best_update and settings.training.start and folder.settings.training.average in ("ema", "none"):
-            log.warn("no validation was better than the one before the first update: the run keeps its start's weights")
+            log.warn("no validation was better than the one before the first update: the run keeps the initial weights")
         task.finish(folder, update=best_update, log=log)
 
 
 def _resolved(
     task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log, *, spool_in: Path
 ) -> tuple[Any, Settings, Extended]:
-    """The text, the settings with nothing left open, and the vocabulary."""
+    """The text, the resolved settings, and the vocabulary."""
     if start is None:
         texts = task.read(asked, log, spool_in=spool_in)
         warn_of_data(asked, log)
@@ -108,7 +109,7 @@ def _resolved(
 
 
 def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
-    """Bring the text, and what to begin with, into the folder. A user's mistake leaves no new folder behind."""
+    """Encode the text, and copy the weights to start from, into the folder. A user's mistake leaves no new folder."""
     with _removed_on_mistake(folder):
         tokens = clear_tokens(folder)
         texts, settings, extended = _resolved(task, asked, start, machine, log, spool_in=tokens)
@@ -130,9 +131,9 @@ def learn(
     ranks: Ranks,
     machine: Machine | None = None,
 ) -> int:
-    """Build the model and train it, in each of the processes that do so together; the best update.
+    """Build the model and train it, in every rank; returns the best update.
 
-    `machine`: told of where it has too little for the model, by the process that leads.
+    `machine`: the main process warns if it has too little memory or disk space.
     """
     settings, training, tokenizers = folder.settings, folder.settings.training, task.tokenizers(prepared)
     where = ranks.bind_device(torch.device(device))
@@ -156,15 +157,15 @@ def learn(
 
 
 def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
-    """Train the model of a run folder as a rank that neither reads text nor logs."""
+    """Train the model of a run folder as a worker rank, without I/O and logging."""
     task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
     learn(task, folder, task.find_prepared(folder, log), device=device, log=log, ranks=ranks)
 
 
-def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
-    """Say how much of the batches is padding, and keep it with the data report."""
+def _report_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
+    """Print the fraction of padding in the batches and store it with the data report."""
     share = feeder.padding()
-    log.say(f"batches: {len(feeder.plan(0)):,} an epoch, {share:.1%} padding")
+    log.say(f"batches: {len(feeder.plan(0)):,} per epoch, {share:.1%} padding")
     data = folder.read_record("data.json")
     with expecting(folder.path / "data.json"):
         changed = {**data, "padding": share}
@@ -173,7 +174,7 @@ def _tell_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
 
 
 def _end_of(folder: RunFolder) -> dict[str, Any] | None:
-    """The event that training ended with, if it has."""
+    """The event of a finished training; None before."""
     events = MetricsFile(folder.path / "metrics.jsonl").read()
     return next((event for event in events if event["event"] == "end" and type(event.get("best_update")) is int), None)
 

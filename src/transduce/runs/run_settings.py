@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -41,34 +40,23 @@ def read_settings(manifest: Manifest) -> Settings:
 def with_changeable(settings: Settings, other: Settings) -> Settings:
     """`settings` with the changeable ones of `other`."""
     values, source = settings.model_dump(mode="json"), other.model_dump(mode="json")
-    return Settings.from_mapping(replaced(values, source, CHANGEABLE))
+    for name in CHANGEABLE:
+        *sections, key = name.split(".")
+        here, there = values, source
+        for section in sections:
+            here, there = here[section], there[section]
+        here[key] = there[key]
+    return Settings.from_mapping(values)
 
 
 def difference(there: Settings, asked: Settings) -> str:
     """Name and both values of the first setting that makes `asked` another run; empty if it is the same run."""
-    values, other = there.model_dump(mode="json"), asked.model_dump(mode="json")
-    a, b = dict(_leaves(replaced(values, other, CHANGEABLE))), dict(_leaves(other))
+    a, b = (dict(_leaves(settings.model_dump(mode="json"))) for settings in (there, asked))
     for name in a | b:
-        if a.get(name) != b.get(name):
+        if name not in CHANGEABLE and a.get(name) != b.get(name):
             was, now = (json.dumps(leaves.get(name), ensure_ascii=False) for leaves in (a, b))
             return f"{name} is {was} in the folder and {now} here"
     return ""
-
-
-def replaced(values: Mapping[str, Any], source: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Nested settings with those of these dotted names taken from `source`.
-
-    >>> replaced({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 4, "b": {"c": 5, "d": 6}}, ("b.c",))
-    {'a': 1, 'b': {'c': 5, 'd': 3}}
-    """
-    result = copy.deepcopy(dict(values))
-    for name in names:
-        *path, last = name.split(".")
-        there, here = source, result
-        for part in path:
-            there, here = there[part], here[part]
-        here[last] = there[last]
-    return result
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
