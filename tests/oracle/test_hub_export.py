@@ -194,13 +194,17 @@ def test_our_models_round_trip(tmp_path: Path, kind: str, options: dict[str, Any
         assert found[0].text == found[1].text and found[0].ids == found[1].ids
 
 
+ABSOLUTE = ("sinusoidal", "sinusoidal_halves", "learned", "none")
+
+
 @pytest.mark.parametrize("seed", range(N_MODELS))
 def test_every_configuration_is_exported_or_refused_by_name(tmp_path: Path, seed: int) -> None:
     base = GPT if seed % 2 else BERT
     drawn = {key: value for key, value in combination(seed).items() if key not in ("residual", "n_encoder_layers")}
     easy = {"norm": "layer", "feed_forward": "plain", "kernel_size": 1, "projection": "full", "n_kv_heads": None}
     if seed % 3:
-        drawn |= easy | {"positions": "none" if drawn["positions"] == "rotary" else drawn["positions"]}
+        drawn |= easy | {"positions": drawn["positions"] if drawn["positions"] in ABSOLUTE else "none"}
+        drawn |= {"window": None} if "window" in drawn else {}
         drawn |= {"embedding_norm": base is BERT} | ({"output_bias": False} if base is GPT else {})
     run = text_runs.make_run(tmp_path / "run", **{**base, **drawn, "kind": base["kind"]})
     try:
