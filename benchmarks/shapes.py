@@ -38,8 +38,7 @@ def ours(shape: str) -> Callable[[], object]:
     import torch
 
     from transduce.config import ModelSettings, TrainingSettings
-    from transduce.data.batch import RowBatch
-    from transduce.data.encoder_batch import MaskedBatch
+    from transduce.data.batch import MaskedBatch, RowBatch
     from transduce.models.registry import build_model
     from transduce.training.criteria import predict_masked_tokens, predict_tokens
     from transduce.training.step import Updater, choose_precision, keep_freed_memory

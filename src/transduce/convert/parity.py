@@ -12,9 +12,7 @@ from torch import Tensor
 
 from transduce.config import EncoderSettings, ModelSettings
 from transduce.convert.weight_map import NEVER, Rows
-from transduce.data.batch import Batch, collate
-from transduce.data.encoder_batch import pad_rows
-from transduce.data.objectives import Example
+from transduce.data.batch import Batch, Example, collate, pad_rows
 from transduce.data.sentence_pairs import pack
 from transduce.errors import TransduceError
 from transduce.models.masked_lm import MaskedLM, PooledEncoder, TextEncoder

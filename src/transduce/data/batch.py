@@ -7,16 +7,45 @@ part of the rows, for updates that do not fit into memory at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from transduce.data.objectives import Example, Ids, RowExample
-from transduce.text.tokenizer import BOS, EOS, PAD
+from transduce.data.masking import Masked
+from transduce.data.sentence_pairs import Packed
+from transduce.text.special import BOS, EOS, PAD
+
+BatchT = TypeVar("BatchT")
+Ids = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A sentence pair: ids of the two sides, without special ones; `collate` adds those."""
+
+    src: Ids
+    tgt: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class RowExample:
+    """The ids of a row of running text, and the target at each position; `PAD` where there is none."""
+
+    ids: Ids
+    targets: Ids
+
+
+def causal(row: np.ndarray, draw: np.random.Generator) -> RowExample:
+    """Predict every token from those before it (Radford et al. 2018). Uses no random numbers.
+
+    The beginning of a document is not a target: it would be predicted from the end of another document.
+    """
+    targets = np.asarray(row[1:], dtype=np.int64)
+    return RowExample(row[:-1], np.where(targets == BOS, PAD, targets))
 
 
 @runtime_checkable
@@ -46,8 +75,26 @@ class TrainingBatch(Protocol):
         """The batch on a device."""
 
 
+class _Tensors:
+    """What the batches of all tasks share."""
+
+    __slots__ = ()
+
+    @property
+    def n_rows(self: Any) -> int:
+        """Sentences, texts or rows of text."""
+        return len(self.inputs[0])
+
+    def to(self: BatchT, device: torch.device | str) -> BatchT:
+        """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
+        batch: Any = self
+        if torch.device(device).type == batch.inputs[0].device.type == "cpu":
+            return self
+        return replace(batch, **{field.name: _sent(getattr(self, field.name), device) for field in fields(batch)})
+
+
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(_Tensors):
     """Sentences of one batch, padded on the right with `PAD`."""
 
     src: Int64[Tensor, "B S"]  # ids EOS
@@ -65,26 +112,14 @@ class Batch:
         """The target sentences."""
         return self.tgt_out
 
-    @property
-    def n_rows(self) -> int:
-        """Sentences."""
-        return len(self.src)
-
     def part(self, start: int, stop: int) -> Batch:
         """Some of the sentences."""
-        src, tgt_in, tgt_out = (trimmed(side[start:stop]) for side in (self.src, self.tgt_in, self.tgt_out))
+        src, tgt_in, tgt_out = (_trimmed(side[start:stop]) for side in (self.src, self.tgt_in, self.tgt_out))
         return Batch(src, tgt_in, tgt_out, int((tgt_out != PAD).sum()))
-
-    def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
-        if _is_there(self.src, device):
-            return self
-        src, tgt_in, tgt_out = sent((self.src, self.tgt_in, self.tgt_out), device)
-        return Batch(src, tgt_in, tgt_out, self.n_targets)
 
 
 @dataclass(frozen=True, slots=True)
-class RowBatch:
+class RowBatch(_Tensors):
     """Rows of running text, padded on the right with `PAD`.
 
     inputs: ids [B, T]; and, where attention is limited to documents, the number of each token's document [B, T].
@@ -94,25 +129,70 @@ class RowBatch:
     targets: Int64[Tensor, "B T"]
     n_targets: int
 
-    @property
-    def n_rows(self) -> int:
-        """Rows of text."""
-        return len(self.targets)
-
     def part(self, start: int, stop: int) -> RowBatch:
         """Some of the rows."""
-        ids = trimmed(self.inputs[0][start:stop])
-        width = ids.shape[1]
-        targets = self.targets[start:stop, :width]
-        inputs = (ids, *(tensor[start:stop, :width] for tensor in self.inputs[1:]))
-        return RowBatch(inputs, targets, int((targets != PAD).sum()))
+        width = _trimmed(self.inputs[0][start:stop]).shape[1]
+        *inputs, targets = (tensor[start:stop, :width] for tensor in (*self.inputs, self.targets))
+        return RowBatch(tuple(inputs), targets, int((targets != PAD).sum()))
 
-    def to(self, device: torch.device | str) -> RowBatch:
-        """The batch on a device. To a GPU it goes from pinned memory, without waiting."""
-        if _is_there(self.targets, device):
-            return self
-        *inputs, targets = sent((*self.inputs, self.targets), device)
-        return RowBatch(tuple(inputs), targets, self.n_targets)
+
+@dataclass(frozen=True, slots=True)
+class MaskedBatch(_Tensors):
+    """Texts with masked tokens. `places`: row * S + column of each token to predict; `targets`: those tokens.
+
+    `labels` [B]: whether B followed A. `targets_a_pair`: masked tokens for each pair in the whole update, so that both
+    losses are means over the update however it was cut.
+    """
+
+    ids: Int64[Tensor, "B S"]
+    segments: Int64[Tensor, "B S"]
+    places: Int64[Tensor, " N"]
+    targets: Int64[Tensor, " N"]
+    labels: Int64[Tensor, " B"]
+    targets_a_pair: float
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the model's `forward` takes."""
+        return self.ids, self.segments, self.places
+
+    @property
+    def n_targets(self) -> int:
+        """Tokens to predict."""
+        return len(self.targets)
+
+    def part(self, start: int, stop: int) -> MaskedBatch:
+        """Some of the texts, with their masked tokens and labels."""
+        ids = _trimmed(self.ids[start:stop])
+        row, column = self.places // self.ids.shape[1], self.places % self.ids.shape[1]
+        here = (row >= start) & (row < stop)
+        places = (row[here] - start) * ids.shape[1] + column[here]
+        segments, labels = self.segments[start:stop, : ids.shape[1]], self.labels[start:stop]
+        return MaskedBatch(ids, segments, places, self.targets[here], labels, self.targets_a_pair)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelBatch(_Tensors):
+    """Texts, and the number of each one's label."""
+
+    ids: Int64[Tensor, "B S"]
+    segments: Int64[Tensor, "B S"]
+    targets: Int64[Tensor, " B"]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the model's `forward` takes."""
+        return self.ids, self.segments
+
+    @property
+    def n_targets(self) -> int:
+        """Texts."""
+        return len(self.targets)
+
+    def part(self, start: int, stop: int) -> LabelBatch:
+        """Some of the texts."""
+        ids = _trimmed(self.ids[start:stop])
+        return LabelBatch(ids, self.segments[start:stop, : ids.shape[1]], self.targets[start:stop])
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -121,15 +201,14 @@ def collate(examples: Sequence[Example]) -> Batch:
     >>> collate([Example(src=[5, 6], tgt=[7])]).tgt_in.tolist()
     [[2, 7]]
     """
-    src, tgt = _flat([example.src for example in examples]), _flat([example.tgt for example in examples])
-    src_rows, tgt_in, tgt_out = _ended(*src), _begun(*tgt), _ended(*tgt)
-    n_targets = len(tgt[0]) + len(examples)
-    return Batch(torch.from_numpy(src_rows), torch.from_numpy(tgt_in), torch.from_numpy(tgt_out), n_targets)
+    tgt = [example.tgt for example in examples]
+    src, tgt_in, tgt_out = pad_sources([e.src for e in examples]), pad_rows(tgt, bos=True), pad_rows(tgt, eos=True)
+    return Batch(src, tgt_in, tgt_out, sum(map(len, tgt)) + len(tgt))
 
 
 def pad_sources(sentences: Sequence[Ids]) -> Int64[Tensor, "B S"]:
     """Sources to decode from, as `collate` makes them: ids, EOS, padding."""
-    return torch.from_numpy(_ended(*_flat(sentences)))
+    return pad_rows(sentences, eos=True)
 
 
 def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> RowBatch:
@@ -140,60 +219,56 @@ def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> R
     >>> collate_rows([RowExample([2, 5], [5, 3]), RowExample([6], [7])]).targets.tolist()
     [[5, 3], [7, 0]]
     """
-    ids, targets = (_rows(*_flat([side(e) for e in examples])) for side in (lambda e: e.ids, lambda e: e.targets))
-    inputs = [torch.from_numpy(ids)]
-    if separate:
-        inputs.append(torch.from_numpy((ids == BOS).cumsum(1)))
-    return RowBatch(tuple(inputs), torch.from_numpy(targets), int(np.count_nonzero(targets != PAD)))
+    ids, targets = pad_rows([example.ids for example in examples]), pad_rows([example.targets for example in examples])
+    inputs = (ids, (ids == BOS).cumsum(1)) if separate else (ids,)
+    return RowBatch(inputs, targets, int((targets != PAD).sum()))
 
 
-def trimmed(rows: Int64[Tensor, "B S"]) -> Int64[Tensor, "B s"]:
-    """Rows without the columns on the right that are padding in all of them.
+def collate_masked(
+    rows: Sequence[Masked], segments: Sequence[np.ndarray], labels: Sequence[int], *, targets_a_pair: float
+) -> MaskedBatch:
+    """Pad to the longest row."""
+    ids, kinds = pad_rows([row.ids for row in rows]), pad_rows(segments)
+    targets = pad_rows([row.targets for row in rows]).flatten()
+    places = (targets != PAD).nonzero()[:, 0]
+    return MaskedBatch(ids, kinds, places, targets[places], torch.tensor(list(labels)), targets_a_pair)
 
-    >>> trimmed(torch.tensor([[5, 0, 0], [6, 7, 0]])).tolist()
-    [[5, 0], [6, 7]]
+
+def collate_labelled(examples: Sequence[Packed], labels: Sequence[int]) -> LabelBatch:
+    """Pad to the longest text."""
+    ids, segments = pad_rows([one.ids for one in examples]), pad_rows([one.segments for one in examples])
+    return LabelBatch(ids, segments, torch.tensor(list(labels), dtype=torch.long))
+
+
+def pad_rows(rows: Sequence[Ids], *, bos: bool = False, eos: bool = False) -> Int64[Tensor, "B S"]:
+    """One tensor of all rows, padded on the right with `PAD`, with `BOS` before or `EOS` after each where asked for.
+
+    >>> pad_rows([[5], [6, 7]], eos=True).tolist()
+    [[5, 3, 0], [6, 7, 3]]
     """
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))[:, None]
+    padded = np.full((len(rows), int(lengths.max(initial=0)) + bos + eos), PAD, dtype=np.int64)
+    columns = np.arange(padded.shape[1]) - bos
+    if rows:
+        padded[(columns >= 0) & (columns < lengths)] = np.concatenate(rows, dtype=np.int64, casting="unsafe")
+    if bos:
+        padded[:, 0] = BOS
+    if eos:
+        padded[columns == lengths] = EOS
+    return torch.from_numpy(padded)
+
+
+def _trimmed(rows: Int64[Tensor, "B S"]) -> Int64[Tensor, "B s"]:
+    """Rows without the columns on the right that are padding in all of them."""
     filled = (rows != PAD).any(0).nonzero()
     return rows[:, : int(filled[-1]) + 1 if len(filled) else 0]
 
 
-def _is_there(tensor: Tensor, device: torch.device | str) -> bool:
-    return torch.device(device).type == tensor.device.type == "cpu"
-
-
-def sent(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
-    """Tensors on a device. To a GPU they go from pinned memory, without waiting."""
+def _sent(value: Any, device: torch.device | str) -> Any:
+    """Move a tensor, or a tuple of tensors, to a device; other values are unchanged."""
+    if isinstance(value, tuple):
+        return tuple(_sent(one, device) for one in value)
+    if not isinstance(value, Tensor):
+        return value
     to_gpu = torch.device(device).type == "cuda"
-    return [(tensor.pin_memory() if to_gpu else tensor).to(device, non_blocking=True) for tensor in tensors]
-
-
-def _rows(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Rows of ids, padding."""
-    rows = np.full((len(lengths), int(lengths.max(initial=0))), PAD, dtype=np.int64)
-    rows[np.arange(rows.shape[1]) < lengths[:, None]] = ids
-    return rows
-
-
-def _flat(sentences: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
-    """All ids of the sentences in one array, and the length of each."""
-    lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
-    if not sentences:
-        return np.zeros(0, dtype=np.int64), lengths
-    return np.concatenate(sentences, dtype=np.int64, casting="unsafe"), lengths
-
-
-def _ended(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Rows of ids, EOS, padding."""
-    rows = np.full((len(lengths), int(lengths.max(initial=0)) + 1), PAD, dtype=np.int64)
-    columns = np.arange(rows.shape[1])
-    rows[columns < lengths[:, None]] = ids
-    rows[columns == lengths[:, None]] = EOS
-    return rows
-
-
-def _begun(ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Rows of BOS, ids, padding."""
-    rows = np.full((len(lengths), int(lengths.max(initial=0)) + 1), PAD, dtype=np.int64)
-    rows[:, 0] = BOS
-    rows[:, 1:][np.arange(rows.shape[1] - 1) < lengths[:, None]] = ids
-    return rows
+    return (value.pin_memory() if to_gpu else value).to(device, non_blocking=True)

@@ -14,7 +14,7 @@ import numpy as np
 Lengths = np.ndarray  # int [N], tokens of each sentence with its EOS
 
 _SLACK = 0.85
-"""A batch may end from this share of its budget on, where that leaves the least padding."""
+"""A batch may end early, from this fraction of its budget, where that minimises padding."""
 
 
 def plan(
@@ -28,8 +28,9 @@ def plan(
 ) -> list[np.ndarray]:
     """The batches of an epoch, in training order: arrays of indices.
 
-    Every index comes once, or as often as `weights` says: 2 twice; 0.5 in every other epoch. In each batch
+    Every index occurs once, or as often as `weights` says: 2 is twice; 0.5 is in every other epoch. In each batch
     `max(longest source, longest target) * sentences <= budget`; a longer sentence is a batch alone.
+
     A pure function: the same arguments give the same plan (with the same NumPy: its generators may change).
     """
     indices = _indices(len(src_lengths), weights, seed=seed, epoch=epoch)
@@ -44,10 +45,10 @@ def plan(
 
 
 def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.ndarray]:
-    """The sentences of one batch, shared out to `n` processes: positions, in order of length but where n is 1.
+    """Divide the sentences of one batch among `n` processes: arrays of positions, sorted by length unless n is 1.
 
-    Of all ways to cut the sentences in order of length, the one whose largest share (padded tokens of the longer side)
-    is least. Together the shares are the batch; where it has too few sentences some are empty.
+    The cut minimises the largest share, in padded tokens of the longer side. Shares are empty where the batch has too
+    few sentences.
     """
     n_sentences = len(src_lengths)
     if n == 1:
@@ -69,9 +70,9 @@ def share_out(src_lengths: Lengths, tgt_lengths: Lengths, n: int) -> list[np.nda
 
 
 def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, budget: int) -> list[np.ndarray]:
-    """Cut one batch into micro-batches within `budget`, as few as can be, of like size where that fits.
+    """Cut one batch into as few micro-batches within `budget` as possible, of equal size where that fits.
 
-    Lengths are looked up by `indices`. A batch that fits is not cut. A longer sentence is a batch alone.
+    `indices` index the lengths. A batch that fits is not cut. A sentence longer than the budget is a batch alone.
     """
     if not len(indices):
         return []
@@ -87,7 +88,7 @@ def split(indices: np.ndarray, src_lengths: Lengths, tgt_lengths: Lengths, *, bu
 
 
 def padding_share(batches: Sequence[np.ndarray], src_lengths: Lengths, tgt_lengths: Lengths) -> float:
-    """The share of padding in all positions of both sides."""
+    """The fraction of all positions, on both sides, that are padding."""
     real = sum(int(_wide(src_lengths)[b].sum() + _wide(tgt_lengths)[b].sum()) for b in batches)
     slots = sum(len(b) * (int(src_lengths[b].max()) + int(tgt_lengths[b].max())) for b in batches if len(b))
     return 1.0 - real / slots if slots else 0.0
@@ -102,7 +103,7 @@ def _order(src: np.ndarray, tgt: np.ndarray, *, up: int) -> np.ndarray:
 
 
 def _cuts(src: np.ndarray, tgt: np.ndarray, *, budget: int, first: int, slack: float) -> list[int]:
-    """Where batches end in sentences in this order; `first` is the budget of the first one."""
+    """The ends of the batches, for sentences in this order; `first` is the budget of the first batch."""
     longer, total = np.maximum(src, tgt), np.concatenate(([0], np.cumsum(src + tgt)))
     cuts, start, allowed = list[int](), 0, first
     while start < len(src):
@@ -125,8 +126,8 @@ def _cuts(src: np.ndarray, tgt: np.ndarray, *, budget: int, first: int, slack: f
 def _indices(n: int, weights: np.ndarray | None, *, seed: int, epoch: int) -> np.ndarray:
     """The indices of an epoch, each as often as its weight says.
 
-    What a weight has beyond a whole number is a share of the sentences that have it: a window that moves from epoch to
-    epoch over a fixed random order, so that all get their turn.
+    The fractional part of a weight selects that fraction of the sentences with this weight: a window that moves from
+    epoch to epoch over a fixed random order, so that every sentence is used equally often.
     """
     if weights is None:
         return np.arange(n)

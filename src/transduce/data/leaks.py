@@ -90,8 +90,9 @@ class LeakCheck:
         if self.leaked:
             found.append(f"{self.leaked:,} of {self.n:,} {self.unit} also occur in the training text")
         if others:
-            sources = f"{others:,} more sources" if self.leaked else f"{others:,} of {self.n:,} sources"
-            found.append(f"{sources} occur in the training text with another translation")
+            number = f"{others:,} more" if self.leaked else f"{others:,} of {self.n:,}"
+            sources = "source occurs" if self.leaked and others == 1 else "sources occur"
+            found.append(f"{number} {sources} in the training text with another translation")
         where = f"{first['place']} = {first['train']}" if "place" in first else repr(first["text"][:60])
         limit = "" if self.unit == "pairs" else f" ({self.unit} of {SHORTEST} characters or more are compared)"
         return f"{self.name}: {', and '.join(found)}{limit}; scores on this set will be too high. First: {where}"

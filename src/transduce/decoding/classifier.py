@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from transduce.data.batch import collate_labelled
 from transduce.data.batching import plan
-from transduce.data.encoder_batch import collate_labelled
 from transduce.data.encoding import pack_texts
 from transduce.data.sentence_pairs import Packed
 from transduce.data.store import LabelStore

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from transduce.config import DecodingSettings
-from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
-from transduce.data.objectives import Example, RowExample
+from transduce.data.batch import Example, RowExample, TrainingBatch, collate, collate_rows, pad_sources
 from transduce.decoding.batches import Source, make_batches
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.sample import Watch, sample

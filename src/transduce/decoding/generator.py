@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from transduce.config import Settings
-from transduce.data.objectives import RowExample
+from transduce.data.batch import RowExample
 from transduce.data.store import TextStore
 from transduce.decoding.batches import Source
 from transduce.decoding.engine import Engine, TorchEngine

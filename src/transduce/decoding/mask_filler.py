@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from transduce.config import Settings
-from transduce.data.encoder_batch import pad_rows
+from transduce.data.batch import pad_rows
 from transduce.data.encoding import sentences_in_memory
 from transduce.data.sentence_pairs import pack
 from transduce.data.text import read_pieces

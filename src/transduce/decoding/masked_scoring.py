@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from transduce.config import BertSettings, Settings
-from transduce.data.batch import TrainingBatch
-from transduce.data.encoder_batch import MaskedBatch
+from transduce.data.batch import MaskedBatch, TrainingBatch
 from transduce.data.masking import word_starts
 from transduce.data.store import SentenceStore
 from transduce.decoding.results import MaskedScore

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from transduce.config import DecodingSettings
-from transduce.data.objectives import Example
+from transduce.data.batch import Example
 from transduce.decoding.batches import Source, chunks
 from transduce.decoding.engine import Engine, TorchEngine
 from transduce.decoding.loading import Precision, open_model

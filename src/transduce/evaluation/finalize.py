@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from transduce.data.batch import collate
-from transduce.data.objectives import Example
+from transduce.data.batch import Example, collate
 from transduce.data.preparation import read_tests
 from transduce.data.tokens_folder import forget_prepared
 from transduce.decoding.translator import Translator

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from transduce.config import ModelSettings, Settings
-from transduce.data.objectives import causal
+from transduce.data.batch import causal
 from transduce.data.store import TextStore
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling

@@ -11,10 +11,9 @@ from torch import nn
 
 from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, Settings, TransformerSettings
 from transduce.data import preparation
-from transduce.data.batch import Batch, collate
+from transduce.data.batch import Batch, Example, collate
 from transduce.data.batching import plan
 from transduce.data.corpus import Pair
-from transduce.data.objectives import Example
 from transduce.data.preparation import Prepared, Texts
 from transduce.data.sources import Sources
 from transduce.data.store import TokenStore

@@ -29,21 +29,21 @@ from transduce.text.tokenizer import Tokenizer, Tokenizers
 from transduce.text.training import sample_of
 
 SAMPLE_LINES = 100_000
-"""Lines that new pieces are learned from; of more, a random sample."""
+"""Maximum number of lines that new pieces are learned from; a random sample of longer text."""
 
-_LEAST = 5  # occurrences of a pair that are needed for a new piece
-_LONGEST = 16  # characters of a piece, as in SentencePiece
-_ABOVE = 0.01  # how much more a new piece scores than what it is made of, at least
+_LEAST = 5  # occurrences that a pair needs to become a piece
+_LONGEST = 16  # maximum characters of a piece, as in SentencePiece
+_ABOVE = 0.01  # minimum by which the score of a new piece exceeds that of its parts
 _SPACE = "\u2581"
 
 Parts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A new piece, its score in the SentencePiece model (None: that has it already), and the pieces that it is made of.
+class NewPiece:
+    """A piece to append, and the pieces that it is merged from (none for a character).
 
-    A character is made of none.
+    `score`: its score in the SentencePiece model; None if the model already contains it.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """Extended vocabularies. `src` and `tgt`: for each new id, in order, the old ids that it consists of.
+    """Extended vocabularies. `src` and `tgt`: for each new id, in order, the old ids that it replaces.
 
     A new character consists of no old ids, or of those of its bytes if the vocabulary has them.
     """
@@ -64,10 +64,10 @@ class Extended:
 
 
 def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n: int) -> Extended:
-    """At most `n` pieces more in each vocabulary, learned from the lines of the two sides (`tgt` may be empty).
+    """Learn up to `n` new pieces per vocabulary from the lines of the two sides (`tgt` may be empty).
 
     Two sides that share one list of pieces, as Marian's do, share the new ones too. Raises `SettingsError` for a
-    vocabulary that cannot grow.
+    vocabulary that cannot be extended.
     """
     if tokenizers.joint:
         both, parts = _extended(tokenizers.tgt, [_learned(tokenizers.tgt, chain(src, tgt), n)])
@@ -85,9 +85,9 @@ def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n:
     return Extended(Tokenizers(new_src, new_tgt), parts, parts)
 
 
-def _shared_out(of_src: Sequence[Piece], of_tgt: Sequence[Piece], n: int) -> tuple[list[Piece], list[Piece]]:
-    """What each side keeps of its pieces so that together they are `n`: characters first, then by turns."""
-    taken: tuple[list[Piece], list[Piece]] = ([], [])
+def _shared_out(of_src: Sequence[NewPiece], of_tgt: Sequence[NewPiece], n: int) -> Sequence[list[NewPiece]]:
+    """Choose `n` pieces from both sides: characters first, then merged pieces, alternately."""
+    taken = list[NewPiece](), list[NewPiece]()
     texts = set[str]()
     for made in (False, True):
         turns = zip_longest(*([p for p in pieces if bool(p.made_of) == made] for pieces in (of_src, of_tgt)))
@@ -100,12 +100,12 @@ def _shared_out(of_src: Sequence[Piece], of_tgt: Sequence[Piece], n: int) -> tup
 
 
 def new_pieces(old: Vocabulary, new: Vocabulary) -> list[str]:
-    """What a vocabulary has more than before."""
+    """The pieces of `new` that follow those of `old`."""
     return new.pieces(range(old.vocab_size, new.vocab_size))
 
 
 def of_characters(vocabulary: Vocabulary) -> bool:
-    """Whether a vocabulary that can grow does so by characters only."""
+    """Whether the pieces of a vocabulary are single characters."""
     return kind_of(sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model)) == "char"
 
 
@@ -123,7 +123,7 @@ def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]]) -> bytes:
 
 
 def _varint(n: int) -> bytes:
-    """A number as protobuf writes it, seven bits a byte."""
+    """A number in protobuf's format: seven bits per byte."""
     found = bytearray()
     while n > 0x7F:
         found.append(n & 0x7F | 0x80)
@@ -143,9 +143,9 @@ def _one_list(tokenizers: Tokenizers) -> bool:
 
 
 def _extended(
-    vocabulary: Vocabulary, learned: Sequence[Sequence[Piece]], *, own: int = 0
+    vocabulary: Vocabulary, learned: Sequence[Sequence[NewPiece]], *, own: int = 0
 ) -> tuple[Vocabulary, tuple[Parts, ...]]:
-    """The vocabulary with all learned pieces, and the old ids of each; text is split with its `own` ones only."""
+    """Append all learned pieces; also the old ids of each. Text is split only with the pieces of side `own`."""
     pieces = vocabulary.pieces(range(vocabulary.vocab_size))
     known = {piece: i for i, piece in enumerate(pieces)}
     found: dict[str, Parts] = {}
@@ -161,13 +161,13 @@ def _extended(
 
 
 def _bytes_of(text: str, known: Mapping[str, int]) -> Parts:
-    """The ids of the bytes of a text, where a vocabulary has them all."""
+    """The ids of the bytes of a text; none unless the vocabulary has all of them."""
     names = [f"<0x{byte:02X}>" for byte in text.encode("utf-8")]
     return tuple(known[name] for name in names) if all(name in known for name in names) else ()
 
 
-def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[Piece]:
-    """At most `n` new pieces: characters, then what frequent neighbours make."""
+def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[NewPiece]:
+    """Learn up to `n` new pieces: missing characters first, then merges of frequent pairs."""
     if not isinstance(vocabulary, Tokenizer | PieceTokenizer):
         raise SettingsError(
             "tokenizer.extend: a vocabulary of the tokenizers library (as BERT's and GPT-2's) stays as it came"
@@ -181,13 +181,13 @@ def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[Piece
     sp = sentencepiece.SentencePieceProcessor(model_proto=whole)
     words = Counter(chain.from_iterable(_words(pieces) for pieces in sp.encode(sample, out_type=str)))
     listed = set(vocabulary.pieces(range(vocabulary.vocab_size)))  # of Marian's two lists the one that has rows
-    unlisted = [Piece(text, None) for text in sorted({p for word in words for p in word if p in known} - listed)]
+    unlisted = [NewPiece(text, None) for text in sorted({p for word in words for p in word if p in known} - listed)]
     room = max(0, n - len(lacking) - len(unlisted))
     joined = Joined() if kind == "char" else _join(words, room, known=known.keys())
     if kind == "unigram":
         return (unlisted + _as_unigram([c for c, _ in lacking], joined, words, known))[:n]
-    made = [Piece(c, lowest - 1) for c, _ in lacking]
-    made += [Piece(text, lowest - 2 - i, pair) for i, (text, (pair, _)) in enumerate(joined.items())]
+    made = [NewPiece(c, lowest - 1) for c, _ in lacking]
+    made += [NewPiece(text, lowest - 2 - i, pair) for i, (text, (pair, _)) in enumerate(joined.items())]
     return (unlisted + made)[:n]
 
 
@@ -195,10 +195,10 @@ Words = Counter[tuple[str, ...]]
 Joined = dict[str, tuple[tuple[str, str], int]]
 
 
-def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Mapping[str, float]) -> list[Piece]:
-    """With log-probabilities as scores; what served only to make longer pieces is left out.
+def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Mapping[str, float]) -> list[NewPiece]:
+    """New pieces with log-probabilities as scores, without those that only occur inside longer ones.
 
-    A score is that of the piece's share of the text, and somewhat above that of its parts together, so that it is used.
+    The score of a piece follows from its frequency, but exceeds the sum of its parts' scores, so that it is used.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():
@@ -210,13 +210,13 @@ def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Map
             counts[part] -= count
     total = max(1, sum(counts.values()))
     scores = dict(known) | {c: math.log(max(1, counts[c]) / total) for c in lacking}
-    found, made = [Piece(c, scores[c]) for c in lacking], dict[str, tuple[str, ...]]()
+    found, made = [NewPiece(c, scores[c]) for c in lacking], dict[str, tuple[str, ...]]()
     for text, (pair, _) in joined.items():
         own = math.log(max(1, counts[text]) / total)
         scores[text] = max(own, sum(scores[part] for part in pair) + _ABOVE)
         made[text] = tuple(chain.from_iterable(made.get(part, (part,)) for part in pair))
         if counts[text] >= _LEAST:
-            found.append(Piece(text, scores[text], made[text]))
+            found.append(NewPiece(text, scores[text], made[text]))
     return found
 
 
@@ -233,7 +233,7 @@ def _words(pieces: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
-    """At most `n` new pieces, in the order of their making: the two that each is made of, and how often they met."""
+    """Merge pairs up to `n` times. The new pieces in order, each with its pair and the number of its occurrences."""
     old, made = set(known), Joined()
     texts, counts = [list(word) for word in words], list(words.values())
     meetings: Counter[tuple[str, str]] = Counter()
@@ -277,7 +277,7 @@ def _merged(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _may_join(a: str, b: str, old: set[str]) -> bool:
-    """Whether two neighbours can be one piece: letters of one script within one word, not known together already."""
+    """Whether two neighbours may be merged: letters of one script within one word, and not in the old vocabulary."""
     left, right = _script(a.removeprefix(_SPACE)), _script(b)
     if left is None or not right or len(a) + len(b) > _LONGEST or a + b in old:
         return False
@@ -286,7 +286,7 @@ def _may_join(a: str, b: str, old: set[str]) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _script(text: str) -> str | None:
-    """The script of letters; nothing of no text; None where other characters, or several scripts, are among them."""
+    """The script of letters; empty for no text; None for several scripts or characters other than letters."""
     found = {_script_of(c) for c in text if not unicodedata.category(c).startswith("M")}
     if not text or not found:
         return None if text else ""

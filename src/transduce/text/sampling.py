@@ -17,15 +17,15 @@ from typing import Any
 
 _SMOOTHING = 0.2  # alpha of sampling from all segmentations of a sentence (Kudo 2018, section 3.2)
 _BLANK = "\u2581"  # begins a word
-_WORDS = 1 << 16  # words that are remembered
+_WORDS = 1 << 16  # words in the cache
 
 Scores = dict[str, float]
 Lattice = list[tuple[list[float], list[int]]]
-"""Of each end within a word: the sums of weights, and the begins, of the pieces that end there."""
+"""For each end within a word: the cumulative weights and the starts of the pieces that end there."""
 
 
 def kind_of(sp: Any) -> str:
-    """unigram, bpe or char. The library has no function for it, so this tries what the model supports."""
+    """The algorithm of a model: unigram, bpe or char. The library does not report it, so this tries what works."""
     try:
         sp.nbest_encode("a", nbest_size=2)
         return "unigram"
@@ -41,11 +41,12 @@ def kind_of(sp: Any) -> str:
 def resegmented(
     sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed: int, out_type: type = int
 ) -> dict[int, list[Any]]:
-    """Random segmentations of some of the texts, by place: a function of the arguments alone, in every process.
+    """Segment some of the texts at random; the result maps their indices to ids, or to pieces if `out_type` is str.
 
-    `amount` is, for a unigram model, the share of texts that are segmented at random, each of its segmentations with a
-    chance by its probability to the power of 0.2 (Kudo 2018); for BPE the share of merges dropped in every text
-    (Provilkov et al. 2020). Characters have one segmentation only. A text with unknown characters keeps its own.
+    Depends only on the arguments, in every process. `amount`: for a unigram model, the fraction of texts to resegment,
+    where a segmentation is drawn in proportion to its probability to the power of 0.2 (Kudo 2018); for BPE, the
+    fraction of merges to drop in every text (Provilkov et al. 2020). A character model has only one segmentation. A
+    text with unknown characters keeps its usual segmentation.
     """
     if amount <= 0 or kind == "char" or not texts:
         return {}
@@ -65,7 +66,7 @@ def resegmented(
 
 @lru_cache(maxsize=8)
 def _scores(sp: Any) -> Scores:
-    """The pieces that text is cut into, and their log-probabilities (unigram) or ranks (BPE)."""
+    """The ordinary pieces, and their log-probabilities (unigram) or ranks (BPE)."""
     left_out = (sp.is_control, sp.is_unknown, sp.is_unused, sp.is_byte)
     ids = [i for i in range(sp.get_piece_size()) if not any(is_kind(i) for is_kind in left_out)]
     return {sp.id_to_piece(i): sp.get_score(i) for i in ids}
@@ -73,7 +74,7 @@ def _scores(sp: Any) -> Scores:
 
 @lru_cache(maxsize=8)
 def _splitter(sp: Any) -> Callable[[str], list[str]]:
-    """Cuts a text before each word; not at all where the vocabulary has pieces that reach over blanks."""
+    """A function that splits a text into words; it does not split if the vocabulary has pieces that span spaces."""
     if any(_BLANK in piece[1:] for piece in _scores(sp)):
         return lambda text: [text]
     return lambda text: [part for part in _cut(text) if part]
@@ -86,7 +87,7 @@ def _cut(text: str) -> list[str]:
 
 @lru_cache(maxsize=8)
 def _unigram_word(sp: Any) -> Callable[[str, random.Random], list[str]]:
-    """Draws a segmentation of a word: forward sums once, and then from the end, piece by piece."""
+    """A function that draws a segmentation of a word: forward filtering once, then backward sampling."""
     scores = _scores(sp)
     longest = max(map(len, scores), default=1)
 
@@ -115,7 +116,7 @@ def _unigram_word(sp: Any) -> Callable[[str, random.Random], list[str]]:
 
 
 def _bpe_word(scores: Scores, word: str, amount: float, draw: random.Random) -> list[str]:
-    """Merges in the order of their rank; each that comes up is dropped with this chance."""
+    """Merge in the order of the ranks; each merge is dropped with probability `amount`."""
     parts: list[str] = list(word)
     after, before = [*range(1, len(word)), -1], [-1, *range(len(word) - 1)]
     waiting: list[tuple[float, int, str]] = []

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from transduce.config import TrainingSettings
+from transduce.data.batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
 from transduce.data.batching import padding_share, plan, share_out, split
-from transduce.data.encoder_batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
 from transduce.data.masking import Masked, generator_of, mask
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
 from transduce.data.store import LabelStore, SentenceStore

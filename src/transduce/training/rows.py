@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from transduce.config import TrainingSettings
-from transduce.data.batch import RowBatch, collate_rows
-from transduce.data.objectives import RowExample
+from transduce.data.batch import RowBatch, RowExample, collate_rows
 from transduce.data.packing import offset_of, plan_rows, plan_streams, row_end, row_starts
 from transduce.data.store import TextStore
 from transduce.errors import DataError

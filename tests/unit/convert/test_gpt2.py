@@ -17,8 +17,8 @@ from berts import randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
 from transduce.convert.hub_import import import_gpt2  # noqa: E402
 from transduce.convert.importing import import_run  # noqa: E402
+from transduce.data.batch import causal  # noqa: E402
 from transduce.data.encoding import text_in_memory  # noqa: E402
-from transduce.data.objectives import causal  # noqa: E402
 from transduce.data.text import Piece  # noqa: E402
 from transduce.decoding.generator import Generator  # noqa: E402
 from transduce.decoding.options import GenerationOptions, Sampling  # noqa: E402

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from transduce.data.objectives import causal
+from transduce.data.batch import causal
 from transduce.data.store import TextStore
 from transduce.logging import Log
 from transduce.runs.checkpoints import Checkpoints

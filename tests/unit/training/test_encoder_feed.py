@@ -11,8 +11,7 @@ import torch
 
 from toys import CPU, settings
 from transduce.config import BertSettings, model_settings
-from transduce.data.batch import TrainingBatch
-from transduce.data.encoder_batch import LabelBatch, MaskedBatch
+from transduce.data.batch import LabelBatch, MaskedBatch, TrainingBatch
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model

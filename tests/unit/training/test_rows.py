@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from toys import CPU, settings
-from transduce.data.batch import TrainingBatch
-from transduce.data.objectives import causal
+from transduce.data.batch import TrainingBatch, causal
 from transduce.data.store import TextStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import BOS, EOS, PAD
