@@ -17,19 +17,7 @@ _LAZY = {
     "diagnose": "transduce.doctor.diagnose",
     "train": "transduce.pipeline",
 }
-__all__ = [
-    "GenerationOptions",
-    "Generator",
-    "MaskFiller",
-    "Sampling",
-    "Settings",
-    "TextClassifier",
-    "TranslationOptions",
-    "Translator",
-    "__version__",
-    "diagnose",
-    "train",
-]
+__all__ = ["__version__", *_LAZY]
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.inspection.heatmap import HeatMap
-from transduce.models.registry import Attentions, architecture_of
+from transduce.models.registry import architecture_of
 from transduce.nn.attention import MultiHeadAttention, attention_weights
 from transduce.nn.patterns import Bias, dense_bias
 
@@ -68,7 +68,8 @@ def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor
     patterns = architecture_of(model).attention
     found: dict[str, list[np.ndarray]] = {"encoder": [], "decoder": [], "cross": []}
     for name, layer in weights:
-        found[_part(name, patterns)].append(layer[0].float().cpu().numpy())
+        part = next(part for part, pattern in patterns.items() if fnmatch(name, pattern))
+        found[part].append(layer[0].float().cpu().numpy())
     return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in found.items()})
 
 
@@ -100,8 +101,3 @@ def _recording(name: str, module: MultiHeadAttention, weights: list[tuple[str, T
         return attend(query, key, value, bias=bias)
 
     return attend_and_record
-
-
-def _part(name: str, patterns: Attentions) -> str:
-    """Which kind of attention a module is."""
-    return next(part for part, pattern in patterns.items() if fnmatch(name, pattern))
