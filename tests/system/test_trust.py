@@ -18,11 +18,13 @@ from system.commands import SMALL, write_corpus
 from system.commands import transduce as command
 from transduce.config import Settings
 from transduce.decoding.translator import Translator
+from transduce.doctor.resume_trial import TrialRuns, not_verified, shortened
 from transduce.logging import Log
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
 from transduce.runs.format_version import upgraded
 from transduce.runs.verify import verify_files
+from transduce.training.time_limit import TimeLimit
 
 KEPT = Path(__file__).parents[1] / "kept"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -136,7 +138,24 @@ def test_verify_kills_and_compares_without_changing_the_run(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_trial_keeps_the_time_limit_of_the_run_unless_it_is_too_short(tmp_path: Path, kept: bool) -> None:
+    seconds = 20.0 if kept else 40.0
+    asked = Settings.from_mapping({"training": {"max_minutes": 3}})
+    trial = shortened(asked, tmp_path, updates=100, seconds=seconds, log=Log(quiet=True))
+    assert trial.training.max_minutes == (3.0 if kept else None)
+    assert ("max_minutes" in not_verified(asked, trial)) is not kept
+
+
+def test_trials_with_a_time_limit_start_with_the_same_number_of_updates(tmp_path: Path) -> None:
+    trials = TrialRuns(tmp_path, Settings.from_mapping({"training": {"max_minutes": 3, "max_updates": 20}}))
+    for name in ("whole", "killed"):
+        with trials.started(name):
+            assert TimeLimit.read(RunFolder.open(tmp_path / name, model=False)) == TimeLimit(updates=20, since=0)
+
+
 def test_verify_of_a_run_says_which_settings_it_did_not_verify(tmp_path: Path) -> None:
+    """Its time limit is part of the trial, as the same number of updates in all trainings."""
     lines = [f"{i % 2}\tthe {'cat' if i % 2 else 'dog'} of house {i % 7}" for i in range(40)]
     (tmp_path / "labels.tsv").write_text("\n".join(lines) + "\n")
     asked = {
@@ -150,7 +169,7 @@ def test_verify_of_a_run_says_which_settings_it_did_not_verify(tmp_path: Path) -
     command_line = [sys.executable, "-m", "transduce", "verify", str(run), "--updates", "20", "--kills", "1"]
     done = subprocess.run(command_line, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    verified, not_verified = done.stdout.splitlines()[-2:]
+    verified, replaced = done.stdout.splitlines()[-2:]
     assert verified.startswith("verified")
-    assert "not verified" in not_verified and "training.max_minutes = 3.0 (trial: none)" in not_verified
-    assert "training.max_updates = 2 (trial: 20)" in not_verified and "training.lr" not in not_verified
+    assert "not verified" in replaced and "training.max_updates = 2 (trial: 20)" in replaced
+    assert "max_minutes" not in replaced and "training.lr" not in replaced

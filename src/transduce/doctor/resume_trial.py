@@ -34,8 +34,11 @@ from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors
 from transduce.tasks.registry import find_task
+from transduce.training.time_limit import TimeLimit
 
 SECONDS, MOST_UPDATES, FEWEST_UPDATES = 20.0, 300, 40  # of one trial training
+USUAL_SPEED = MOST_UPDATES / 3 / SECONDS  # updates per second where no run has measured it
+START_SECONDS = 60.0  # for the start of a trial, its validations and its checkpoints
 LONG = 8 << 20  # bytes of a text file of which only the beginning is used
 LINES = 20_000
 MEASURED = ("seconds", "tokens_per_second", "validation_seconds")  # by the clock
@@ -73,19 +76,24 @@ def verify_resume(
     """
     run = None if settings is not None else RunFolder.open(path, model=False)
     settings = settings or (run.settings if run is not None else Settings())
-    updates = updates or updates_for(run, SECONDS)
+    speed = updates_per_second(run) if run is not None else USUAL_SPEED
+    updates = updates or int(min(MOST_UPDATES, max(FEWEST_UPDATES, speed * SECONDS)))
     with temporary_folder(path) as folder:
-        trial = shortened(settings, folder, updates=updates, log=log)
+        trial = shortened(settings, folder, updates=updates, seconds=updates / speed, log=log)
         same = kill_and_compare(TrialRuns(folder, trial), updates=updates, kills=kills, seed=seed, log=log)
     return same, not_verified(settings, trial)
 
 
-def shortened(settings: Settings, folder: Path, *, updates: int, log: Log) -> Settings:
-    """The same settings with `updates` updates, three validations, frequent checkpoints and less text."""
+def shortened(settings: Settings, folder: Path, *, updates: int, seconds: float, log: Log) -> Settings:
+    """The same settings with `updates` updates, three validations, frequent checkpoints and less text.
+
+    The time limit stays unless it could end a trial of about `seconds`: the clock would decide after how many updates.
+    """
+    minutes = settings.training.max_minutes
     training: dict[str, Any] = {
         "max_updates": updates,
         "max_epochs": None,
-        "max_minutes": None,
+        "max_minutes": minutes if minutes and 60 * minutes > 5 * seconds + START_SECONDS else None,
         "valid_updates": max(1, updates // 3),
         "save_updates": max(1, updates // 15),
         "patience": 0,
@@ -104,9 +112,9 @@ def shortened(settings: Settings, folder: Path, *, updates: int, log: Log) -> Se
 def not_verified(settings: Settings, trial: Settings) -> str:
     """The settings of training that differ in the trial, with both values; empty if there are none.
 
-    >>> run = Settings.from_mapping({"training": {"max_minutes": 3}})
+    >>> run = Settings.from_mapping({"training": {"max_epochs": 3}})
     >>> not_verified(run, Settings.from_mapping({"training": {"max_updates": 60}}))
-    'training.max_updates = none (trial: 60), training.max_minutes = 3.0 (trial: none)'
+    'training.max_updates = none (trial: 60), training.max_epochs = 3.0 (trial: none)'
     """
     before, after = settings.training.model_dump(), trial.training.model_dump()
     changed = [name for name in before if before[name] != after[name]]
@@ -139,28 +147,36 @@ def _beginning(corpus: Corpus, folder: Path, name: str, log: Log) -> dict[str, A
     return values
 
 
-def updates_for(run: RunFolder | None, seconds: float) -> int:
-    """The number of updates that take about `seconds`, by the median speed in the run's log."""
-    events = MetricsFile(run.path / "metrics.jsonl").read() if run is not None else []
+def updates_per_second(run: RunFolder) -> float:
+    """The median speed in the run's log; `USUAL_SPEED` if the log contains none."""
+    events = MetricsFile(run.path / "metrics.jsonl").read()
     speeds = [
         (b["update"] - a["update"]) / (b["seconds"] - a["seconds"])
         for a, b in pairwise(events)
         if a["event"] == b["event"] == "update" and b["seconds"] > a["seconds"] and b["update"] > a["update"]
     ]
-    speed = sorted(speeds)[len(speeds) // 2] if speeds else MOST_UPDATES / 3 / seconds
-    return int(min(MOST_UPDATES, max(FEWEST_UPDATES, speed * seconds)))
+    return sorted(speeds)[len(speeds) // 2] if speeds else USUAL_SPEED
 
 
 class TrialRuns:
-    """`transduce train` processes with one recipe, each in its own run folder."""
+    """`transduce train` processes with one recipe, each in its own run folder.
+
+    If the recipe has a time limit, every folder starts with the same `time_limit.json`. Otherwise each trial would
+    measure its own speed and derive another number of updates.
+    """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder, self.recipe = folder, folder / "recipe.toml"
         self.recipe.write_text(to_toml(settings), encoding="utf-8")
+        updates, minutes = settings.training.max_updates, settings.training.max_minutes
+        self.time_limit = TimeLimit(updates=updates, since=0) if updates and minutes else None
 
     @contextlib.contextmanager
     def started(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
         """Start or resume a run; the process is killed at the end if it is still there."""
+        if self.time_limit is not None and not (self.folder / name).exists():
+            with RunFolder.create(self.folder / name, Settings.from_toml(self.recipe), "") as run:
+                self.time_limit.write(run)
         command = [sys.executable, "-m", "transduce", "train", str(self.recipe), "--run", str(self.folder / name)]
         with (self.folder / f"{name}.err").open("ab") as errors:
             process = subprocess.Popen(
@@ -181,6 +197,8 @@ class TrialRuns:
             words = (self.folder / f"{name}.err").read_text(encoding="utf-8", errors="replace").strip()
             last = words.splitlines()[-1].removeprefix("transduce: error: ") if words else f"exit code {code}"
             raise TrainingError(f"a training with these settings fails here: {last}")
+        if any("by the clock" in e.get("reason", "") for e in MetricsFile(self.folder / name / "metrics.jsonl").read()):
+            raise TrainingError("training.max_minutes ended the trial before its last update; give fewer --updates")
         return self.folder / name
 
     def kill_at(self, name: str, update: int, *, more: float) -> int | None:

@@ -184,7 +184,7 @@ def test_a_trial_training_of_any_run_may_be_asked_for(task: str, more: dict[str,
     if task in ("causal", "masked"):
         run["tokenizer"] |= {"exact": True, "normalization": "identity"} if task == "causal" else {"mask": True}
     run["tokenizer"]["vocab_size"] = 305
-    trial = shortened(Settings.from_mapping(run), tmp_path, updates=30, log=QUIET)
+    trial = shortened(Settings.from_mapping(run), tmp_path, updates=30, seconds=6.0, log=QUIET)
     (tmp_path / "recipe.toml").write_text(to_toml(trial))
     asked = Settings.from_toml(tmp_path / "recipe.toml")
     check(asked)
