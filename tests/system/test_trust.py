@@ -16,14 +16,17 @@ import kills
 import transduce
 from system.commands import SMALL, write_corpus
 from system.commands import transduce as command
+from transduce import pipeline
 from transduce.config import Settings
 from transduce.decoding.translator import Translator
 from transduce.doctor.resume_trial import TrialRuns, not_verified, shortened
 from transduce.logging import Log
+from transduce.machine import Machine
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
 from transduce.runs.format_version import upgraded
 from transduce.runs.verify import verify_files
+from transduce.training.step import Updater
 from transduce.training.time_limit import TimeLimit
 
 KEPT = Path(__file__).parents[1] / "kept"
@@ -173,3 +176,38 @@ def test_verify_of_a_run_says_which_settings_it_did_not_verify(tmp_path: Path) -
     assert verified.startswith("verified")
     assert "not verified" in replaced and "training.max_updates = 2 (trial: 20)" in replaced
     assert "max_minutes" not in replaced and "training.lr" not in replaced
+
+
+def test_a_resumed_run_keeps_the_precision_and_the_micro_batch_of_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are chosen for the machine, and another value of either gives other weights."""
+    src, tgt = write_corpus(tmp_path, "train", 100)
+    model = {"d_model": 16, "d_ff": 16, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1}
+    asked = Settings.from_mapping(
+        {
+            "data": {"train": [{"src": str(src), "tgt": str(tgt)}]},
+            "model": model,
+            "tokenizer": {"vocab_size": 200},
+            "training": {"max_updates": 2, "batch_tokens": 4096},
+        }
+    )
+    used: list[tuple[Any, Any]] = []
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupted(updater: Updater, batches: Any, *rest: Any) -> Any:
+        used.append((updater.precision, [batch.n_rows for batch in batches]))
+        raise Interrupted
+
+    monkeypatch.setattr(Updater, "update", interrupted)
+    machines = [Machine("cpu", "test", 1, 2**35, "float32"), Machine("cpu", "test", 1, 2**22, "bfloat16")]
+    for machine, folder in zip([*machines, machines[1]], ("run", "run", "other"), strict=True):
+        monkeypatch.setattr(pipeline, "this_machine", lambda device, machine=machine: machine)
+        with pytest.raises(Interrupted):
+            train(asked, tmp_path / folder, log=Log(quiet=True))
+    assert used[0] == used[1] != used[2]
+    first, other = (RunFolder.open(tmp_path / name, model=False).settings.training for name in ("run", "other"))
+    assert (first.precision, other.precision) == ("float32", "bfloat16")
+    assert first.micro_batch_tokens != other.micro_batch_tokens
