@@ -140,7 +140,7 @@ def test_resumed_by_another_number_it_gives_the_same(team: Team, alone: Path, be
     there = max(team.samples(name))
     folder = team.train(name, after, *PLAIN)
     assert max(team.samples(name)) > there
-    assert f"had {before} processes until update 20 and goes on with {after}" in team.said(name)
+    assert f"had {before} processes until update 20 and resumes with {after}" in team.said(name)
     assert team.samples(name) == team.samples("alone")
     assert_same_but_for_rounding(alone, folder)
 

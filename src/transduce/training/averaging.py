@@ -1,6 +1,6 @@
-"""Averages of weights over training: a moving one in memory, or means of snapshots kept as files.
+"""Averages of the weights over training: a moving average in memory, or the mean of snapshots in files.
 
-Which weights a run keeps is `training.average`, and each choice is one class of the AVERAGES table:
+`training.average` decides which weights become the run's model. Each value is one class of the AVERAGES table:
 
 - `none`: the weights at the best validation;
 - `ema`: the exponential moving average at the best validation;
@@ -8,8 +8,9 @@ Which weights a run keeps is `training.average`, and each choice is one class of
   averages the last 5 to 20 checkpoints);
 - `best`: the mean of the weights at the `average_n` best validations.
 
-Validation looks at the weights that would be kept: the moving average under `ema`, the mean under `last`; under `best`
-it must score each set of weights alone. Snapshots are files in the run folder, so memory holds two copies at most.
+Validation scores the weights that would be kept: the moving average for `ema`, the mean for `last`. For `best` it
+scores the live weights, since each snapshot needs its own score. Snapshots are files, so at most two copies are in
+memory.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ Weights = Mapping[str, Tensor]
 
 
 def decay_at(n: int, decay: float) -> float:
-    """Decay of the moving average at its update `n` (from 0): `decay`, warmed up as (1 + n) / (10 + n).
+    """Decay of the moving average at update `n` (from 0): `decay`, warmed up as (1 + n) / (10 + n).
 
-    Early on the average spans a fixed share of the updates so far instead of holding on to the random start.
+    Without the warm-up, the random initial weights would remain in the average for long.
     """
     return min(decay, (1 + n) / (10 + n))
 
 
 def mean_of(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """The mean of the float weights in several files, one in memory at a time; summed in float64 and rounded once."""
+    """The mean of the weights in several files, summed in float64 and rounded once. Loads one file at a time."""
     total: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     n_files = 0
@@ -55,9 +56,9 @@ def mean_of(paths: Iterable[Path]) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def borrowed(live: Weights, weights: Weights | None) -> Iterator[None]:
-    """Inside, the `live` tensors hold the values of `weights`; after, their own again, to the bit. None: as they are.
+    """Give the `live` tensors the values of `weights` inside the context, and restore them exactly on exit.
 
-    Values are copied and not pointers swapped: compiled graphs and optimizers may hold on to the addresses.
+    None changes nothing. Values are copied, not swapped, because compiled graphs and optimizers keep the addresses.
     """
     if weights is None:
         yield
@@ -72,7 +73,7 @@ def borrowed(live: Weights, weights: Weights | None) -> Iterator[None]:
 
 @torch.no_grad()
 def _copy(into: Weights, values: Weights) -> None:
-    """Copy `values` into the tensors of the same names; `ValueError` where one is not of the same shape."""
+    """Copy `values` into the tensors of the same names; `ValueError` if a shape differs."""
     for name, tensor in into.items():
         if values[name].shape != tensor.shape:
             raise ValueError(f"{name} is {list(values[name].shape)}, not {list(tensor.shape)}")
@@ -80,25 +81,25 @@ def _copy(into: Weights, values: Weights) -> None:
 
 
 class Average(ABC):
-    """Weights that a run keeps. `live` are the model's own parameters by name; `folder` is for snapshots."""
+    """The weights that a run keeps. `live` are the model's own parameters by name; `folder` is for snapshots."""
 
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         self.live, self.folder, self.n, self.decay = live, folder, n, decay
 
     def after_update(self) -> None:
-        """Take note of the live weights; called after every update, so it must be cheap."""
+        """Use the live weights. Called after every update, so it must be cheap."""
         return None
 
     @abstractmethod
     def candidate(self, update: int) -> Weights | None:
-        """The weights that validation `update` shall look at; None: the live ones."""
+        """The weights to validate after `update`; None for the live ones."""
 
     @abstractmethod
     def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
-        """The weights to write as the run's model after a validation, or None: what was written before stays."""
+        """The weights to write as the run's model after a validation; None to keep the model written before."""
 
     def saved(self, states: Iterable[Mapping[str, Any]]) -> None:
-        """`states`: those of all checkpoints on the disk; files that none of them refers to can go."""
+        """Remove files that none of `states`, the states of all checkpoints on disk, refers to."""
         return None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -106,28 +107,28 @@ class Average(ABC):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The rest of the state, JSON-able."""
+        """The rest of the state, as JSON values."""
         return {}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
-        """Take up a saved state; notes for the user, if something is not as it was."""
+        """Restore a saved state; return notes for the user on what could not be restored."""
         return []
 
 
 class Single(Average):
-    """`none`: the live weights of the best validation."""
+    """`none`: the weights at the best validation."""
 
     def candidate(self, update: int) -> Weights | None:
         """The live weights."""
         return None
 
     def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
-        """The live weights if they are the best so far."""
+        """The live weights, if they are the best so far."""
         return self.live if better else None
 
 
 class MovingAverage(Average):
-    """`ema`: average <- decay * average + (1 - decay) * weights after every update; one kernel per device and dtype."""
+    """`ema`: after every update, average <- decay * average + (1 - decay) * weights."""
 
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         super().__init__(live, folder=folder, n=n, decay=decay)
@@ -146,7 +147,7 @@ class MovingAverage(Average):
         return self.average
 
     def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
-        """The average if it is the best so far."""
+        """The average, if it is the best so far."""
         return self.average if better else None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -154,18 +155,18 @@ class MovingAverage(Average):
         return dict(self.average)
 
     def state(self) -> dict[str, Any]:
-        """The number of updates taken in."""
+        """The number of averaged updates."""
         return {"count": self.count}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
-        """Take up a saved average."""
+        """Restore a saved average."""
         _copy(self.average, tensors)
         self.count = int(state["count"])
         return []
 
 
 class Snapshots(Average):
-    """Weights of several validations, kept as files: the common part of `last` and `best`."""
+    """Weights of several validations in files: the common part of `last` and `best`."""
 
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         super().__init__(live, folder=folder, n=n, decay=decay)
@@ -176,12 +177,12 @@ class Snapshots(Average):
         return self.folder / f"u{update:08d}.safetensors"
 
     def write(self, update: int) -> None:
-        """Keep the live weights as a file."""
+        """Write a snapshot of the live weights."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_tensors(self.path(update), {name: tensor.detach() for name, tensor in self.live.items()})
 
     def mean(self) -> dict[str, Tensor]:
-        """The mean of what is kept."""
+        """The mean of the kept snapshots."""
         return mean_of(self.path(update) for update, _ in self.kept)
 
     def saved(self, states: Iterable[Mapping[str, Any]]) -> None:
@@ -197,7 +198,7 @@ class Snapshots(Average):
         return {"kept": [list(entry) for entry in self.kept]}
 
     def load(self, tensors: Weights, state: Mapping[str, Any]) -> list[str]:
-        """Restore the saved list without snapshots that are missing or damaged, with a note for each of those."""
+        """Restore the list of snapshots. Those that are missing or damaged are left out, with a note for each."""
         self.kept, notes = [], []
         for update, score in state["kept"]:
             try:
@@ -208,7 +209,7 @@ class Snapshots(Average):
         return notes
 
     def _check(self, update: int) -> None:
-        """Raise `RunFolderError` unless the snapshot is whole and of this model."""
+        """Raise `RunFolderError` unless the snapshot is complete and of this model."""
         path = self.path(update)
         with expecting(path):
             found = {name: tuple(tensor.shape) for name, tensor in load_tensors(path).items()}
@@ -220,7 +221,7 @@ class MeanOfLast(Snapshots):
     """`last`: the mean of the weights at the last `n` validations."""
 
     def candidate(self, update: int) -> Weights | None:
-        """Keep the live weights as the newest snapshot, and average."""
+        """Write the live weights as the newest snapshot; return the mean."""
         self.write(update)
         self.kept = [*(entry for entry in self.kept if entry[0] != update), (update, 0.0)][-self.n :]
         return self.mean()
@@ -234,11 +235,11 @@ class MeanOfBest(Snapshots):
     """`best`: the mean of the weights at the `n` best validations."""
 
     def candidate(self, update: int) -> Weights | None:
-        """The live weights: each snapshot is scored alone."""
+        """The live weights: each snapshot needs its own score."""
         return None
 
     def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
-        """The mean of the best so far, if the live weights are among them; of equal scores the later is better."""
+        """The mean of the best so far, if the live weights are among them. Of equal scores, the later is better."""
         others = [entry for entry in self.kept if entry[0] != update]
         best = sorted([*others, (update, score)], key=lambda entry: (-entry[1], -entry[0]))[: self.n]
         if all(entry[0] != update for entry in best):

@@ -1,24 +1,22 @@
-"""Watches the loss of every update: one that is not finite, or that explodes, is told at once, with its batches.
+"""Detection of losses that are not finite or that explode.
 
-A loss has exploded when the mean of the last `RECENT` updates lies above that of the `BEFORE` updates before them
+A loss has exploded if the mean of the last `RECENT` updates exceeds the mean of the `BEFORE` updates before them
 
-1. by `k` standard deviations of the losses of those (the same test as Marian's: noise, and single odd batches, pass);
-2. by half of what the run had learned, from its first updates down to that mean: the ups and downs of a run that
-   still learns are smaller than that, while one that diverges falls back to telling frequent words, far above half;
-3. by half a nat a target, two thirds more perplexity: a fine-tuning that begins near where it ends has learned so
-   little that the second sign is nothing, and warming up may cost it some of that for a while.
+1. by `k` standard deviations of those earlier losses (as in Marian, so that noise and single odd batches pass);
+2. by half of what the run has learned, which is the mean of its first losses minus the mean of the earlier ones. A run
+   that still learns fluctuates less. One that diverges forgets nearly everything;
+3. by half a nat per target (two thirds more perplexity). A fine-tuning has little left to learn, so that the second
+   condition is weak there, and its warm-up may raise the loss for a while.
 
-All three are needed, and 60 updates to judge by. A run that blows up before that has nothing usual to be held against
-but its beginning: it has exploded, too, when each of the last `RECENT` losses lies above `FAR` times the very first
-and above `NOBODY` nats. The first loss is measured before any step: it is what a model has that knows nothing (ln V,
-up to twice that where weights begin badly), or what a fine-tuning begins with, which may be next to nothing; hence
-the second bound. Equal odds for a million words or labels come to less than 14 nats, so that above it, update after
-update, a model is worse than guessing, whatever the task, and surely wrong. The bump of a step that was too long at
-the start, which passes, is lower or shorter.
+All three conditions must be met, and at least `FEWEST` updates must have been seen. To detect an earlier divergence, a
+loss has also exploded if each of the last `RECENT` losses exceeds both `FAR` times the very first loss and `NOBODY`
+nats. The first loss is that of the initial weights: about ln V for random ones, but near zero for some fine-tunings,
+hence the second bound. Guessing among a million words or labels costs less than 14 nats, so a model above `NOBODY` is
+worse than guessing. Short bumps after a first step that was too long stay below.
 
-Both rules are functions of losses alone, so a resumed run judges as it
-would have without the stop. Losses are measured before the step that they give, so the step that did the harm may be
-that of the update before the first high loss: the batches of that one on are the suspects.
+Both rules depend on losses only, so a resumed run decides as an uninterrupted one. A loss is measured before the
+optimizer step of its update. The harmful step may therefore be that of the update before the first high loss, and the
+suspects start with its batch.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ import numpy as np
 from transduce.training.feed import Position
 
 RECENT, BEFORE, FEWEST = 10, 100, 60
-LEAST_RISE = 0.5  # nats a target
-FAR, NOBODY = 3.0, 15.0  # times the first loss; nats a target
+LEAST_RISE = 0.5  # nats per target
+FAR, NOBODY = 3.0, 15.0  # times the first loss; nats per target
 
 
 class Suspect(NamedTuple):
-    """An update, its loss in nats a target, and where its batch stands."""
+    """An update, its loss in nats per target, and the position of its batch."""
 
     update: int
     loss: float
@@ -47,12 +45,12 @@ class Suspect(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """The place of the batch in the plans."""
+        """Position of the batch in the data."""
         return Position(self.epoch, self.batch)
 
 
 class BadLoss(Exception):
-    """A loss that a run should not go on with. `suspects`: the updates whose batches may have done it, in order."""
+    """A loss that is not finite or explodes. `suspects`: the updates whose batches may be the cause, in order."""
 
     def __init__(self, reason: str, suspects: Sequence[Suspect], *, lr: float, grad_norm: float, usual: float) -> None:
         self.reason, self.suspects = reason, tuple(suspects)
@@ -62,14 +60,14 @@ class BadLoss(Exception):
 
 @dataclass(slots=True)
 class Watch:
-    """The losses of the last updates, and of the first; `k` deviations count as an explosion, 0 never."""
+    """Watches the losses of all updates. `k`: see the module's docstring; 0 turns the detection of explosions off."""
 
     k: float = 5.0
     first: list[float] = field(default_factory=list)
     last: list[Suspect] = field(default_factory=list)
 
     def see(self, one: Suspect, *, lr: float, grad_norm: float) -> None:
-        """Take note of an update; raises `BadLoss`."""
+        """Check the loss of an update; raises `BadLoss`."""
         if not (math.isfinite(one.loss) and math.isfinite(grad_norm)):
             raise BadLoss("is not finite", [one], lr=lr, grad_norm=grad_norm, usual=self._usual())
         if len(self.first) < RECENT:
@@ -81,7 +79,7 @@ class Watch:
             raise BadLoss("explodes", self._suspects(high), lr=lr, grad_norm=grad_norm, usual=usual)
 
     def _high(self) -> float | None:
-        """If the loss has exploded, what lies above it is high."""
+        """The bound above which a loss is high, if the loss has exploded."""
         before, recent = (np.array([seen.loss for seen in part]) for part in (self.last[:-RECENT], self.last[-RECENT:]))
         if len(self.last) >= FEWEST:
             usual, deviation = float(before.mean()), float(before.std())
@@ -92,19 +90,18 @@ class Watch:
         return far if (recent > far).all() else None
 
     def _suspects(self, high: float) -> list[Suspect]:
-        """From the update before the first high loss on."""
+        """The updates from the one before the first high loss."""
         at = next(i for i in range(-RECENT, 0) if self.last[i].loss > high)
         return self.last[at - 1 :]
 
     def _usual(self) -> float:
-        """The mean of the last losses."""
         return float(np.mean([seen.loss for seen in self.last])) if self.last else math.nan
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state."""
+        """The state, as JSON values."""
         return {"first": self.first, "last": [list(seen) for seen in self.last]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self.first = list(state.get("first", []))
         self.last = [Suspect(*seen) for seen in state.get("last", [])]

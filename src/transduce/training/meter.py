@@ -1,4 +1,4 @@
-"""Running losses of the training log: kept as tensors and read every few updates, so that a GPU never waits for it."""
+"""Losses and speed for the training log. Losses stay on the device and are read every few updates only."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from transduce.training.feed import Position
 from transduce.training.loss_spikes import Suspect, Watch
 
-LATENCY = 10  # updates a line of metrics.jsonl; between two lines nothing is read from the device
+LATENCY = 10  # updates per line of metrics.jsonl; losses are read from the device once per line
 
 
 class Row(NamedTuple):
-    """Numbers of one update."""
+    """The numbers of one update."""
 
     update: int
     lr: float
-    n_targets: int  # target tokens, EOS counted: what losses are divided by
+    n_targets: int  # target tokens with EOS; losses are divided by it
     n_tokens: int  # source and target tokens
-    n_slots: int  # the same with the padding
+    n_slots: int  # the same with padding
     loss_sum: float = math.nan
     nll_sum: float = math.nan
     grad_norm: float = math.nan
@@ -31,10 +31,10 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """Numbers of the updates since the last line of the log.
+    """The numbers of the updates since the last line of the log.
 
-    `rows` are read; `_pending` are still on the device. The rows are part of a checkpoint, so that the first line after
-    a resume covers the same updates as it would have without.
+    The losses of `rows` are read; those of `_pending` are still on the device. The rows are part of a checkpoint, so
+    that the first line after a resume covers the same updates as in an uninterrupted run.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Meter:
     _pending: list[tuple[Row, Tensor, Position]] = field(default_factory=list)
 
     def add(self, row: Row, sums: Sequence[Tensor | float], at: Position) -> None:
-        """Note one update: its row, its (loss_sum, nll_sum, grad_norm) as they come, and the place of its batch."""
+        """Add an update: its row, its (loss_sum, nll_sum, grad_norm) on any device, and the position of its batch."""
         values = torch.stack([torch.as_tensor(value).detach().double().reshape(()) for value in sums])
         self._pending.append((row, values, at))
 
     def settle(self) -> None:
-        """Read what is pending: the one place of the loop that waits for the device. Raises `BadLoss`."""
+        """Read the pending losses; waits for the device. Raises `BadLoss`."""
         if not self._pending:
             return
         values = torch.stack([tensor for _, tensor, _ in self._pending]).tolist()
@@ -58,7 +58,7 @@ class Meter:
             self.rows.append(row._replace(loss_sum=loss, nll_sum=nll, grad_norm=norm))
 
     def line(self) -> dict[str, Any]:
-        """The settled updates as one event, and start anew: means over target tokens; the last learning rate."""
+        """Return the settled updates as one event and remove them. Losses are means over the target tokens."""
         rows, self.rows = self.rows, []
         n_targets = max(1, sum(row.n_targets for row in rows))
         return {
@@ -72,27 +72,27 @@ class Meter:
         }
 
     def state(self) -> list[list[float]]:
-        """The settled rows, JSON-able."""
+        """The settled rows, as JSON values."""
         assert not self._pending, "settle() before saving"
         return [list(row) for row in self.rows]
 
     def load(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Take up saved rows."""
+        """Restore saved rows."""
         found = [Row(*row) for row in rows]
         if not all(isinstance(value, int | float) for row in found for value in row):
-            raise ValueError("the rows of the log are no numbers")
+            raise ValueError("the rows of the log are not numbers")
         self.rows, self._pending = found, []
 
 
 @dataclass(slots=True)
 class Pace:
-    """Target tokens a second since the last line of the log, validation and saving left out."""
+    """Target tokens per second since the last line of the log, without validation and saving."""
 
     since: float
     n_targets: int = 0
 
     def add(self, n_targets: int) -> None:
-        """Note an update."""
+        """Add an update."""
         self.n_targets += n_targets
 
     def pause(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Pace:
         self.since += seconds
 
     def restart(self, now: float) -> float:
-        """Tokens a second up to `now`; then start anew."""
+        """Return the tokens per second until `now`, and start again."""
         speed = self.n_targets / max(now - self.since, 1e-9)
         self.since, self.n_targets = now, 0
         return speed

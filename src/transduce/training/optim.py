@@ -20,9 +20,10 @@ _NS_STEPS = 5
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly, of a stack [n, r, c] with r <= c, by five Newton-Schulz steps.
+    """Approximate the nearest semi-orthogonal matrices of a stack [n, r, c], r <= c, with five Newton-Schulz steps.
 
-    Singular values end between about 0.7 and 1.2 (Jordan et al. 2024). In bfloat16, as torch.optim.Muon does.
+    The resulting singular values are between about 0.7 and 1.2 (Jordan et al. 2024). Computes in bfloat16, like
+    torch.optim.Muon.
     """
     a, b, c = _NS
     x = matrices.bfloat16()
@@ -34,10 +35,10 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is made orthogonal, for matrices (Jordan et al. 2024; step size: Liu et al. 2025).
+    """Momentum with orthogonalized updates, for matrices (Jordan et al. 2024; step size: Liu et al. 2025).
 
-    What torch.optim.Muon computes with adjust_lr_fn="match_rms_adamw", but matrices of one shape go through
-    Newton-Schulz together, and one that packs several projections is treated as several: `rows` divides its rows.
+    Equal to torch.optim.Muon with adjust_lr_fn="match_rms_adamw", but matrices of one shape are orthogonalized
+    together, and a matrix that packs several projections is split by its rows: `rows` is the size of each part.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Change the weights by the gradients."""
+        """Update the weights. Overwrites the gradients."""
         stacks: dict[tuple[int, int], list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
@@ -59,7 +60,7 @@ class Muon(torch.optim.Optimizer):
                     self.state[p]["momentum"] = torch.zeros_like(p)
             momenta = [self.state[p]["momentum"] for p in params]
             torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
-            torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; the gradients are of no further use
+            torch._foreach_lerp_(grads, momenta, group["momentum"])  # Nesterov; overwrites the gradients
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             for p, g in zip(params, grads, strict=True):
                 rows = group["rows"] or [p.shape[0]]
@@ -73,8 +74,8 @@ class Muon(torch.optim.Optimizer):
                 weight.add_(update, alpha=-0.2 * math.sqrt(columns) * lr)
 
 
-class Together(torch.optim.Optimizer):
-    """Several optimizers of disjoint parameters as one."""
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers with disjoint parameters as one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
@@ -82,15 +83,9 @@ class Together(torch.optim.Optimizer):
         self.param_groups = [group for part in parts for group in part.param_groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Change the weights by the gradients."""
+        """Update the weights."""
         for part in self.parts:
             part.step()
-
-
-def _adam(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
-    assert settings.lr is not None, "choose first"
-    groups = [{"params": list(params), "peak_lr": settings.lr}]
-    return torch.optim.Adam(groups, lr=settings.lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
 def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
@@ -108,12 +103,14 @@ def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.
 
 
 def build_adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """Adam (0.9, 0.98, 1e-9), the paper's (5.3)."""
-    return _adam(model.parameters(), settings)
+    """Adam as in the paper (5.3): betas 0.9 and 0.98, epsilon 1e-9."""
+    assert settings.lr is not None, "choose first"
+    groups = [{"params": list(model.parameters()), "peak_lr": settings.lr}]
+    return torch.optim.Adam(groups, lr=settings.lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
 def build_adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """AdamW: decoupled weight decay on everything that has two axes."""
+    """AdamW with decoupled weight decay on all weights with at least two axes."""
     return _adamw(model.parameters(), settings)
 
 
@@ -124,17 +121,14 @@ def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opti
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            packed = isinstance(module, FullProjection) and len(module.heads) > 1
-            rows = (
-                tuple(n * module.d_head for n in module.heads) if isinstance(module, FullProjection) and packed else ()
-            )
+            rows: tuple[int, ...] = ()
+            if isinstance(module, FullProjection) and len(module.heads) > 1:
+                rows = tuple(n * module.d_head for n in module.heads)
             by_rows[rows].append(module.weight)
-    groups: list[dict[str, Any]] = [
-        {"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()
-    ]
+    groups = [{"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()]
     taken = {id(p) for weights in by_rows.values() for p in weights}
     rest = [p for p in model.parameters() if id(p) not in taken]
-    return Together([Muon(groups, lr=lr, weight_decay=settings.weight_decay), _adamw(rest, settings)])
+    return CombinedOptimizer([Muon(groups, lr=lr, weight_decay=settings.weight_decay), _adamw(rest, settings)])
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], torch.optim.Optimizer]] = {
@@ -145,37 +139,40 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], torch.optim.Optimi
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """The optimizer that the settings name; every group carries its `peak_lr`, which the schedule scales.
+    """Build `settings.optimizer`. Each parameter group has a `peak_lr`, which the schedule scales.
 
-    Optimizer and learning rates must be chosen already (`transduce.tasks.defaults`): nothing is chosen here.
+    The settings must be resolved (`transduce.tasks.defaults`).
     """
     assert settings.optimizer is not None, "choose first"
     return OPTIMIZERS[settings.optimizer](model, settings)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of an optimizer's state, named `0.exp_avg` and so on by the place of their parameter."""
+    """All tensors of an optimizer's state, named by the index of their parameter: `0.exp_avg` and so on."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
-    state = {id(p): values for part in parts for p, values in part.state.items()}
+    state = {id(p): values for part in _parts(optimizer) for p, values in part.state.items()}
     return {f"{i}.{name}": value for i, p in enumerate(params) for name, value in state.get(id(p), {}).items()}
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave."""
-    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+    """Restore the tensors that `optimizer_tensors` returned; `ValueError` where some are missing or misshapen."""
+    parts = _parts(optimizer)
     owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for part in parts:
-        part.state.clear()  # a run that goes back to its very start has no state there
+        part.state.clear()  # a rollback to update 0 has no tensors
     for name, value in tensors.items():
-        place, _, key = name.partition(".")
-        p = params[int(place)]
+        index, _, key = name.partition(".")
+        p = params[int(index)]
         if value.numel() != 1 and value.shape != p.shape:
             raise ValueError(f"{name} is {list(value.shape)}, not {list(p.shape)}")
-        # a copy, so that training on does not change `tensors`; fused Adam keeps its step count on the device too
+        # A copy, so that training does not change `tensors`. Fused Adam keeps its step count on the device too.
         owner[id(p)].state[p][key] = value.to(p.device, copy=True)
     for part in parts:
         known = [set(values) for values in part.state.values() if values]
         if any(keys != known[0] for keys in known):
             raise ValueError("a part of the optimizer's state is missing")
+
+
+def _parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    return optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]

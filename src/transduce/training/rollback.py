@@ -1,8 +1,8 @@
-"""What a run does about a loss that it should not go on with: it writes down what did it, and stops or goes back.
+"""Reports and rollbacks after a bad loss, and messages for updates that run out of memory.
 
-To go back is exact, too. What is passed over is part of the state, and a run only ever goes back to a regular
-checkpoint, one that every run with its settings has at that update, whatever stopped it in between; so a run that is
-killed, before, after or amid all this, still comes to the end that it would have come to.
+A rollback is as exact as a resume. Skipped batches are part of the state, and a run only rolls back to a regular
+checkpoint: one that every run with these settings has at that update, even if it was interrupted. So a run that is
+killed before, during or after a rollback ends with the same weights.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def is_regular(update: int, settings: TrainingSettings) -> bool:
 
 
 def worth_keeping(updates: Sequence[int], settings: TrainingSettings) -> set[int]:
-    """Those of the checkpoints at `updates` that a run may have to go back to, beside the newest.
+    """The checkpoints among `updates` that a run may have to roll back to, besides the newest.
 
-    A bad loss is known `LATENCY` updates late at most and an explosion later by what it is judged by, so that is how
-    far back the newest of them must reach.
+    A bad loss is read at most `LATENCY` updates late, and an explosion is detected up to `RECENT` updates after that.
+    One checkpoint must be older than both together.
     """
     if settings.on_bad_loss != "rollback" or not updates:
         return set()
@@ -48,13 +48,13 @@ def worth_keeping(updates: Sequence[int], settings: TrainingSettings) -> set[int
 
 
 def target_of(error: BadLoss, updates: Sequence[int], settings: TrainingSettings) -> int | None:
-    """The checkpoint to go back to: the newest from before the suspects, a regular one if there is any."""
+    """The newest checkpoint before the suspects, a regular one if there is any."""
     before = [update for update in updates if update < error.suspects[0].update]
     return max([u for u in before if is_regular(u, settings)] or before, default=None)
 
 
 def event_of(error: BadLoss, *, target: int, number: int) -> dict[str, Any]:
-    """What metrics.jsonl and the report tell of going back."""
+    """The event for metrics.jsonl and the report."""
     last = error.suspects[-1]
     return {
         "event": "rollback",
@@ -68,7 +68,7 @@ def event_of(error: BadLoss, *, target: int, number: int) -> dict[str, Any]:
 
 
 def write_report(folder: RunFolder, error: BadLoss, texts: TextsAt) -> Path:
-    """Add the updates and their sentences to bad_loss.json, in the place of what it tells of the same update."""
+    """Add the suspects and their sentences to bad_loss.json, replacing an entry for the same update and batches."""
     path, last = folder.path / FILE, error.suspects[-1]
     batches = [
         {"update": one.update, "loss": repr(one.loss), "epoch": one.epoch, "batch": one.batch}
@@ -76,43 +76,43 @@ def write_report(folder: RunFolder, error: BadLoss, texts: TextsAt) -> Path:
         for one in error.suspects
     ]
     numbers = {"loss": repr(last.loss), "usual_loss": repr(error.usual), "grad_norm": repr(error.grad_norm)}
-    told = {"update": last.update, "reason": error.reason, **numbers, "lr": error.lr, "batches": batches}
-    others = [one for one in _read(path) if (one["update"], one["batches"]) != (told["update"], batches)]
-    write_json(path, {"losses": [*others, told]})
+    entry = {"update": last.update, "reason": error.reason, **numbers, "lr": error.lr, "batches": batches}
+    others = [one for one in _read(path) if (one["update"], one["batches"]) != (entry["update"], batches)]
+    write_json(path, {"losses": [*others, entry]})
     return path
 
 
 def describe(error: BadLoss) -> str:
-    """The loss in a line, without what to do."""
+    """Describe the loss in one line."""
     last, first = error.suspects[-1], error.suspects[0]
     numbers = f"loss {last.loss:.4g}, gradient norm {error.grad_norm:.4g}"
     if error.reason == "explodes":
-        since = f"since update {first.update}, mean of the updates before, {BEFORE} at most, {error.usual:.4g}"
+        since = f"since update {first.update}; mean of at most {BEFORE} updates before: {error.usual:.4g}"
         return f"the loss explodes at update {last.update} ({numbers}; {since})"
     return f"the loss {error.reason} at update {last.update} ({numbers})"
 
 
 def too_long(error: DoesNotFit, text: str, update: int, *, saved: bool) -> TooLong:
-    """What to say where one sentence alone does not fit; `saved`: just before that update."""
-    kept = "all before is saved" if saved else "the last checkpoint is kept"
+    """The error for a single sentence that does not fit into memory. `saved`: whether a checkpoint was just written."""
+    kept = "everything before is saved" if saved else "the last checkpoint is kept"
     return TooLong(
-        f"update {update}: out of memory even for one sentence alone, {error}: {' '.join(text.split())[:200]!r}; "
-        f"{kept}; in another run, leave such sentences out with data.max_length, or take a smaller model"
+        f"update {update}: out of memory even for a single sentence {error}: {' '.join(text.split())[:200]!r}; "
+        f"{kept}; start another run with a smaller data.max_length or a smaller model"
     )
 
 
 def format_split(update: int, too_large: int) -> str:
-    """What to say, once, where a batch did not fit."""
+    """The warning for a batch that does not fit into memory."""
     return (
-        f"update {update}: out of memory; batches of {too_large:,} slots and more (padded tokens of both sides) are "
-        "cut in two now, the gradient is the same to rounding; smaller from the start: training.micro_batch_tokens"
+        f"update {update}: out of memory; from now on, batches of at least {too_large:,} slots (padded tokens of both "
+        "sides) are split, with the same gradient up to rounding; to avoid this, set training.micro_batch_tokens"
     )
 
 
 def missing_events(there: Sequence[Mapping[str, Any]], rollbacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rollbacks of the state that metrics.jsonl does not tell of: a kill may have come between the two."""
-    told = {event.get("number") for event in there if event.get("event") == "rollback"}
-    return [dict(event) for event in rollbacks if event["number"] not in told]
+    """The rollbacks of the state that metrics.jsonl lacks because a kill came between writing the two."""
+    logged = {event.get("number") for event in there if event.get("event") == "rollback"}
+    return [dict(event) for event in rollbacks if event["number"] not in logged]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

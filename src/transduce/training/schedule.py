@@ -1,8 +1,8 @@
-"""Learning-rate schedules: pure functions of the moment of training, and of how far the limits are used up.
+"""Learning-rate schedules and the limits of training.
 
-A schedule gives a factor of the peak learning rate: 0 to 1 over the warm-up, then a shape. The shapes that fall to zero
-go by `progress`, which may be counted in updates, in epochs or in minutes (whichever limit is nearest), so a run with a
-time limit ends on time with its learning rate at zero, however fast the machine is.
+A schedule is a pure function that returns a factor of the peak learning rate: from 0 to 1 during the warm-up, then a
+shape. Shapes that fall to zero follow `progress`, the used part of the nearest limit in updates, epochs or minutes. So
+a run with a time limit ends with a learning rate of zero, whatever the speed of the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transduce.errors import SettingsError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When an update is made: `done` updates lie before it, and `progress` in [0, 1] of the limits is used up."""
+    """The moment of an update: `done` updates were made before it, and `progress` in [0, 1] of training is over."""
 
     done: int
     progress: float
@@ -26,15 +26,15 @@ class Moment:
 
     @property
     def number(self) -> int:
-        """The update's own number, from 1: the paper's step_num."""
+        """Number of the update, from 1: the paper's step_num."""
         return self.done + 1
 
     @property
     def decay(self) -> float:
-        """Share of the way from the end of the warm-up (0) to the end of training (1).
+        """Progress from the end of the warm-up (0) to the end of training (1).
 
-        The progress at the end of the warm-up is `progress * warmup / done`: exact when updates are the limit, and the
-        running estimate at the speed so far when time is; either way 0 at the end of the warm-up and 1 at the end.
+        The progress at the end of the warm-up is taken as `progress * warmup / done`. That is exact if the limit is in
+        updates, and an estimate from the speed so far otherwise.
         """
         if self.done <= self.warmup:
             return 0.0
@@ -46,7 +46,7 @@ Schedule = Callable[[Moment], float]
 
 
 def warmed_up(shape: Schedule) -> Schedule:
-    """`shape` after a linear warm-up: factor number/warmup for the updates 1 to warmup."""
+    """`shape` after a linear warm-up, with the factor number / warmup for updates 1 to warmup."""
 
     def schedule(moment: Moment) -> float:
         return moment.number / moment.warmup if moment.number < moment.warmup else shape(moment)
@@ -55,7 +55,7 @@ def warmed_up(shape: Schedule) -> Schedule:
 
 
 def inverse_sqrt(moment: Moment) -> float:
-    """The paper's (section 5.3), scaled to 1 at the end of the warm-up: sqrt(warmup / number).
+    """The paper's schedule (section 5.3), scaled to 1 at the end of the warm-up: sqrt(warmup / number).
 
     The paper's rate is d_model**-0.5 * min(number**-0.5, number * warmup**-1.5); its peak is (d_model * warmup)**-0.5.
     """
@@ -63,17 +63,17 @@ def inverse_sqrt(moment: Moment) -> float:
 
 
 def linear(moment: Moment) -> float:
-    """A straight line from the end of the warm-up down to zero at the end of training."""
+    """Linear decay from the end of the warm-up to zero at the end of training."""
     return 1.0 - moment.decay
 
 
 def cosine(moment: Moment) -> float:
-    """Half a cosine from the end of the warm-up down to zero at the end of training."""
+    """Half a cosine from the end of the warm-up to zero at the end of training."""
     return 0.5 * (1.0 + math.cos(math.pi * moment.decay))
 
 
 def constant(moment: Moment) -> float:
-    """The peak, all the way."""
+    """The peak after the warm-up."""
     return 1.0
 
 
@@ -83,7 +83,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def find_schedule(name: str) -> Schedule:
-    """The schedule of that name, or a `SettingsError` with the nearest known one."""
+    """The schedule of this name; otherwise a `SettingsError` with the nearest known one."""
     if name not in SCHEDULES:
         raise SettingsError(
             f"training.schedule = {name!r}: unknown{nearest(name, SCHEDULES)}; known: {', '.join(SCHEDULES)}"
@@ -93,7 +93,7 @@ def find_schedule(name: str) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where training ends; the nearest limit counts."""
+    """The limits of training; it ends at the nearest."""
 
     updates: int | None = None
     epochs: float | None = None
@@ -101,42 +101,33 @@ class Limits:
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Limits:
-        """The limits in the settings; at least one must be given, or the schedule has no end to go by."""
+        """The limits in the settings; a `SettingsError` if there are none."""
         minutes = settings.max_minutes
         limits = cls(settings.max_updates, settings.max_epochs, None if minutes is None else 60.0 * minutes)
         if limits == cls():
-            raise SettingsError("no end of training given: set training.max_updates, max_epochs or max_minutes")
+            raise SettingsError("training has no limit: set training.max_updates, max_epochs or max_minutes")
         return limits
 
     def progress(self, *, updates: int, epochs: float, timed_updates: int | None = None) -> float:
-        """Share of the nearest limit that is used up, in [0, 1]; 1 is the end.
+        """Used part of the nearest limit, in [0, 1]; 1 is the end.
 
         `timed_updates`: the number of updates that the time limit allows, once it is known.
         """
-        shares = [0.0]
-        if self.updates is not None:
-            shares.append(updates / self.updates)
-        if self.epochs is not None:
-            shares.append(epochs / self.epochs)
-        if timed_updates is not None:
-            shares.append(updates / timed_updates)
-        return min(1.0, max(shares))
+        used = ((updates, self.updates), (epochs, self.epochs), (updates, timed_updates))
+        return min(1.0, max(done / limit if limit is not None else 0.0 for done, limit in used))
 
     def is_late(self, seconds: float, *, reserve: float = 0.0) -> bool:
-        """Whether the time limit is over by the clock.
+        """Whether the clock has reached the time limit.
 
-        `reserve` seconds are set aside for what follows the last update (validation and saving), but never more than
-        half of the limit.
+        `reserve`: seconds to leave for the final validation and saving; at most half of the limit is left for them.
         """
         return self.seconds is not None and seconds >= max(self.seconds - reserve, 0.5 * self.seconds)
 
 
 class Clock:
-    """Seconds of training over all restarts, monotonic: what an interrupted run had used is counted, its pause is not.
+    """Monotonic seconds of training, summed over all restarts without the pauses between them.
 
-    Everything between two updates counts: validation, translation and saving too, so that a limit of minutes is one
-    that the user can read off a watch. (What comes before the loop, data and vocabulary, and after it, test
-    scores and report, does not count.)
+    Validation and saving count. Preparing the data before the training loop and scoring the test set after it do not.
     """
 
     def __init__(self, used: float = 0.0, *, now: Callable[[], float] = time.monotonic) -> None:

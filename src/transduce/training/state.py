@@ -1,4 +1,4 @@
-"""What a run knows about itself: where it is, how it ended, and its tensors under the names of a checkpoint."""
+"""Progress and result of a training run, and the names of its tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ MOST_UPDATES = 1 << 40
 
 @dataclass(slots=True)
 class TrainingState:
-    """Where a run is. `seconds` are those of all restarts; `progress` never falls."""
+    """The progress of a run. `seconds` includes all restarts; `progress` never falls."""
 
     update: int = 0
     position: Position = field(default_factory=Position)
     epochs: float = 0.0
     seconds: float = 0.0
     progress: float = 0.0
-    reserve: float = 0.0  # seconds that the last validation took, with its saving
+    reserve: float = 0.0  # seconds of the last validation with its saving
     validated: int = -1  # the update of the last validation
     scores: dict[str, float] = field(default_factory=dict)
-    finished: str = ""  # why, once it is
-    skipped: list[Position] = field(default_factory=list)  # batches that are passed over
-    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # an event for each time that the run went back
+    finished: str = ""  # the reason, once training is finished
+    skipped: list[Position] = field(default_factory=list)  # batches to skip
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # an event for each rollback
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """The state, as JSON values."""
         return asdict(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> TrainingState:
-        """From JSON, of an earlier version too, which knew less. `ValueError` or its like where it is not that."""
+        """Read JSON values; those of earlier versions may lack some fields. Raises `ValueError` or `TypeError`."""
         skipped = [Position(**one) for one in values.get("skipped", [])]
         state = cls(**{**values, "position": Position(**values["position"]), "skipped": skipped})
         counts, times = (
@@ -49,17 +49,17 @@ class TrainingState:
             ("epochs", "seconds", "progress", "reserve"),
         )
         if not all(type(n) is int and 0 <= n <= MOST_UPDATES for n in counts) or type(state.validated) is not int:
-            raise ValueError("its numbers are no counts")
+            raise ValueError("its numbers are not counts")
         if not all(isinstance(n := getattr(state, key), int | float) and 0 <= n < math.inf for key in times):
-            raise ValueError("its times are no numbers")
+            raise ValueError("its times are not numbers")
         if not isinstance(state.finished, str) or not all(isinstance(n, int | float) for n in state.scores.values()):
-            raise ValueError("its scores are no numbers")
+            raise ValueError("its scores are not numbers")
         return state
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """How a run ended. `scores` are those of its last validation; `seconds` count all restarts."""
+    """How a run ended. `scores` are those of the last validation; `seconds` includes all restarts."""
 
     update: int
     epochs: float
@@ -70,9 +70,10 @@ class TrainingResult:
 
 
 def full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's whole state dict with the parameters' values from `weights`; a tied one under each of its names.
+    """The model's complete state dict, with the values of its parameters from `weights`.
 
-    `weights` goes by the names of `model.named_parameters()`, where a tied parameter has its first name only.
+    `weights` has the names of `model.named_parameters()`, where a tied parameter has one name only; in the state dict
+    it has all its names.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     state = model.state_dict(keep_vars=True)
@@ -80,33 +81,32 @@ def full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, T
 
 
 def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of several parts in one mapping: `part/name`."""
+    """Merge the tensors of several parts under the names `part/name`."""
     return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 @contextlib.contextmanager
 def expect_this_run(path: Path) -> Iterator[None]:
-    """Inside, a saved state is taken up: where it is not of this model, or of no form, `path` is told to be damaged."""
+    """Report `path` as damaged if the saved state restored inside the context is malformed or of another model."""
     try:
         with expecting(path):
             yield
-    except RuntimeError as error:  # PyTorch's, of shapes and types that do not fit
-        told = " ".join(str(error).split())[:100]
-        raise RunFolderError(f"{path} is damaged: its tensors are not of this run ({told})") from error
+    except RuntimeError as error:  # from PyTorch: shapes or types do not match
+        reason = " ".join(str(error).split())[:100]
+        raise RunFolderError(f"{path} is damaged: its tensors are not of this run ({reason})") from error
 
 
 @torch.no_grad()
 def restore_tensors(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy saved tensors into those of the same names; `ValueError` where one has another shape or type."""
+    """Copy saved tensors into those of the same names; `ValueError` if a shape or type differs."""
     for name, tensor in live.items():
         value = saved[name]
         if value.shape != tensor.shape or value.dtype != tensor.dtype:
-            found = f"{value.dtype} {list(value.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise ValueError(f"{name} is {found[0]}, not {found[1]}")
+            raise ValueError(f"{name} is {value.dtype} {list(value.shape)}, not {tensor.dtype} {list(tensor.shape)}")
         tensor.copy_(value)
 
 
 def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """The tensors of one part of what `join_parts` made."""
+    """The tensors of one part, the inverse of `join_parts`."""
     start = f"{part}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -1,9 +1,9 @@
-"""One update of the weights: gradients over all micro-batches, clipping, optimizer (paper 5.3, 5.4).
+"""The training step: gradients of all micro-batches, clipping, optimizer update (paper 5.3, 5.4).
 
-Memory that does not suffice cuts a micro-batch in two. A failure may come in the middle of a backward pass, with some
-gradients added and others not; so the whole update begins anew, from no gradients and the generators of before, with
-that batch as two halves: exactly the update that the halves would have given from the start. From then on batches of
-that size are cut before they are tried; the size is part of the state, so that a resumed run cuts as this one did.
+If memory runs out, the micro-batch is split in two. The failure may come in the middle of a backward pass, when only
+some gradients have been added. So the whole update starts again without gradients and from the same random numbers,
+and gives exactly what the two halves would have given at first. From then on, batches of that size are split before
+they are tried. The size is part of the state, so that a resumed run splits the same batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torc
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update saw: sums in nats over `n_targets` targets, as tensors: the caller decides when to read them."""
+    """The result of an update: sums in nats over `n_targets` targets, as tensors on the device."""
 
     loss_sum: Tensor
     nll_sum: Tensor
@@ -42,7 +42,7 @@ class UpdateResult:
 
 
 class DoesNotFit(Exception):
-    """Memory that does not even suffice for one row, a batch of its own."""
+    """A batch of a single row does not fit into memory."""
 
     def __init__(self, batch: TrainingBatch) -> None:
         self.batch = batch
@@ -50,21 +50,21 @@ class DoesNotFit(Exception):
 
 
 def slots_of(batch: TrainingBatch) -> int:
-    """The size of a batch, as far as memory goes: all numbers of its inputs and targets, padding too."""
+    """Number of input and target tokens of a batch with padding, as a measure of its memory."""
     return sum(tensor.numel() for tensor in (*batch.inputs, batch.targets))
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """The context in which products are of `precision`; weights stay float32."""
+    """The context in which matrix products have `precision`; weights stay float32."""
     dtype = PRECISIONS[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc's malloc to keep what is freed instead of handing it back to the system at each step.
+    """Make glibc's malloc keep freed memory instead of returning it to the system.
 
-    Large tensors are otherwise mapped and unmapped anew, page by page, in every update: a fifth of the time of a small
-    model. Peak memory stays what it was. Does nothing where the C library has no mallopt.
+    Otherwise large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
+    Peak memory does not change. Does nothing if the C library has no mallopt.
     """
     mallopt = c_function("mallopt")
     if mallopt is not None:
@@ -73,20 +73,19 @@ def keep_freed_memory() -> None:
 
 
 def limit_kernel_cache() -> None:
-    """Limit the number of compiled kernels that oneDNN keeps: 1,024 by default, one for every shape of a product.
+    """Limit the number of compiled kernels that oneDNN keeps, by default 1,024: one for each shape of a product.
 
-    Products of training have few shapes (`nn.linear.rounded_rows`); those of validation and translation have many, and
-    each kernel takes memory. Must be called before the first product of the process. A value in the environment has
-    precedence.
+    Training needs few shapes (`nn.linear.rounded_rows`), but validation and translation need many, and each kernel
+    takes memory. Call this before the first matrix product of the process. An environment variable has precedence.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
 
 
 def release_memory() -> None:
-    """Hand what was freed back to the system, in all of malloc's arenas: after work of another kind than what follows.
+    """Return freed memory in all of malloc's arenas to the system.
 
-    What `keep_freed_memory` keeps of a validation (several threads, other shapes) is of little use to the updates, and
-    its holes would add up. Does nothing where the C library has no malloc_trim.
+    Call this after a validation: its threads and shapes differ from those of updates, so that memory kept by
+    `keep_freed_memory` would fragment. Does nothing if the C library has no malloc_trim.
     """
     trim = c_function("malloc_trim")
     if trim is not None:
@@ -94,17 +93,17 @@ def release_memory() -> None:
 
 
 def free_memory(device: torch.device) -> None:
-    """Hand back what nothing refers to any more."""
+    """Free unreferenced tensors."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def choose_precision(device: torch.device) -> str:
-    """bfloat16 where this machine multiplies matrices at least 1.3 times faster with it, measured in a moment."""
+    """Choose bfloat16 if matrix products are at least 1.3 times faster with it on this machine, else float32."""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0))  # its own: a run's numbers stay its own
+    x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0))  # the global generator belongs to the run
 
     def fastest(dtype: torch.dtype) -> float:
         a, times = x.to(dtype), []
@@ -118,10 +117,10 @@ def choose_precision(device: torch.device) -> str:
 
 
 class Updater:
-    """Holds a model and its optimizer; `update` is the training step.
+    """A model and its optimizer; `update` is the training step.
 
-    The gradient is that of the mean loss over all targets of an update, however it is cut into micro-batches.
-    `too_large`: slots of the smallest batch that memory did not suffice for, if any: from there on batches are cut.
+    The gradient is that of the mean loss over all targets of an update, however it is split into micro-batches.
+    `too_large`: size (`slots_of`) of the smallest batch that did not fit into memory. Larger batches are split.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Updater:
         ranks: Ranks = SINGLE_RANK,
     ) -> None:
         self.ranks, self.seed = ranks, settings.seed
-        self.model: Any = model  # of any kind that the MODELS table knows
+        self.model: Any = model  # of any architecture
         self.device, self.precision, self.criterion = device, precision, criterion
         self.smoothing, self.clip_norm = settings.label_smoothing, settings.clip_norm
         self.forward = torch.compile(model, dynamic=True) if settings.compile else model
@@ -154,9 +153,9 @@ class Updater:
         Args:
             batches: This process's micro-batches.
             lr_scale: Factor of the peak learning rates.
-            n_targets: Targets of the whole update, where other ranks have some of its micro-batches. The returned sums
-                are those of the whole update, too.
-            carry: What the update before returned, one row for each row of the micro-batches in order.
+            n_targets: Targets of the whole update, if other ranks have some of its micro-batches. The returned sums
+                are always those of the whole update.
+            carry: The carry that the previous update returned, one row for each row of the micro-batches in order.
 
         Raises:
             DoesNotFit: A single row does not fit into memory. The weights are unchanged.
@@ -179,7 +178,7 @@ class Updater:
     def _gradients(
         self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry
     ) -> tuple[Tensor, Tensor, Carry]:
-        """Gradients of the mean over all targets, the sums and the carry; tried again in smaller parts if need be."""
+        """Add up the gradients of all micro-batches, in smaller parts if memory runs out; return sums and carry."""
         generators = self._generators()
         while True:
             batches = [part for batch in batches for part in self._fitting(batch)]
@@ -189,7 +188,7 @@ class Updater:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-            # Outside the except block the frames are gone that kept the failed batch's tensors alive.
+            # Outside the except block, no traceback keeps the failed batch's tensors alive.
             self.optimizer.zero_grad(set_to_none=True)
             self._set_generators(generators)
             free_memory(self.device)
@@ -218,7 +217,7 @@ class Updater:
         return loss_sum, nll_sum, tuple(torch.cat(parts) for parts in zip(*carries, strict=True))
 
     def _fitting(self, batch: TrainingBatch) -> Iterator[TrainingBatch]:
-        """The batch, or halves of halves of it that are smaller than what was too large."""
+        """The batch, split in halves until they are smaller than `too_large`."""
         if self.too_large is None or slots_of(batch) < self.too_large or batch.n_rows == 1:
             yield batch
             return
@@ -227,7 +226,7 @@ class Updater:
             yield from self._fitting(part)
 
     def _generators(self) -> dict[str, Tensor]:
-        """The state of what dropout is drawn from."""
+        """States of the random number generators that dropout uses."""
         found = {"generator.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             found["generator.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -239,13 +238,13 @@ class Updater:
             torch.cuda.set_rng_state(tensors["generator.cuda"], self.device)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What an exact resume needs beside the weights: the optimizer's tensors, all processes' dropout generators."""
+        """What an exact resume needs besides the weights: tensors of the optimizer and of all ranks' generators."""
         tensors = {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        told = {"processes": self.ranks.size, "too_large": self.too_large}
-        return tensors | self.ranks.gather(self._generators()), told
+        state = {"processes": self.ranks.size, "too_large": self.too_large}
+        return tensors | self.ranks.gather(self._generators()), state
 
     def load_state(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], update: int = 0) -> list[str]:
-        """Put back what `state` gave after so many updates; notes for the user, if something is not as it was."""
+        """Restore the result of `state` at `update`; return notes for the user on what could not be restored."""
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
@@ -253,11 +252,9 @@ class Updater:
         if (n := state.get("processes", 1)) != self.ranks.size:
             torch.manual_seed(dropout_seed(self.seed, update, self.ranks.rank))
             return [
-                f"the run had {n} processes until update {update} and goes on with {self.ranks.size}: the sentences of "
-                "each update stay the same, dropout draws other numbers"
+                f"the run had {n} processes until update {update} and resumes with {self.ranks.size}: each update has "
+                "the same sentences, but dropout has other random numbers"
             ]
-        cpu, cuda = (name_on_rank(f"generator.{device}", self.ranks.rank) for device in ("cpu", "cuda"))
-        torch.set_rng_state(tensors[cpu])
-        if cuda in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors[cuda], self.device)
+        names = {name: name_on_rank(name, self.ranks.rank) for name in self._generators()}
+        self._set_generators({name: tensors[own] for name, own in names.items() if own in tensors})
         return []

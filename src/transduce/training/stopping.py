@@ -1,4 +1,4 @@
-"""When a run has had enough (early stopping), and how signals stop it (Ctrl-C, SIGTERM, a closed terminal)."""
+"""Early stopping, and stopping by signals (Ctrl-C, SIGTERM, a closed terminal)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 
 def score_of(scores: Mapping[str, float], by: str) -> tuple[float, float]:
-    """What a validation is judged by, higher is better: the score `by`, and the loss among equals; or the loss.
+    """The key to compare validations by; higher is better. It is the score `by`, then the negative loss.
 
-    Where there is no such score (nothing was translated, say) the loss decides.
+    If there is no such score, for example because nothing was translated, the loss decides alone.
     """
     return (scores[by] if by != "loss" and by in scores else -scores["loss"], -scores["loss"])
 
 
 @dataclass(slots=True)
 class Stopper:
-    """The best validation so far, and how many have followed it without a better one."""
+    """The best validation so far, and the number of validations since."""
 
     by: str
     patience: int
@@ -31,7 +31,7 @@ class Stopper:
     since: int = 0
 
     def see(self, update: int, scores: Mapping[str, float]) -> bool:
-        """Take note of a validation; whether it is the best so far."""
+        """Count a validation; return whether it is the best so far."""
         score = score_of(scores, self.by)
         better = self.best is None or score > self.best
         if better:
@@ -42,21 +42,21 @@ class Stopper:
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience (in validations; 0: endless) has run out."""
+        """Whether there were `patience` validations without a better one. A patience of 0 is endless."""
         return 0 < self.patience <= self.since
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state."""
+        """The state, as JSON values."""
         return {"best": self.best, "best_update": self.best_update, "since": self.since}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state."""
+        """Restore a saved state."""
         self.best = None if state["best"] is None else (float(state["best"][0]), float(state["best"][1]))
         self.best_update, self.since = int(state["best_update"]), int(state["since"])
 
 
 class StopRequest:
-    """Whether a signal has asked the run to stop, and which."""
+    """True once a signal has asked the run to stop; `name` and `number` are those of the signal."""
 
     def __init__(self) -> None:
         self.name, self.number = "", 0
@@ -67,9 +67,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def interrupting(self, make_error: Callable[[StopRequest], Exception]) -> Iterator[None]:
-        """Inside, a signal raises the error that `make_error` returns at once, in the main thread.
+        """Inside the context, a signal raises the error that `make_error` returns, in the main thread.
 
-        For work that changes nothing, such as a validation: nothing after it is done, so nothing before it may be lost.
+        For work that can be repeated after a resume, such as a validation.
         """
         self.make_error = make_error
         try:
@@ -80,10 +80,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP only sets the request that is yielded; the second ends the process.
+    """Inside the context, the first SIGINT, SIGTERM or SIGHUP sets the yielded request; the second ends the process.
 
-    A terminal that closes may send more than one SIGHUP, so that a later one changes nothing; and where SIGHUP is
-    ignored (nohup) it stays so. Signals belong to the main thread; in any other the request just stays unset.
+    A closing terminal may send several SIGHUPs, so later ones have no effect. An ignored SIGHUP (nohup) stays ignored.
+    Only the main thread receives signals; in other threads the request stays unset.
     """
     request = StopRequest()
     hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
@@ -100,8 +100,8 @@ def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
         request.number, request.name = number, signal.Signals(number).name
         if request.make_error is not None:
             raise request.make_error(request)
-        with contextlib.suppress(RuntimeError):  # the signal may have come in the middle of another line
-            say(f"{request.name}: finishing the current update and saving; another one stops at once, without saving")
+        with contextlib.suppress(RuntimeError):  # if the signal came while a line was written
+            say(f"{request.name}: finishing the current update and saving; a second signal stops without saving")
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
