@@ -1,4 +1,4 @@
-"""Memory over time: resident size of a long training and of a long translation, sampled, and whether it stays flat.
+"""Memory over time: sample the resident size of a long training and a long translation, and check that it stays flat.
 
     python benchmarks/memory.py                      # 20,000 small updates, then 100,000 translated lines
     python benchmarks/memory.py --updates 2000 --lines 10000 --set training.valid_updates=100
@@ -39,7 +39,7 @@ SHARE, BYTES = 0.02, 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds since the start, bytes resident, and how far the work was (updates, lines)."""
+    """Seconds since the start, resident bytes, and progress (updates or lines)."""
 
     seconds: float
     resident: int
@@ -47,7 +47,7 @@ class Sample:
 
 
 def resident(pid: int) -> int:
-    """Bytes of a process that are in memory; 0 where it has ended."""
+    """Resident bytes of a process; 0 after it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
@@ -55,7 +55,7 @@ def resident(pid: int) -> int:
 
 
 def watch(command: list[str], done: Callable[[], int]) -> list[Sample]:
-    """Run a command to its end; samples of its memory from the moment that it does something."""
+    """Run a command and sample its memory from the first sign of progress."""
     began, samples = time.monotonic(), list[Sample]()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stderr=errors)
@@ -71,7 +71,7 @@ def watch(command: list[str], done: Callable[[], int]) -> list[Sample]:
 
 
 def slope(samples: list[Sample]) -> float:
-    """Bytes a unit of work, by least squares."""
+    """Bytes per unit of work, by least squares."""
     n = len(samples)
     x, y = sum(s.done for s in samples) / n, sum(s.resident for s in samples) / n
     spread = sum((s.done - x) ** 2 for s in samples)
@@ -79,7 +79,7 @@ def slope(samples: list[Sample]) -> float:
 
 
 def judge(name: str, samples: list[Sample]) -> tuple[str, bool]:
-    """A line of the table, and whether memory stayed flat."""
+    """A row of the table, and whether memory stayed flat."""
     total = samples[-1].done
     warm = [s for s in samples if s.done >= total / 4]
     second = [s.resident for s in warm if s.done < total / 2]
@@ -108,7 +108,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def last_update(metrics: Path) -> int:
-    """The update of the last whole line."""
+    """The update in the last complete line."""
     try:
         lines = metrics.read_bytes().splitlines()
     except OSError:
@@ -122,7 +122,7 @@ def last_update(metrics: Path) -> int:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of what is being written aside in a folder."""
+    """Size in bytes of the temporary files in a folder."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 

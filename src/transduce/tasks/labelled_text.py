@@ -115,7 +115,7 @@ def encode_labelled_texts(
     folder: RunFolder, texts: LabelledTexts, tokenizers: Tokenizers, settings: Settings, log: Log
 ) -> PreparedLabels:
     """Encode all text into the run folder."""
-    tokens, described = folder.path / "tokens", list[dict[str, Any]]()
+    tokens, described, stores = folder.path / "tokens", list[dict[str, Any]](), list[LabelStore]()
     tokens.mkdir(exist_ok=True)
     longest = longest_of(settings.model, settings.data.max_length)
     mark = fingerprint(settings, tokenizers, texts.digests)
@@ -127,6 +127,7 @@ def encode_labelled_texts(
         store = encode_labelled(
             at, examples, texts.labels, tokenizers.tgt, longest=longest, fingerprint="" if number else mark, name=name
         )
+        stores.append(store)
         files = sorted({Path(e.place[0]).name for e in held_out[name]}) if number else sorted(set(texts.files))
         numbers = {"texts": len(store), "tokens": int(store.lengths.sum()), "labels": store.count_labels(texts.labels)}
         described.append({"name": name, "files": files, **numbers})
@@ -136,7 +137,7 @@ def encode_labelled_texts(
     write_json(tokens / "samples.json", [[e.label, list(e.texts)] for e in texts.valid[:N_SAMPLES]])
     folder.save_tokenizers(tokenizers.save)
     folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
-    return PreparedLabels(tokenizers, LabelStore.open(tokens / "train"), LabelStore.open(tokens / "valid"))
+    return PreparedLabels(tokenizers, *stores[:2])
 
 
 def open_prepared_labels(folder: RunFolder) -> PreparedLabels:

@@ -172,13 +172,13 @@ def encode_texts(
 ) -> PreparedText:
     """Encode all text into the run folder."""
     tokens, tokenizer, checks = folder.path / "tokens", tokenizers.tgt, texts.checks()
-    described = list[dict[str, Any]]()
+    described, stores = list[dict[str, Any]](), dict[str, TextStore]()
     tokens.mkdir(exist_ok=True)
     mark = fingerprint_of_plain(settings, tokenizer, texts.digests)
     with log.progress("encoding") as bar:
         for at, part in texts.parts.items():
             train = part is texts.train
-            store = encode_text(
+            store = stores[at] = encode_text(
                 tokens / at,
                 watched(part.stream(), checks) if train else part.stream(),
                 tokenizer,
@@ -189,7 +189,7 @@ def encode_texts(
             numbers = {"documents": store.n_documents, "bytes": store.n_bytes, "tokens": store.n_tokens}
             described.append({"name": at if at in ("train", "valid") else part.name, "files": part.files, **numbers})
     write_records(folder, texts, tokenizers, {"fingerprint": mark, "sets": described}, checks, log)
-    return PreparedText(tokenizers, TextStore.open(tokens / "train"), TextStore.open(tokens / "valid"))
+    return PreparedText(tokenizers, stores["train"], stores["valid"])
 
 
 def watched(pieces: Iterator[Piece], checks: Sequence[LeakCheck]) -> Iterator[Piece]:

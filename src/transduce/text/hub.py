@@ -6,7 +6,6 @@ The library is an extra: `pip install transduce[interchange]`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,23 +13,21 @@ from typing import Any
 
 from transduce.errors import RunFolderError, UserError
 from transduce.runs.atomic import read_json, write_aside, write_json
-from transduce.text.hub_parts import check_parts
+from transduce.text.hub_parts import MOST_IDS, check_content
 from transduce.text.special import BOS, EOS, UNK, characters, opened
 
-MOST_IDS = 1 << 24
-"""Larger ids are refused: the library allocates memory up to the largest id, and would crash the process."""
 _PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabulary that lacks its own UNK fails here
 
 
 class HubTokenizer:
-    """A tokenizer.json with our ids. Immutable, safe for threads; texts are neither framed nor cut."""
+    """A tokenizer.json with our ids. Immutable and thread-safe; adds no special tokens and does not truncate."""
 
     kind = "hub"
 
     def __init__(self, model: bytes, theirs: Sequence[int]) -> None:
-        """`model`: the content of tokenizer.json; `theirs`: its id of each of our ids, -1 where it has none.
+        """`model`: the content of tokenizer.json; `theirs`: the library's id for each of ours, -1 for none.
 
-        `ValueError` if either is unfit.
+        Raises `ValueError` if either is invalid.
         """
         self.model, self.notes = model, tuple[str, ...]()
         self._tokenizer = _open(model)
@@ -39,7 +36,7 @@ class HubTokenizer:
             raise ValueError("it does not list the ids of a vocabulary")
         self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
         if (end := self._theirs[EOS]) == self._theirs[BOS] and end >= 0:
-            self._ours[end] = EOS  # one piece for both: in a text it is the one that is predicted
+            self._ours[end] = EOS  # one piece for both: in a text it is read as EOS, which is predicted
 
     @property
     def vocab_size(self) -> int:
@@ -48,11 +45,11 @@ class HubTokenizer:
 
     @property
     def theirs(self) -> list[int]:
-        """The library's id of each of ours, -1 where it has none."""
+        """The library's id for each of ours, -1 for none."""
         return list(self._theirs)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special ones but `UNK`, and those that the text itself names, as `[MASK]`."""
+        """The ids of a text. Special ids are `UNK` and those that the text names, such as `[MASK]`."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -61,8 +58,8 @@ class HubTokenizer:
         return [[self._ours.get(i, UNK) for i in one.ids] for one in found]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ids vanish, but for `UNK`, which shows as the library's piece for it."""
-        if self._named_bytes:  # the library would give up a whole run of bytes for one that is wrong
+        """The text of ids. Special ids are left out, except `UNK`, which becomes the library's piece for it."""
+        if self._named_bytes:  # the library would drop a whole run of bytes for one invalid byte
             return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
         theirs = [self._theirs[i] for i in map(int, ids) if i > EOS or i == UNK]
         return str(self._tokenizer.decode([i for i in theirs if i >= 0], skip_special_tokens=False))
@@ -84,14 +81,14 @@ class HubTokenizer:
         return list(dict.fromkeys(parts))
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """The one segmentation that there is: nothing is drawn."""
+        """The usual segmentation: these vocabularies have only one."""
         return self.encode_batch(texts)
 
     @cached_property
     def bytes_of(self) -> list[bytes]:
-        """The UTF-8 bytes of each piece of an exact vocabulary; `ValueError` where it is another.
+        """The UTF-8 bytes of each piece of an exact vocabulary; `ValueError` for other vocabularies.
 
-        Exact are GPT-2's, whose characters are bytes, and ours, which have a piece for each byte.
+        GPT-2's, whose characters stand for bytes, and ours, which have a piece for each byte, are exact.
         """
         pieces = self.pieces(range(self.vocab_size))
         if named := self._named_bytes:
@@ -107,7 +104,7 @@ class HubTokenizer:
 
     @cached_property
     def _named_bytes(self) -> dict[str, bytes]:
-        """The pieces for bytes, such as `<0x0A>`, if there are all 256 and spaces are kept; else none."""
+        """The 256 pieces for bytes, such as `<0x0A>`; empty if one is missing or spaces are not kept."""
         named = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
         whole = self._tokenizer.pre_tokenizer is None and named.keys() <= set(self.pieces(range(self.vocab_size)))
         return named if whole else {}
@@ -142,34 +139,13 @@ def _byte_of() -> dict[str, int]:
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def check_ids(ids: Iterable[object]) -> None:
-    """`ValueError` where an id of a file is none that the library can be handed."""
-    if not all(type(i) is int and 0 <= i < MOST_IDS for i in ids):
-        raise ValueError("its vocabulary has ids that are none")
-
-
-def _check(model: bytes) -> None:
-    """Look through a tokenizer.json for what would end the process; the library itself refuses the rest."""
-    try:
-        content = json.loads(model)
-        vocabulary = content["model"]["vocab"]
-        dropout = content["model"].get("dropout")
-        added = [one["id"] for one in content.get("added_tokens") or ()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
-    if dropout not in (None, 0):
-        raise ValueError(f"its model has dropout {str(dropout)[:20]}: a text would be cut by chance")
-    check_ids([*(vocabulary.values() if isinstance(vocabulary, dict) else ()), *added])
-
-
 def _open(model: bytes) -> Any:
-    """The library's tokenizer, without the cutting and padding that a file may ask for."""
-    _check(model)
+    """The library's tokenizer, without the truncation and padding that a file may ask for."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
-    check_parts(model)
+    check_content(model)
     try:
         tokenizer = Tokenizer.from_str(model.decode("utf-8"))
         tokenizer.no_truncation()

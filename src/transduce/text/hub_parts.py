@@ -10,10 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 from transduce.errors import nearest
+
+MOST_IDS = 1 << 24
+"""Larger ids are refused: the library allocates memory up to the largest id, and would crash the process."""
 
 PARTS: dict[str, tuple[str, ...]] = {
     "model": ("WordPiece", "BPE", "WordLevel", "Unigram"),
@@ -41,7 +45,7 @@ PATTERNS = frozenset(
         ),
     }
 )
-"""Regular expressions that are known to be quick on any text."""
+"""Regular expressions that are known to run in linear time on any text."""
 
 SPACES = ((" {2,}", " "), (r" +\z", ""))
 """What SentencePiece does to spaces: expressions, and what each match becomes, which is never longer."""
@@ -57,13 +61,27 @@ CHARSMAPS = frozenset(
 """sha256 of SentencePiece's own normalizations; a table that was made otherwise can break the library's memory."""
 
 
-def check_parts(model: bytes) -> None:
-    """Raise `ValueError` if a tokenizer.json contains an unknown part."""
+def check_ids(ids: Iterable[object]) -> None:
+    """Raise `ValueError` for an id that would crash the library."""
+    if not all(type(i) is int and 0 <= i < MOST_IDS for i in ids):
+        raise ValueError("its vocabulary has ids that are none")
+
+
+def check_content(model: bytes) -> None:
+    """Raise `ValueError` if a tokenizer.json is unsafe or random; the library itself refuses other invalid files."""
     try:
         content = json.loads(model)
-        parts = [(place, part) for place in PARTS for part in _flat(content.get(place))]
-    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        vocabulary, dropout = content["model"]["vocab"], content["model"].get("dropout")
+        added = [one["id"] for one in content.get("added_tokens") or ()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
+    if dropout not in (None, 0):
+        raise ValueError(f"its model has dropout {str(dropout)[:20]}: a text would be split at random")
+    check_ids([*(vocabulary.values() if isinstance(vocabulary, dict) else ()), *added])
+    try:
+        parts = [(place, part) for place in PARTS for part in _flat(content.get(place))]
+    except RecursionError:
+        raise ValueError("not a tokenizer.json (nested too deeply)") from None
     for place, part in parts:
         kind = str(part.get("type") or ("BPE" if "merges" in part else "WordPiece" if place == "model" else None))
         if kind not in PARTS[place]:
@@ -94,17 +112,14 @@ def _check_metaspace(part: Mapping[str, Any]) -> None:
 
 
 def _check_unigram(part: Mapping[str, Any]) -> None:
-    """Pieces with their scores, by which the best way is found."""
-    pieces = part.get("vocab")
-    if not isinstance(pieces, list) or not all(_is_scored(one) for one in pieces):
+    """Require a list of pieces with finite scores."""
+    pieces: Any = part.get("vocab")
+    try:
+        valid = all(piece and isinstance(piece, str) and type(x) in (int, float) and isfinite(x) for piece, x in pieces)
+    except (TypeError, ValueError, OverflowError):
+        valid = False
+    if not valid:
         raise ValueError("its model is 'Unigram', and its vocabulary no list of pieces with their scores")
-
-
-def _is_scored(one: object) -> bool:
-    """Whether this is a piece and its score."""
-    if not isinstance(one, list) or len(one) != 2:
-        return False
-    return isinstance(one[0], str) and one[0] != "" and type(one[1]) in (int, float) and abs(one[1]) < float("inf")
 
 
 WRITTEN: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -113,7 +128,7 @@ WRITTEN: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "Metaspace": _check_metaspace,
     "Unigram": _check_unigram,
 }
-"""Parts that are taken in the form in which SentencePiece's vocabularies have them, and in no other."""
+"""Checks of parts that are accepted only in the form that SentencePiece's vocabularies have."""
 
 
 def _check_pattern(place: str, pattern: object) -> None:
@@ -122,7 +137,7 @@ def _check_pattern(place: str, pattern: object) -> None:
 
 
 def _flat(part: Any) -> Iterator[Mapping[str, Any]]:
-    """A part and what it consists of, to any depth."""
+    """A part and the parts inside it, recursively."""
     if part is None:
         return
     if not isinstance(part, dict):

@@ -23,7 +23,7 @@ def slow(rows: list[list[int]]) -> list[list[int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(pairs=st.lists(st.tuples(sentences, sentences), min_size=1, max_size=6), as_arrays=st.booleans())
-def test_against_the_slow_way(pairs: list[tuple[list[int], list[int]]], as_arrays: bool) -> None:
+def test_collate_equals_a_simple_implementation(pairs: list[tuple[list[int], list[int]]], as_arrays: bool) -> None:
     give = (lambda ids: np.array(ids, dtype=np.uint16)) if as_arrays else list
     batch = collate([Example(src=give(src), tgt=give(tgt)) for src, tgt in pairs])
     assert batch.src.tolist() == slow([[*src, EOS] for src, _ in pairs])
@@ -34,7 +34,7 @@ def test_against_the_slow_way(pairs: list[tuple[list[int], list[int]]], as_array
     assert torch.equal(pad_sources([give(src) for src, _ in pairs]), batch.src)
 
 
-def test_a_batch_is_frozen_and_stays_where_it_is() -> None:
+def test_a_batch_is_frozen_and_not_copied_on_the_same_device() -> None:
     batch = collate([Example(src=[5], tgt=[6, 7])])
     assert batch.to("cpu") is batch
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -43,12 +43,12 @@ def test_a_batch_is_frozen_and_stays_where_it_is() -> None:
         Batch(batch.src, batch.tgt_in.float(), batch.tgt_out, 3)
 
 
-def test_nothing_to_translate() -> None:
+def test_empty_sources_are_padded() -> None:
     assert pad_sources([]).shape == (0, 1)
     assert pad_sources([[]]).tolist() == [[EOS]]
 
 
-def test_the_store_is_not_shared_with_the_batch() -> None:
+def test_a_batch_does_not_share_memory_with_the_store() -> None:
     ids = np.array([5, 6], dtype=np.int64)
     batch = collate([Example(src=ids, tgt=ids)])
     batch.src.zero_()

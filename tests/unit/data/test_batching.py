@@ -21,7 +21,7 @@ def arrays(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def like_captions(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths as those of Multi30k: mean 16, deviation 5, correlation 0.85."""
+    """Lengths like those of Multi30k: mean 16, standard deviation 5, correlation 0.85."""
     draw = np.random.default_rng(seed)
     common, own = draw.gamma(9.5, 1.52, size=n), draw.normal(0, 1.95, size=(2, n))
     src, tgt = (np.maximum(3, np.rint(common + noise + 2)).astype(np.int32) for noise in own)
@@ -38,7 +38,7 @@ def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
 
 @settings(max_examples=300, deadline=None)
 @given(pairs=some_lengths, budget=st.integers(1, 400), seed=seeds, epoch=st.integers(0, 1000))
-def test_every_sentence_once_within_the_budget(
+def test_every_sentence_occurs_once_within_the_budget(
     pairs: list[tuple[int, int]], budget: int, seed: int, epoch: int
 ) -> None:
     src, tgt = arrays(pairs)
@@ -52,7 +52,7 @@ def test_every_sentence_once_within_the_budget(
 
 @settings(max_examples=300, deadline=None)
 @given(pairs=some_lengths.filter(bool), budget=st.integers(1, 400), data=st.data())
-def test_micro_batches_part_a_batch_within_the_budget(
+def test_micro_batches_divide_a_batch_within_the_budget(
     pairs: list[tuple[int, int]], budget: int, data: st.DataObject
 ) -> None:
     src, tgt = arrays(pairs)
@@ -67,7 +67,7 @@ def test_micro_batches_part_a_batch_within_the_budget(
 
 
 def fewest_parts(longer: list[int], budget: int) -> int:
-    """The slow twin: from the longest down, each part as full as it can be."""
+    """Simple implementation: from the longest down, fill each part as far as possible."""
     rest, n = sorted(longer, reverse=True), 0
     while rest:
         rest = rest[max(1, budget // rest[0]) :]
@@ -75,13 +75,13 @@ def fewest_parts(longer: list[int], budget: int) -> int:
     return n
 
 
-def test_micro_batches_are_of_like_size() -> None:
+def test_micro_batches_have_similar_sizes() -> None:
     lengths = np.full(481, 17)
     assert [len(part) for part in split(np.arange(481), lengths, lengths, budget=4096)] == [161, 160, 160]
 
 
 @pytest.mark.parametrize("budget", [2048, 4096, 8192])
-def test_little_padding(budget: int) -> None:
+def test_plans_have_little_padding(budget: int) -> None:
     src, tgt = like_captions(29_000)
     assert 15 < src.mean() < 18 and 0.8 < np.corrcoef(src, tgt)[0, 1] < 0.9
     for epoch in range(3):
@@ -91,14 +91,14 @@ def test_little_padding(budget: int) -> None:
         assert len(batches) < 1.2 * least + 2  # the budget is used
 
 
-def test_padding_share_is_of_both_sides() -> None:
+def test_padding_share_counts_both_sides() -> None:
     src, tgt = np.array([3, 5, 2]), np.array([4, 4, 7])
     assert padding_share([np.array([0, 1]), np.array([2])], src, tgt) == pytest.approx(2 / 27)
     assert padding_share([], src, tgt) == 0.0
 
 
 def again(one: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
-    """The chance that two sentences that share a batch of `one` share one of `other` too."""
+    """The probability that two sentences of the same batch in `one` are also in the same batch in `other`."""
     where = np.empty((2, n), dtype=np.int64)
     for row, batches in zip(where, (one, other), strict=True):
         for number, batch in enumerate(batches):
@@ -118,13 +118,13 @@ def test_composition_and_order_change_with_epoch_and_seed() -> None:
     assert abs(np.corrcoef(mean_lengths[1:], mean_lengths[:-1])[0, 1]) < 0.3  # no curriculum
 
 
-def test_sentences_of_one_length_are_mixed_freely() -> None:
+def test_sentences_of_equal_length_are_shuffled() -> None:
     lengths = np.full(4000, 10)
     one, other = (plan(lengths, lengths, budget=1000, seed=1, epoch=epoch) for epoch in (0, 1))
     assert again(one, other, 4000) < 0.05
 
 
-def test_weights_repeat_and_leave_out() -> None:
+def test_weights_repeat_or_skip_sentences() -> None:
     src, tgt = like_captions(1000)
     weights = np.repeat([1.0, 2.0, 0.25, 2.5], 250)
     counts = np.zeros((8, 1000), dtype=int)
@@ -148,7 +148,7 @@ def test_weights_of_one_change_nothing() -> None:
 
 
 def test_the_type_of_the_lengths_does_not_matter() -> None:
-    """Lengths of 16 bits do not overflow."""
+    """16-bit lengths do not overflow."""
     src, tgt = np.full(300, 300, dtype=np.int16), np.full(300, 200, dtype=np.int16)
     batches = plan(src, tgt, budget=60_000, seed=1, epoch=0)
     assert 51_000 <= max(size(batch, src, tgt) for batch in batches) <= 60_000 and len(batches) <= 3
@@ -158,7 +158,7 @@ sides = st.integers(1, 60).flatmap(lambda n: st.tuples(*[st.lists(st.integers(1,
 
 
 @given(sides, st.integers(1, 9))
-def test_shares_are_all_of_a_batch_and_balanced(lengths: tuple[list[int], list[int]], n: int) -> None:
+def test_shares_cover_the_batch_and_are_balanced(lengths: tuple[list[int], list[int]], n: int) -> None:
     src, tgt = map(np.array, lengths)
     longer = np.maximum(src, tgt)
     shares = share_out(src, tgt, n)
@@ -170,7 +170,7 @@ def test_shares_are_all_of_a_batch_and_balanced(lengths: tuple[list[int], list[i
 
 
 def fairest(longer: list[int], n: int) -> int:
-    """The slow twin: the largest share in the best of all ways to cut sentences in this order into at most n."""
+    """Brute force: the smallest possible largest share when cutting the sentences, in order, into at most n parts."""
     best = [[0.0] * (n + 1)] + [[np.inf] * (n + 1) for _ in longer]
     for end in range(1, len(longer) + 1):
         for parts in range(1, n + 1):

@@ -25,7 +25,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize(("documents", "n"), [("file", 1), ("blank_line", 3), ("line", 5)])
-def test_documents_are_sentences(tmp_path: Path, tokenizer: Tokenizer, documents: str, n: int) -> None:
+def test_documents_are_stored_as_sentences(tmp_path: Path, tokenizer: Tokenizer, documents: str, n: int) -> None:
     path = tmp_path / "text.txt"
     path.write_text("\n\n a dog\nthe dog sleeps\n\n\ncats and dogs\n \t\nrun\na cat\n")
     store = encode_sentences(tmp_path / "s", read_pieces(path, documents), tokenizer, longest=50)
@@ -39,7 +39,7 @@ def test_documents_are_sentences(tmp_path: Path, tokenizer: Tokenizer, documents
         SentenceStore.open(tmp_path / "s")
 
 
-def test_long_lines_are_cut_in_equal_parts_and_none_is_lost(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_long_lines_are_split_into_equal_parts_without_loss(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "text.txt"
     path.write_text(" ".join(LINES) + "\nrun\n")
     store = encode_sentences(tmp_path / "s", read_pieces(path, "file"), tokenizer, longest=12)
@@ -50,7 +50,7 @@ def test_long_lines_are_cut_in_equal_parts_and_none_is_lost(tmp_path: Path, toke
         encode_sentences(tmp_path / "s", read_pieces(path, "file"), tokenizer, longest=9, name="validation text")
 
 
-def test_labelled_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_labelled_texts_are_stored_and_read_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
     def example(label: str, *texts: str) -> Labelled:
         return Labelled(label, texts, ("f.tsv", 1))
 
@@ -70,7 +70,7 @@ def test_labelled_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:
         encode_labelled(tmp_path / "s", [example("c", "x", "y")], ("a", "b"), tokenizer, longest=20)
 
 
-def test_texts_are_cut_to_the_length(tokenizer: Tokenizer) -> None:
+def test_texts_are_truncated_to_the_maximum_length(tokenizer: Tokenizer) -> None:
     for texts in (("a dog " * 50,), ("a dog " * 50, "the cat " * 50), ("", ""), ("a", "dog " * 40)):
         (packed,) = pack_texts([texts], tokenizer, longest=16)
         assert len(packed.ids) <= 16 and packed.ids[0] == BOS and packed.ids.tolist().count(EOS) == len(texts)

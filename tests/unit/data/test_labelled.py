@@ -34,14 +34,14 @@ def test_one_text_or_two(tmp_path: Path) -> None:
         ("1\ta\n\n", "line 2: .*no tab"),
     ],
 )
-def test_mistakes_are_told_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+def test_errors_name_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "a.tsv"
     path.write_text(text)
     with pytest.raises(DataError, match=f"a.tsv, {said}"):
         list(read_labelled(path))
 
 
-def test_labels_in_order_and_unknown_ones() -> None:
+def test_labels_are_sorted_and_unknown_labels_refused() -> None:
     def some(*labels: str) -> list[Labelled]:
         return [Labelled(label, ("x",), ("f.tsv", i)) for i, label in enumerate(labels, 1)]
 

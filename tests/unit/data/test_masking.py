@@ -22,7 +22,7 @@ def draw(place: int = 0, epoch: int = 0, seed: int = 1) -> np.random.Generator:
 
 
 @given(ROWS, st.integers(0, 2**40), st.floats(0.01, 0.9), st.booleans())
-def test_what_holds_of_every_row(row: list[int], place: int, rate: float, whole: bool) -> None:
+def test_invariants_of_masked_rows(row: list[int], place: int, rate: float, whole: bool) -> None:
     starts = np.arange(VOCAB) % 3 == 0 if whole else None
     ids = np.array(row, dtype=np.int64)
     found = mask(ids, draw(place), vocab_size=VOCAB, rate=rate, starts=starts)
@@ -42,7 +42,7 @@ def test_what_holds_of_every_row(row: list[int], place: int, rate: float, whole:
     assert ids.tolist() == row  # the row itself is left alone
 
 
-def test_the_shares_are_the_papers() -> None:
+def test_mask_random_and_unchanged_fractions_match_the_paper() -> None:
     """Counts of 200,000 tokens lie within five standard deviations."""
     rows, length = 2000, 100
     ids = np.random.default_rng(0).integers(MASK + 1, 1000, (rows, length))
@@ -64,7 +64,7 @@ def test_the_shares_are_the_papers() -> None:
     assert abs(chi_square - length) < 5 * math.sqrt(2 * length)  # no place is favoured
 
 
-def test_a_fraction_is_decided_by_chance() -> None:
+def test_a_fractional_number_of_tokens_is_rounded_at_random() -> None:
     row = np.arange(10, 19)  # 9 tokens, 1.35 wanted
     n = [int((mask(row, draw(i), vocab_size=50).targets != PAD).sum()) for i in range(3000)]
     assert set(n) == {1, 2} and abs(np.mean(n) - 1.35) < 0.05
@@ -78,13 +78,13 @@ def test_random_tokens_are_drawn_from_all_ordinary_ones() -> None:
     assert max(others) - min(others) < 8 * math.sqrt(np.mean(others))
 
 
-def test_seed_epoch_and_place_each_change_what_is_hidden() -> None:
+def test_seed_epoch_and_place_each_change_the_masked_tokens() -> None:
     row = np.arange(10, 49)
     ways = [dict(), dict(seed=2), dict(epoch=1), dict(place=1)]
     assert len({mask(row, draw(**way), vocab_size=50).targets.tobytes() for way in ways}) == 4
 
 
-def test_whole_words_are_hidden_whole() -> None:
+def test_whole_word_masking_masks_all_pieces_of_a_word() -> None:
     starts = np.zeros(VOCAB, dtype=bool)
     starts[10:20] = True
     row = np.array([2, 10, 30, 31, 11, 12, 32, 3, 33, 13, 34, 35, 36, 3])
@@ -109,6 +109,6 @@ def test_whole_words_are_hidden_whole() -> None:
         (["a", "b"], None),
     ],
 )
-def test_marks_of_words(pieces: list[str], expected: list[bool] | None) -> None:
+def test_word_starts(pieces: list[str], expected: list[bool] | None) -> None:
     found = word_starts(pieces)
     assert found is None if expected is None else found is not None and found.tolist() == expected

@@ -18,7 +18,7 @@ from transduce.data.packing import offset_of, plan_rows, row_end, row_starts
     seed=st.integers(0, 2**63),
     epoch=st.integers(0, 50),
 )
-def test_rows_lie_side_by_side_and_hold_every_target_once(
+def test_rows_are_contiguous_and_contain_every_target_once(
     n_tokens: int, context: int, n_rows: int, seed: int, epoch: int
 ) -> None:
     offset = offset_of(context, seed=seed, epoch=epoch)
@@ -36,7 +36,7 @@ def test_rows_lie_side_by_side_and_hold_every_target_once(
     assert all(0 < size <= n_rows for size in sizes) and (not sizes or max(sizes) - min(sizes) <= 1)
 
 
-def test_an_epoch_is_cut_and_shuffled_otherwise_than_the_one_before() -> None:
+def test_cuts_and_order_differ_between_epochs() -> None:
     size = {"context": 16, "n_rows": 4}
     epochs = [np.concatenate(plan_rows(1000, seed=3, epoch=epoch, **size)) for epoch in range(20)]
     again = [np.concatenate(plan_rows(1000, seed=3, epoch=epoch, **size)) for epoch in range(20)]
@@ -46,7 +46,7 @@ def test_an_epoch_is_cut_and_shuffled_otherwise_than_the_one_before() -> None:
     assert all(not np.array_equal(one, two) for one, two in pairwise(epochs))
 
 
-def test_in_order_from_the_beginning() -> None:
+def test_rows_in_order_begin_at_the_start() -> None:
     assert row_starts(10, context=4, offset=0).tolist() == [1, 5, 9]
     assert row_starts(10, context=4, offset=3).tolist() == [1, 4, 8]
     assert row_starts(1, context=4, offset=3).tolist() == []

@@ -20,7 +20,7 @@ def planned(documents: list[list[int]], *, room: int = 20, seed: int = 1, epoch:
 
 
 @given(DOCUMENTS, st.integers(2, 64), st.integers(0, 9))
-def test_what_holds_of_every_plan(documents: list[list[int]], room: int, epoch: int) -> None:
+def test_invariants_of_pair_plans(documents: list[list[int]], room: int, epoch: int) -> None:
     plans = planned(documents, room=room, epoch=epoch)
     assert plans == planned(documents, room=room, epoch=epoch)
     owner = [number for number, d in enumerate(documents) for _ in d]
@@ -51,7 +51,7 @@ def test_half_of_the_pairs_follow_and_epochs_differ() -> None:
     assert others.min() > 0  # any document may be the other
 
 
-def test_frames() -> None:
+def test_pack_adds_special_tokens_and_segments() -> None:
     assert pack([7]).ids.tolist() == [BOS, 7, EOS] and pack([7]).segments.tolist() == [0, 0, 0]
     two = pack(np.array([7, 8]), np.array([9]))
     assert two.ids.tolist() == [BOS, 7, 8, EOS, 9, EOS] and two.segments.tolist() == [0, 0, 0, 0, 1, 1]

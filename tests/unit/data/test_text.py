@@ -47,14 +47,14 @@ def tokenizer() -> Tokenizer:
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_ends_a_document(tmp_path: Path, kind: str, expected: list[str], packed: bool) -> None:
+def test_document_boundaries(tmp_path: Path, kind: str, expected: list[str], packed: bool) -> None:
     path = tmp_path / ("a.txt.gz" if packed else "a.txt")
     path.write_bytes(gzip.compress(TEXT.encode()) if packed else TEXT.encode())
     assert documents(list(read_pieces(path, kind))) == expected
 
 
 @given(text=st.text(alphabet="ab \n", max_size=30), kind=st.sampled_from(list(DOCUMENTS)))
-def test_documents_hold_all_that_is_not_blank(text: str, kind: str) -> None:
+def test_documents_contain_all_text_that_is_not_blank(text: str, kind: str) -> None:
     lines = text.split("\n")
     found = documents(list(DOCUMENTS[kind](iter(lines))))
     assert all(found) and (kind == "file" or all(document.strip() for document in found))
@@ -68,7 +68,7 @@ def test_documents_hold_all_that_is_not_blank(text: str, kind: str) -> None:
     share=st.floats(0.01, 0.9),
     whole=st.booleans(),
 )
-def test_what_is_held_out_and_the_rest_are_everything(sizes: list[list[int]], share: float, whole: bool) -> None:
+def test_held_out_and_remaining_text_together_are_the_whole(sizes: list[list[int]], share: float, whole: bool) -> None:
     pieces = [
         Piece(chr(97 + (i + j) % 26) * n, ends=j == len(document) - 1)
         for i, document in enumerate(sizes)
@@ -87,7 +87,7 @@ def test_what_is_held_out_and_the_rest_are_everything(sizes: list[list[int]], sh
         assert all(any(whole_one.endswith(part) for whole_one in originals) for part in documents(out))
 
 
-def test_the_store_holds_framed_documents_and_comes_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_documents_are_stored_with_bos_and_eos_and_read_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one two\nthree\n\nfour ж\n", encoding="utf-8")
     store = encode_text(tmp_path / "store", read_pieces(path, "blank_line"), tokenizer, fingerprint="f")
@@ -106,7 +106,7 @@ def test_the_store_holds_framed_documents_and_comes_back(tmp_path: Path, tokeniz
         TextStore.open(tmp_path / "store")
 
 
-def test_no_text_is_refused_and_leaves_nothing(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_empty_text_is_refused_and_leaves_no_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="training text: no text"):
         encode_text(tmp_path / "store", iter(()), tokenizer)
     assert not list(tmp_path.iterdir())

@@ -50,7 +50,7 @@ def test_units_become_pairs_with_their_lines(tmp_path: Path) -> None:
         texts(path, "de", "it")
 
 
-def test_mark_up_of_the_document_is_left_out_and_line_breaks_become_spaces(tmp_path: Path) -> None:
+def test_markup_is_left_out_and_line_breaks_become_spaces(tmp_path: Path) -> None:
     segment = '\n  Press <bpt i="1">&lt;b&gt;</bpt>OK<ept i="1">&lt;/b&gt;</ept>\n  now<ph>{0}<sub>x</sub></ph>.\n'
     assert texts(write(tmp_path, HEAD + unit(en=segment, de="Jetzt") + FOOT))[0][0].strip() == "Press OK now."
 
@@ -61,12 +61,12 @@ def test_a_unit_without_one_side_gives_an_empty_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "iso-8859-1"])
-def test_the_encoding_that_the_file_declares(tmp_path: Path, encoding: str) -> None:
+def test_the_declared_encoding_is_used(tmp_path: Path, encoding: str) -> None:
     content = HEAD.replace("UTF-8", encoding) + unit(en="a", de="schön") + FOOT
     assert texts(write(tmp_path, content, encoding)) == [("a", "schön", 4)]
 
 
-def test_older_files_say_lang(tmp_path: Path) -> None:
+def test_older_files_use_the_lang_attribute(tmp_path: Path) -> None:
     assert texts(write(tmp_path, (HEAD + unit(en="a", de="b") + FOOT).replace("xml:lang", "lang"))) == [("a", "b", 4)]
 
 
@@ -81,12 +81,12 @@ def test_older_files_say_lang(tmp_path: Path) -> None:
         (HEAD + unit(en="a", fr="b") + FOOT, ": no unit has both 'en' and 'de'; languages in the file: en, fr"),
     ],
 )
-def test_malformed_files_are_one_line(tmp_path: Path, content: str, message: str) -> None:
+def test_malformed_files_are_one_line_errors(tmp_path: Path, content: str, message: str) -> None:
     path = write(tmp_path, content)
     assert problem(path) == f"{path}{message}"
 
 
-def test_invalid_bytes_are_placed(tmp_path: Path) -> None:
+def test_errors_name_the_line_of_invalid_bytes(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + unit(en="a", de="schön") + FOOT, "latin-1")
     assert problem(path) == f"{path}, line 4: not valid TMX: not well-formed (invalid token)"
 
@@ -120,13 +120,13 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     assert n_pairs == 1500 and peak < 1 << 20
 
 
-def test_a_segment_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overlong_segment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tmx, "MAX_LINE", 1 << 20)
     path = write(tmp_path, HEAD + unit(en=("x" * 999 + "\n") * (1 << 11), de="b") + FOOT)
     assert problem(path) == f"{path}, line 4: a segment longer than 1 MiB"
 
 
-def test_units_stream(tmp_path: Path) -> None:
+def test_units_are_streamed(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + unit(en="a", de="b") * 5000 + "<broken")
     pairs: Iterator = read_pairs(Corpus(path=path), src_lang="en", tgt_lang="de")
     assert next(pairs).src == "a"
@@ -143,5 +143,5 @@ def test_units_stream(tmp_path: Path) -> None:
         ("en", set(), None),
     ],
 )
-def test_the_nearest_language(wanted: str, known: set[str], found: str | None) -> None:
+def test_choose_the_nearest_language(wanted: str, known: set[str], found: str | None) -> None:
     assert choose_language(wanted, known) == found

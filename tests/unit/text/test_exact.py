@@ -30,7 +30,7 @@ EXACT = {kind: trained(kind) for kind in KINDS}
 @example(text=" \n\n  a\u2581\u2581 \t\x00b\r\n")
 @example(text="<s></s><unk><pad><0x41>\n\u2047\ufffd")
 @example(text="e\u0301 \u00a0\u3000\u2028x")
-def test_every_text_comes_back(kind: str, text: str) -> None:
+def test_decoding_restores_every_text(kind: str, text: str) -> None:
     tokenizer = EXACT[kind]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text == tokenizer.normalize(text)
@@ -42,13 +42,13 @@ def test_every_text_comes_back(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(lines=st.lists(st.text(max_size=12).map(lambda line: line.replace("\n", " ")), max_size=4))
-def test_lines_encode_as_the_whole_does(kind: str, lines: list[str]) -> None:
-    """So that a text of any size is encoded in parts."""
+def test_encoding_line_by_line_equals_encoding_the_whole_text(kind: str, lines: list[str]) -> None:
+    """This is why text of any size can be encoded in parts."""
     tokenizer, whole = EXACT[kind], "".join(f"{line}\n" for line in lines)
     assert [i for line in lines for i in tokenizer.encode(f"{line}\n")] == tokenizer.encode(whole)
 
 
-def test_half_a_character_is_no_error() -> None:
+def test_an_incomplete_character_decodes_without_error() -> None:
     tokenizer = EXACT["char"]
     ids = tokenizer.encode("ж")
     assert len(ids) == 2
@@ -62,7 +62,7 @@ def test_other_vocabularies_are_not_exact() -> None:
         assert not train_tokenizer(LINES, settings, vocab_size=200, seed=1).exact
 
 
-def test_an_exact_vocabulary_is_saved_and_stays_exact(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_an_exact_vocabulary_is_still_exact_after_save_and_load(tmp_path) -> None:  # type: ignore[no-untyped-def]
     EXACT["bpe"].save(tmp_path / "tokenizer.model")
     again = Tokenizer.load(tmp_path / "tokenizer.model")
     assert again.exact and again.decode(again.encode(" x\n")) == " x\n"

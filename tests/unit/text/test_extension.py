@@ -33,7 +33,7 @@ def vocabulary(kind: str = "unigram", *, exact: bool = False, size: int = 200, l
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
-def test_old_pieces_stay_and_new_ones_are_used(kind: str, exact: bool) -> None:
+def test_old_pieces_keep_their_ids_and_new_pieces_are_used(kind: str, exact: bool) -> None:
     old = vocabulary(kind, exact=exact, size=400 if exact else 200)
     found = extend(Tokenizers(old, old), NEW, (), n=80)
     new, n = found.tokenizers.tgt, old.vocab_size
@@ -52,7 +52,7 @@ def test_old_pieces_stay_and_new_ones_are_used(kind: str, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_new_pieces_stand_for_old_ones(kind: str) -> None:
+def test_new_pieces_list_the_old_pieces_that_they_replace(kind: str) -> None:
     old = vocabulary(kind)
     text = [f"{line} whistledown" for line in OLD]
     found = extend(Tokenizers(old, old), text, (), n=40)
@@ -74,7 +74,7 @@ def test_no_piece_crosses_words_scripts_or_signs() -> None:
         assert len(body) == 1 or (body.isalpha() and not {"猫", "e"} <= set(body)), piece
 
 
-def test_a_limit_takes_the_most_frequent_characters() -> None:
+def test_a_limit_keeps_the_most_frequent_characters() -> None:
     old = vocabulary()
     grown = extend(Tokenizers(old, old), ["жжжж щщщ ф"], (), n=2).tokenizers.tgt
     assert new_pieces(old, grown) == ["ж", "щ"] and grown.unknown("жщф") == ["ф"]
@@ -84,7 +84,7 @@ def marian(tokenizer: Tokenizer, pieces: list[str]) -> PieceTokenizer:
     return PieceTokenizer(tokenizer.model, pieces)
 
 
-def test_marians_two_sides_share_their_new_pieces() -> None:
+def test_both_sides_of_marian_share_the_new_pieces() -> None:
     src, tgt = vocabulary(), vocabulary(lines=[pair.tgt for pair in demo_pairs("train", 300, seed=1)])
     ordinary = dict.fromkeys([*src.pieces(range(4, src.vocab_size)), *tgt.pieces(range(4, tgt.vocab_size))])
     listed = [*SPECIAL_PIECES, *ordinary]
@@ -108,7 +108,7 @@ def test_marians_two_sides_share_their_new_pieces() -> None:
     assert not any(grown.src.unknown(line) for line in OLD) and (not lost or grown.n_src > short.n_src)
 
 
-def test_pieces_are_written_as_protobuf_wants_them() -> None:
+def test_appended_pieces_are_valid_protobuf() -> None:
     old = vocabulary()
     long = "a" * 200
     sp = sentencepiece.SentencePieceProcessor(model_proto=with_pieces(old.model, [("ёж", -3.5), (long, -7.25)]))
@@ -117,7 +117,7 @@ def test_pieces_are_written_as_protobuf_wants_them() -> None:
     assert [(sp.id_to_piece(i), sp.get_score(i)) for i in (n, n + 1)] == [("ёж", -3.5), (long, -7.25)]
 
 
-def test_a_vocabulary_of_another_library_is_refused() -> None:
+def test_extending_a_vocabulary_of_another_library_is_refused() -> None:
     tokenizers: Any = pytest.importorskip("tokenizers")
     model = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     hub = HubTokenizer(model.to_str().encode(), [-1, 0, -1, -1, 1])

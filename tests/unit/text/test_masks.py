@@ -20,7 +20,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return train_tokenizer(LINES, TokenizerSettings(kind=request.param, mask=True), vocab_size=60, seed=1)
 
 
-def test_the_mask_has_its_own_id(tokenizer: Tokenizer) -> None:
+def test_the_mask_token_has_its_own_id(tokenizer: Tokenizer) -> None:
     assert tokenizer.pieces([PAD, UNK, BOS, EOS, MASK]) == ["<pad>", "<unk>", "<s>", "</s>", MASK_PIECE]
     exact = train_tokenizer(LINES, TokenizerSettings(mask=True, exact=True), vocab_size=340, seed=1)
     assert exact.pieces([MASK]) == [MASK_PIECE] and exact.decode(exact.encode("a\n <b>")) == "a\n <b>"
@@ -37,7 +37,7 @@ def test_the_mask_has_its_own_id(tokenizer: Tokenizer) -> None:
         ("the<mask>of", None),
     ],
 )
-def test_a_gap_takes_the_place_of_a_word_and_its_space(tokenizer: Tokenizer, text: str, filled: str | None) -> None:
+def test_a_mask_replaces_a_word_and_its_space(tokenizer: Tokenizer, text: str, filled: str | None) -> None:
     ids = encode_gaps(tokenizer, text)
     pieces = tokenizer.pieces(ids)
     assert ids.count(MASK) == text.count(MASK_PIECE)

@@ -24,7 +24,7 @@ def tokenizer() -> PieceTokenizer:
     return PieceTokenizer(OWN.model, SHUFFLED)
 
 
-def test_the_same_pieces_under_other_ids(tokenizer: PieceTokenizer) -> None:
+def test_pieces_get_the_ids_of_the_list(tokenizer: PieceTokenizer) -> None:
     for line, ids in zip(LINES, tokenizer.encode_batch(LINES), strict=True):
         assert tokenizer.pieces(ids) == OWN.pieces(OWN.encode(line))
         assert ids == tokenizer.encode(line) != OWN.encode(line)
@@ -33,7 +33,7 @@ def test_the_same_pieces_under_other_ids(tokenizer: PieceTokenizer) -> None:
     assert tokenizer.pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
 
 
-def test_what_the_list_lacks_is_unknown() -> None:
+def test_pieces_missing_from_the_list_are_unknown() -> None:
     shorter = PieceTokenizer(OWN.model, SHUFFLED[:4] + [piece for piece in SHUFFLED[4:] if "a" not in piece])
     ids = shorter.encode("a man 猫")
     assert UNK in ids and "猫" in shorter.unknown("a man 猫")
@@ -53,14 +53,14 @@ def test_a_language_code_is_one_piece(tokenizer: PieceTokenizer) -> None:
     assert tokenizer.encode("") == []
 
 
-def test_sampling_is_a_function_of_its_arguments(tokenizer: PieceTokenizer) -> None:
+def test_sampling_depends_only_on_its_arguments(tokenizer: PieceTokenizer) -> None:
     drawn = [tokenizer.sample(LINES, amount=1.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert [tokenizer.decode(ids) for ids in drawn[0]] == LINES
     assert tokenizer.sample(LINES, amount=0.0, seed=1) == tokenizer.encode_batch(LINES)
 
 
-def test_files_come_back(tmp_path: Path, tokenizer: PieceTokenizer) -> None:
+def test_save_and_load_round_trip(tmp_path: Path, tokenizer: PieceTokenizer) -> None:
     pair = Tokenizers(tokenizer, PieceTokenizer(OWN.model, SHUFFLED[:-3]))
     pair.save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -83,13 +83,13 @@ def test_files_come_back(tmp_path: Path, tokenizer: PieceTokenizer) -> None:
         ("t.model", b"nonsense", "t.model is damaged"),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, tokenizer: PieceTokenizer, name: str, content: bytes, said: str):
+def test_errors_name_damaged_files(tmp_path: Path, tokenizer: PieceTokenizer, name: str, content: bytes, said: str):
     tokenizer.save(tmp_path / "t.model")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RunFolderError, match=said):
         PieceTokenizer.load(tmp_path / "t.model")
 
 
-def test_the_kind_cannot_be_trained() -> None:
+def test_piece_lists_cannot_be_trained() -> None:
     with pytest.raises(SettingsError, match="imported"):
         train_tokenizer(LINES, TokenizerSettings(kind="marian"), vocab_size=60, seed=1)

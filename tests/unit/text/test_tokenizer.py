@@ -52,7 +52,7 @@ def test_the_special_ids_are_the_same_everywhere(tokenizer: Tokenizer) -> None:
 
 
 @ours
-def test_text_comes_back(tokenizer: Tokenizer) -> None:
+def test_decoding_restores_known_text(tokenizer: Tokenizer) -> None:
     for line, ids in zip(LINES, tokenizer.encode_batch(LINES), strict=True):
         assert ids == tokenizer.encode(line)
         assert min(ids) > EOS and max(ids) < tokenizer.vocab_size
@@ -63,7 +63,7 @@ def test_text_comes_back(tokenizer: Tokenizer) -> None:
 @ours
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_any_text_of_known_characters_comes_back_normalized(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_decoding_restores_normalized_text_of_known_characters(tokenizer: Tokenizer, data: st.DataObject) -> None:
     text = data.draw(st.text(st.sampled_from(ALPHABET), max_size=80))
     assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.normalize(text)
 
@@ -71,7 +71,7 @@ def test_any_text_of_known_characters_comes_back_normalized(tokenizer: Tokenizer
 @ours
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(max_size=40))
-def test_no_text_breaks_it_and_unknown_characters_become_unk(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_can_be_encoded_and_unknown_characters_become_unk(tokenizer: Tokenizer, text: str) -> None:
     """NUL, lone surrogates, private characters, separators."""
     ids = tokenizer.encode(text)
     assert (UNK in ids) == bool(tokenizer.unknown(text))
@@ -81,21 +81,21 @@ def test_no_text_breaks_it_and_unknown_characters_become_unk(tokenizer: Tokenize
     assert tokenizer.encode_batch([text, "x"])[0] == ids
 
 
-def test_identity_keeps_what_nfkc_folds() -> None:
+def test_identity_normalization_keeps_characters_that_nfkc_replaces() -> None:
     line = "ﬁsh"
     folded, kept = TOKENIZERS["unigram", "nmt_nfkc"], TOKENIZERS["unigram", "identity"]
     assert folded.decode(folded.encode(line)) == "fish"
     assert kept.decode(kept.encode(line)) == line
 
 
-def test_unknown_parts_are_told_and_shown() -> None:
+def test_unknown_parts_are_listed_and_visible_in_decoded_text() -> None:
     tokenizer = TOKENIZERS["unigram", "nmt_nfkc"]
     assert tokenizer.unknown("a man Ω reads Ω ж") == ["Ω", "ж"]
     assert tokenizer.decode(tokenizer.encode("a Ω")) == "a  ⁇"
     assert tokenizer.encode("Ω").count(UNK) == 1
 
 
-def test_special_ids_vanish_from_text_and_special_words_stay_text() -> None:
+def test_special_ids_are_not_decoded_and_special_words_in_text_are_ordinary_text() -> None:
     tokenizer = TOKENIZERS["bpe", "nmt_nfkc"]
     ids = tokenizer.encode("a man reads")
     assert tokenizer.decode([BOS, *ids, EOS, PAD, PAD]) == "a man reads"
@@ -104,7 +104,7 @@ def test_special_ids_vanish_from_text_and_special_words_stay_text() -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sampling_is_a_function_of_its_arguments(kind: str) -> None:
+def test_sampling_depends_only_on_its_arguments(kind: str) -> None:
     tokenizer = TOKENIZERS[kind, "nmt_nfkc"]
     best = tokenizer.encode_batch(LINES)
     one = tokenizer.sample(LINES, amount=0.3, seed=7)
@@ -118,7 +118,7 @@ def test_sampling_is_a_function_of_its_arguments(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_sampling_is_the_same_in_every_process(kind: str) -> None:
-    """The library's own generator is not: a run that was killed would go on with other pieces."""
+    """The library's own sampling differs between processes, so a resumed run would see other pieces."""
     tokenizer = TOKENIZERS[kind, "nmt_nfkc"]
     lines = LINES[:20]
     path = Path(transduce.__file__).parents[1]
@@ -135,8 +135,8 @@ def test_sampling_is_the_same_in_every_process(kind: str) -> None:
     assert json.loads(done.stdout) == tokenizer.sample(lines, amount=0.5, seed=7)
 
 
-def test_segmentations_come_as_often_as_they_should() -> None:
-    """Against all segmentations of a word, counted one by one (Kudo 2018, section 3.2)."""
+def test_segmentations_are_sampled_with_their_probabilities() -> None:
+    """Compared with an enumeration of all segmentations of a word (Kudo 2018, section 3.2)."""
     sp = sentencepiece.SentencePieceProcessor(model_proto=TOKENIZERS["unigram", "nmt_nfkc"].model)
     scores, word = sampling._scores(sp), "\u2581street\u2581reads"
     cuts = [
@@ -155,7 +155,7 @@ def test_segmentations_come_as_often_as_they_should() -> None:
         assert abs(counts[cut] / n - share) < 5 * math.sqrt(share * (1 - share) / n)
 
 
-def test_without_dropped_merges_bpe_is_the_librarys() -> None:
+def test_bpe_without_dropped_merges_equals_the_library() -> None:
     sp = sentencepiece.SentencePieceProcessor(model_proto=TOKENIZERS["bpe", "nmt_nfkc"].model)
     for line in LINES[:50]:
         pieces = sp.encode(line, out_type=str)
@@ -179,7 +179,7 @@ def test_sampling_from_threads_is_the_same() -> None:
     assert [found[seed] for seed in range(4)] == expected
 
 
-def test_the_amount_is_a_share_of_sentences_or_of_merges() -> None:
+def test_amount_is_the_fraction_of_sentences_or_of_merges() -> None:
     unigram, bpe = TOKENIZERS["unigram", "nmt_nfkc"], TOKENIZERS["bpe", "nmt_nfkc"]
     best = unigram.encode_batch(LINES)
     changed = [
@@ -192,12 +192,12 @@ def test_the_amount_is_a_share_of_sentences_or_of_merges() -> None:
     assert lengths[-1] == sum(map(len, TOKENIZERS["char", "nmt_nfkc"].encode_batch(LINES)))  # no merge is left
 
 
-def test_characters_have_one_segmentation() -> None:
+def test_character_models_have_only_one_segmentation() -> None:
     tokenizer = TOKENIZERS["char", "identity"]
     assert tokenizer.sample(LINES, amount=0.5, seed=1) == tokenizer.encode_batch(LINES)
 
 
-def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_vocabulary_is_unchanged_after_save_and_load(tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["bpe", "identity"]
     tokenizer.save(tmp_path / "t.model")
     loaded = Tokenizer.load(tmp_path / "t.model")
@@ -205,7 +205,7 @@ def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b"text\n" * 50])
-def test_a_damaged_or_missing_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_errors_name_a_damaged_or_missing_file(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(damage(TOKENIZERS["bpe", "identity"].model))
     with pytest.raises(RunFolderError, match=r"tokenizer\.model is damaged") as caught:
@@ -224,7 +224,7 @@ def test_a_model_with_other_special_ids_is_refused() -> None:
         Tokenizer(written.getvalue())
 
 
-def test_the_pair_is_saved_joint_or_separate(tmp_path: Path) -> None:
+def test_tokenizers_are_saved_joint_or_separate(tmp_path: Path) -> None:
     joint = train_tokenizers(LINES[::2], LINES[1::2], TokenizerSettings(), vocab_size=75, seed=1)
     assert joint.joint and joint.n_src == joint.n_tgt == 75
     joint.save(tmp_path)

@@ -20,7 +20,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
-def test_a_size_beyond_the_text_becomes_the_largest_and_says_so(kind: str) -> None:
+def test_too_large_a_vocabulary_is_reduced_with_a_note(kind: str) -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=5000, seed=1)
     assert 20 < tokenizer.vocab_size < 1000
     assert tokenizer.notes == (
@@ -32,7 +32,7 @@ def test_a_size_beyond_the_text_becomes_the_largest_and_says_so(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_a_size_below_the_characters_is_one_line(kind: str) -> None:
+def test_a_vocabulary_smaller_than_the_characters_is_a_one_line_error(kind: str) -> None:
     with pytest.raises(SettingsError) as caught:
         train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=10, seed=1)
     n = len(set("".join(LINES)) - {" "}) + len("▁") + 4
@@ -44,22 +44,22 @@ def test_a_size_below_the_characters_is_one_line(kind: str) -> None:
 
 
 @pytest.mark.parametrize("lines", [[], [""], ["  ", "\t", "\u200b"]])
-def test_no_text_is_one_line(lines: list[str]) -> None:
+def test_empty_text_is_a_one_line_error(lines: list[str]) -> None:
     with pytest.raises(DataError, match="there is no text to learn a vocabulary from"):
         train_tokenizer(lines, TokenizerSettings(), vocab_size=50, seed=1)
 
 
-def test_a_misspelt_normalization_names_the_nearest() -> None:
+def test_a_misspelt_normalization_gets_a_suggestion() -> None:
     with pytest.raises(SettingsError, match=r"'nmt_nkfc'; did you mean 'nmt_nfkc'\?; known: nmt_nfkc, nfkc"):
         train_tokenizer(LINES, TokenizerSettings(normalization="nmt_nkfc"), vocab_size=50, seed=1)
 
 
-def test_case_folding_is_a_normalization() -> None:
+def test_case_folding_normalizations_are_supported() -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(normalization="nmt_nfkc_cf"), vocab_size=60, seed=1)
     assert tokenizer.decode(tokenizer.encode("Der HUND")) == "der hund"
 
 
-def test_joint_or_separate() -> None:
+def test_joint_and_separate_vocabularies() -> None:
     src, tgt = ["abc abd"] * 20, ["xyz xyw"] * 20
     joint = train_tokenizers(src, tgt, TokenizerSettings(), vocab_size=30, seed=1)
     assert joint.joint and UNK not in joint.src.encode("abc xyz")
@@ -69,13 +69,13 @@ def test_joint_or_separate() -> None:
 
 
 def test_a_long_line_is_not_skipped() -> None:
-    """SentencePiece's own limit is 4192 bytes; here the only Q stands beyond it."""
+    """SentencePiece's own limit is 4192 bytes; here the only Q comes after it."""
     line = "der Hund " * 3000 + "Querflöte"
     tokenizer = train_tokenizer([*LINES, line], TokenizerSettings(kind="bpe"), vocab_size=80, seed=1)
     assert tokenizer.decode(tokenizer.encode("Querflöte")) == "Querflöte"
 
 
-def test_lines_are_parted_at_spaces_and_whole_again() -> None:
+def test_long_lines_are_split_at_spaces_without_loss() -> None:
     lines = ["short", "word " * 400, "x" * 1201, "", "a" * 300 + " " + "b" * 600]
     parts = list(parts_of(lines))
     assert "".join(parts) == "".join(lines)
@@ -84,7 +84,7 @@ def test_lines_are_parted_at_spaces_and_whole_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
-def test_another_process_learns_the_same_silently(kind: str, tmp_path: Path) -> None:
+def test_another_process_learns_the_same_vocabulary_without_output(kind: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("\n".join(LINES), encoding="utf-8")
     code = (
         "import sys, hashlib; from transduce.config import TokenizerSettings\n"
@@ -103,7 +103,7 @@ def test_another_process_learns_the_same_silently(kind: str, tmp_path: Path) -> 
     assert [run.stderr for run in runs] == ["", ""]
 
 
-def test_a_sample_is_uniform_and_a_function_of_the_seed() -> None:
+def test_a_sample_is_uniform_and_determined_by_the_seed() -> None:
     lines = [str(i) for i in range(50)]
     assert sample_of(lines, 60, seed=1) == lines
     assert sample_of(iter(lines), 20, seed=1) == sample_of(lines, 20, seed=1) != sample_of(lines, 20, seed=2)
@@ -112,7 +112,7 @@ def test_a_sample_is_uniform_and_a_function_of_the_seed() -> None:
     assert all(abs(count - 400) < 5 * 18 for count in counts.values())  # binomial, standard deviation 17.9
 
 
-def test_only_the_sample_is_learned_from() -> None:
+def test_vocabularies_are_learned_from_the_sample_only() -> None:
     lines = (f"wort{'abcdefghij'[n % 10]}" for n in range(10_000))
     few = train_tokenizer(lines, TokenizerSettings(kind="char"), vocab_size=100, seed=1, sample_lines=2)
     assert few.vocab_size <= 4 + len("▁wort") + 2
