@@ -180,6 +180,8 @@ def score_bias(n: int, head: int, weights: Weights, stack: str, options: Options
         table, causal = weights[f"{stack}.distances"], stack == "decoder"
         column = [[t5_bucket(max(t - s, 0) if causal else t - s, causal=causal) for s in range(n)] for t in range(n)]
         return table[np.array(column), head]
+    if options.positions not in ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "none"):
+        raise ValueError(f"no equation for positions = {options.positions!r}")
     return np.zeros((n, n))
 
 

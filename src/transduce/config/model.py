@@ -42,7 +42,9 @@ class ModelSettings(Section):
     norm_eps: float | None = Field(None, gt=0, description="Norm epsilon (default: 1e-5 for layer, 1e-6 for rms).")
     embedding_norm: bool = Field(False, description="Normalize the sum of embeddings and positions (BART, BERT).")
     scale_embeddings: bool = Field(True, description="Multiply embeddings by sqrt(d_model) (paper 3.4).")
-    positions: str = Field("sinusoidal", description="Positional scheme: sinusoidal, learned, rotary, alibi, t5, none.")
+    positions: str = Field(
+        "sinusoidal", description="Positional scheme, e.g. sinusoidal, learned, rotary, alibi, t5, none."
+    )
     feed_forward: str = Field("plain", description="Feed-forward network: plain, gated or conv.")
     activation: str = Field("relu", description="Activation: relu, gelu, gelu_tanh or silu.")
     kernel_size: int = Field(1, ge=1, le=1024, description="Kernel size of the conv feed-forward network.")

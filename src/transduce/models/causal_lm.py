@@ -10,7 +10,7 @@ from transduce.models.parts import Parts
 from transduce.nn.cache import DecoderState
 from transduce.nn.init import initialize
 from transduce.nn.linear import linear
-from transduce.nn.positions.scheme import places_within
+from transduce.nn.positions.scheme import document_positions
 
 
 class CausalLM(nn.Module):
@@ -73,7 +73,7 @@ class CausalLM(nn.Module):
         state = self.start(ids[:, :0])
         if documents is None:
             return self.decoder(self.embedding(ids), state, positions=self.embedding.positions)
-        x = self.embedding(ids, places=places_within(documents))
+        x = self.embedding(ids, positions=document_positions(documents))
         return self.decoder(x, state, positions=self.embedding.positions, documents=documents)
 
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:

@@ -33,9 +33,9 @@ class Architecture:
 
     build: makes the model, from settings and the two vocabulary sizes.
     shape: its stacks.
-    family: models of one family name shared weights alike, so that one can be fine-tuned from another.
-    exports: the formats of `transduce export` that have such a model.
-    attention: the pattern of the attention modules' names, for each kind of attention that can be inspected.
+    family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
+    exports: the formats of `transduce export` that support this architecture.
+    attention: name patterns of the attention modules, by kind of attention.
     """
 
     build: Callable[..., nn.Module]
@@ -83,7 +83,7 @@ def architecture_of(model: nn.Module) -> Architecture:
 
 
 def check_model(settings: ModelSettings) -> None:
-    """Refuse names that no table has and sizes that contradict each other; each problem is one line."""
+    """Reject unknown option names and inconsistent sizes."""
     for field in _TABLES.keys() & type(settings).model_fields.keys():
         name, table = getattr(settings, field), _TABLES[field]
         if name not in table:
@@ -102,7 +102,7 @@ def check_model(settings: ModelSettings) -> None:
         problems[problem] = True
     for problem, found in problems.items():
         if found:
-            raise SettingsError(f"{problem}; choose other sizes")
+            raise SettingsError(f"{problem}; change one of them")
 
 
 def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module:
@@ -133,7 +133,9 @@ def build_from(
             there, here = (str(list(s[name])) if name in s else "missing" for s in (found, expected))
             raise RunFolderError(f"{origin} does not fit the settings: {name} is {there}, expected {here}")
         if not tensors[name].is_floating_point():
-            raise RunFolderError(f"{origin} does not fit the settings: {name} is of type {tensors[name].dtype}")
+            raise RunFolderError(
+                f"{origin} does not fit the settings: {name} has dtype {tensors[name].dtype}, expected floating point"
+            )
     model = build_model(settings, n_src=n_src, n_tgt=n_tgt)
     model.load_state_dict(tensors)
     return model

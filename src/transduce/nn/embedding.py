@@ -40,9 +40,9 @@ class TokenEmbedding(nn.Module):
         *,
         offset: int = 0,
         more: Float[Tensor, "*T D"] | None = None,
-        places: Int[Tensor, "B T"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Vectors of `ids` at positions offset .. offset + T, or at `places`.
+        """Vectors of `ids` at positions offset .. offset + T, or at `positions`.
 
         `more`: other vectors to add, such as those of segments.
         """
@@ -50,5 +50,5 @@ class TokenEmbedding(nn.Module):
             ids = ids.masked_fill(ids == self.alias[0], self.alias[1])
         x = self.table(ids) * self.scale
         x = x if more is None else x + more
-        x = self.positions.add(x, offset, places)
+        x = self.positions.add(x, offset, positions)
         return self.dropout(self.norm(x))

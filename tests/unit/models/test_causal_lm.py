@@ -17,11 +17,10 @@ from transduce.decoding.options import Sampling
 from transduce.decoding.sample import sample
 from transduce.models.registry import build_model, count_parameters
 from transduce.nn.cache import DecoderState
+from transduce.nn.positions import POSITIONS
 
 EVERY = {name: {**options, "kind": "gpt"} for name, options in (SINGLE | MIXED).items() if "encoder" not in name}
-FLOAT64 = dict.fromkeys(("sinusoidal", "sinusoidal_halves", "rotary"), 2e-6) | dict.fromkeys(
-    ("learned", "none", "alibi", "t5"), 1e-11
-)
+FLOAT64 = dict.fromkeys(POSITIONS, 1e-11) | dict.fromkeys(("sinusoidal", "sinusoidal_halves", "rotary"), 2e-6)
 LENGTHS = (5, 1, 12, 3)
 
 

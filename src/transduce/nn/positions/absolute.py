@@ -39,12 +39,12 @@ class SinusoidalPositions(Positions):
         """The vectors of positions offset .. offset + n, [n, D]."""
         return sinusoids(n, self.d_model, offset=offset, device=device)
 
-    def add(self, x: Tensor, offset: int = 0, places: Tensor | None = None) -> Tensor:
+    def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
         """x plus the sinusoids of its positions."""
         end = offset + x.shape[1]
         known = end <= len(self.table)
         rows = self.table[offset:end] if known else self._rows(x.shape[1], offset=offset, device=x.device)
-        return x + (rows if places is None else rows[places]).to(x.dtype)
+        return x + (rows if positions is None else rows[positions]).to(x.dtype)
 
 
 class HalvedSinusoidalPositions(SinusoidalPositions):
@@ -65,10 +65,10 @@ class LearnedPositions(Positions):
         """Create the vectors."""
         self.embedding = nn.Embedding(self.max_positions, self.d_model)
 
-    def add(self, x: Tensor, offset: int = 0, places: Tensor | None = None) -> Tensor:
+    def add(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
         """x plus the vectors of its positions; ValueError past `max_positions`."""
-        if places is not None:
-            return x + self.embedding(places).to(x.dtype)
+        if positions is not None:
+            return x + self.embedding(positions).to(x.dtype)
         end = offset + x.shape[1]
         if end > self.max_positions:
             raise ValueError(f"a sequence of {end} tokens; there are {self.max_positions} learned positions")

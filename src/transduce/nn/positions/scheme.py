@@ -13,13 +13,14 @@ Rotate = Callable[[Tensor], Tensor]
 
 
 class Positions(nn.Module):
-    """A positional scheme. This one does nothing; a subclass overrides one of the three hooks, and `setup`.
+    """A positional scheme. This one does nothing; a subclass overrides at most one hook, and `setup` if it has weights.
 
     add: changes the embeddings.
     rotation: changes queries and keys of self-attention.
     score_bias: is added to the scores of self-attention.
 
-    The last two may depend on distances only. A scheme serves one stack; all its layers share the scheme's weights.
+    `rotation` and `score_bias` must depend on relative distances only. A scheme belongs to one stack; all its layers
+    share the scheme's weights. The hooks are called once per forward.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Positions(nn.Module):
         self.setup()
 
     def setup(self) -> None:
-        """Create weights and buffers."""
+        """Create weights and buffers. Models reinitialize every `nn.Embedding`; an `nn.Parameter` keeps its values."""
 
     @classmethod
     def problem(cls, *, d_head: int) -> str | None:
@@ -40,9 +41,9 @@ class Positions(nn.Module):
         return None
 
     def add(
-        self, x: Float[Tensor, "B T D"], offset: int = 0, places: Int[Tensor, "B T"] | None = None
+        self, x: Float[Tensor, "B T D"], offset: int = 0, positions: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Embeddings of the positions offset .. offset + T, or of the positions `places`, all below T."""
+        """Embeddings of the positions offset .. offset + T, or of `positions`, all below T."""
         return x
 
     def rotation(self, positions: Int[Tensor, " T"]) -> Rotate:
@@ -50,7 +51,10 @@ class Positions(nn.Module):
         return _unchanged
 
     def score_bias(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Float[Tensor, "H Q S"] | None:
-        """A bias on the scores of queries and keys at these positions; None for no bias."""
+        """A bias on the scores of queries and keys at these positions; None for no bias.
+
+        Keys may come after their query (they are masked later) and positions need not be consecutive.
+        """
         return None
 
 
@@ -58,12 +62,12 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-def places_within(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+def document_positions(documents: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """The position of each token in its own document; `documents` is the number of each token's document.
 
-    >>> places_within(torch.tensor([[0, 0, 1, 1, 1, 2]])).tolist()
+    >>> document_positions(torch.tensor([[0, 0, 1, 1, 1, 2]])).tolist()
     [[0, 1, 0, 1, 2, 0]]
     """
-    place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    position = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = documents != F.pad(documents, (1, 0), value=-1)[:, :-1]
-    return place - torch.where(begins, place, 0).cummax(1).values
+    return position - torch.where(begins, position, 0).cummax(1).values
