@@ -5,7 +5,7 @@ To add one: write the function, add a row to CHECKS, and test it with a corpus t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from transduce.doctor import pair_checks, text_checks
@@ -22,7 +22,7 @@ class Check:
 
     name: str
     forms: tuple[Form, ...]
-    run: Callable[[Sample], list[Finding]]
+    run: Callable[[Sample], Iterator[Finding]]
     quick: bool = False
 
 

@@ -34,7 +34,7 @@ from transduce.doctor.estimates import (
 from transduce.doctor.existing_run import Progress, progress_of, why_unusable
 from transduce.doctor.findings import Finding
 from transduce.doctor.measuring import Trial, measure
-from transduce.doctor.sampling import Sample, select, take_sample
+from transduce.doctor.sampling import Part, Sample, select, take_sample
 from transduce.doctor.text_checks import Lengths, check_tokens
 from transduce.errors import DataError, UserError
 from transduce.logging import Log
@@ -42,7 +42,7 @@ from transduce.machine import Machine, this_machine
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.finetune import Start, learn_more
 from transduce.tasks.resolve import AnyTask, check, resolve, start_of
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.text.tokenizer import load_tokenizers
 
 SAMPLED = 12_000  # training rows for the trial and its vocabulary
 HELD = 1_000  # rows of a validation set for the trial
@@ -116,21 +116,25 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         sample, trial, time_ = self.sample, self.trial, self.time
-        keys = ("name", "files", "counts", "total", "counted", "how")
+
+        def described(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
+            keys = ("name", "files", "counts", "total", "counted", "how")
+            return [{key: getattr(part, key) for key in keys} for part in parts]
+
         return {
             "ready": self.ready,
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "data": sample
             and {
                 "kind": sample.form,
-                "corpora": [{key: getattr(part, key) for key in keys} for part in sample.parts],
-                "held_out": [{key: getattr(part, key) for key in keys} for part in sample.held],
+                "corpora": described(sample.parts),
+                "held_out": described(sample.held),
                 "looked_at": sample.n_rows,
             },
             "lengths": [asdict(side) for side in self.lengths],
             "machine": self.machine,
             "available": self.available,
-            "memory": asdict(trial.memory) if trial is not None and trial.memory is not None else None,
+            "memory": trial and trial.memory and asdict(trial.memory),
             "fitting_tokens": self.fitting_tokens,
             "trial": trial and asdict(trial),
             "time": time_ and {**asdict(time_), "total": time_.total},
@@ -172,17 +176,15 @@ class _Examination:
     def __init__(self, asked: Settings, run: Path | str | None, log: Log, seconds: float, processes: int) -> None:
         self.asked, self.log, self.processes = asked, log, processes
         self.path, self.has_path = Path(run or "runs"), run is not None
-        self.began = time.monotonic()
-        self.until = self.began + seconds
+        self.until = time.monotonic() + seconds
         self.found = Diagnosis()
         self.start: Start | None = None
 
     def run_all(self) -> None:
         """All steps."""
-        found = self.found
-        task = machine = None
+        began, found, task_and_machine = time.monotonic(), self.found, None
         try:
-            task, machine = self.check_settings()
+            task_and_machine = self.check_settings()
         except UserError as error:
             found.add_obstacle("settings", error)
         known = self.existing_run()
@@ -190,12 +192,12 @@ class _Examination:
             self.asked = self.start.settings
         found.sample = self.take_sample()
         is_empty = any(one.check == "empty" for one in found.obstacles)
-        if task is not None and machine is not None and not found.is_finished and not is_empty:
+        if task_and_machine is not None and not found.is_finished and not is_empty:
             try:
-                self.try_training(task, machine, known)
+                self.try_training(*task_and_machine, known)
             except UserError as error:
                 found.add_obstacle("data", error)
-        found.seconds = time.monotonic() - self.began
+        found.seconds = time.monotonic() - began
 
     def check_settings(self) -> tuple[AnyTask, Machine]:
         """Refuse settings that cannot work, and describe the machine."""
@@ -209,24 +211,24 @@ class _Examination:
     def existing_run(self) -> RunFolder | None:
         """The run in the folder, if it is that of these settings and they are resolved."""
         path = self.path
+        if not self.has_path:
+            return None
         try:
-            if self.has_path and (why := why_unusable(path, self.asked)):
+            if why := why_unusable(path, self.asked):
                 self.found.add_obstacle("run", why)
-                return None
-            if not self.has_path or not (path / "manifest.json").exists():
-                return None
-            self.found.progress, findings = progress_of(path)
-            self.found.add(*findings)
-            return RunFolder.open(path, model=False)
+            elif (path / "manifest.json").exists():
+                self.found.progress, findings = progress_of(path)
+                self.found.add(*findings)
+                return RunFolder.open(path, model=False)
         except UserError as error:
             if (path / "config.json").exists():
                 self.found.add_obstacle("run", error)
-            return None
+        return None
 
     def take_sample(self) -> Sample | None:
         """A checked sample; None if the files are missing, but the run has stored their text."""
+        self.log.say("checking the data ...")
         try:
-            self.log.say("checking the data ...")
             sample = take_sample(self.asked, seconds=0.2 * (self.until - time.monotonic()))
         except UserError as error:
             if isinstance(error, DataError) and has_read_text(self.path):
@@ -238,18 +240,19 @@ class _Examination:
         return sample
 
     def try_training(self, task: AnyTask, machine: Machine, known: RunFolder | None) -> None:
-        """Resolve the settings, learn a vocabulary, make some updates, and estimate the whole training."""
+        """Make some updates on the sample, or on the text of the run, and estimate the whole training."""
         sample = self.found.sample
         if sample is not None and sample.n_rows:
             with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
-                self.try_sample(task, machine, sample, known, Path(temporary))
+                self.try_sample(task, machine, sample, known, Path(temporary) / "run")
         elif known is not None and has_read_text(self.path) and has_prepared(known):
-            self.estimate(known.settings, self.measure(self.path), None, 0.0)
+            self.measure(self.path, known.settings)
+            self.estimate(scale=1.0, n_rows=1, tried=1, n_valid=1)
 
     def try_sample(
-        self, task: AnyTask, machine: Machine, sample: Sample, known: RunFolder | None, temporary: Path
+        self, task: AnyTask, machine: Machine, sample: Sample, known: RunFolder | None, folder: Path
     ) -> None:
-        """Try a training on the sample."""
+        """Resolve the settings, learn a vocabulary, and make some updates on the sample in a new run folder."""
         began, quiet = time.monotonic(), Log(quiet=True)
         small, sources, n_rows = on_sample(self.asked, sample)
         texts = task.read(small, quiet, sources)
@@ -266,36 +269,42 @@ class _Examination:
         learned = time.monotonic()
         self.found.lengths, findings = check_tokens(sample, tokenizers, settings)
         self.found.add(*findings)
-        folder = _prepare(task, texts, settings, tokenizers, temporary / "run")
+        few = min(JUDGED, settings.training.valid_bleu_sentences)
+        trial_settings = settings.with_values("training", valid_bleu_sentences=few)
+        with RunFolder.create(folder, trial_settings, "") as run:
+            run.write_settings(trial_settings)
+            task.encode(run, texts, tokenizers, trial_settings, quiet)
         preparing = 0.0
         if known is None:
             growth = min(scale, 1e6 / max(1, n_rows)) ** 0.7  # learning a vocabulary uses at most a million rows
             preparing = (learned - began) * growth + (time.monotonic() - learned) * scale
-        self.estimate(settings, self.measure(folder), sample, preparing, n_rows)
+        self.measure(folder, settings)
+        weights = [corpus.weight for corpus in self.asked.data.train] or [1.0]  # of the corpora in an epoch
+        scale = sum(w * part.total for w, part in zip(weights, sample.parts, strict=True)) / max(1, n_rows)
+        n_held = sum(part.total for part in sample.held[: len(settings.data.valid)])
+        n_valid = n_held or min(1000, max(1, round(0.01 * sample.total)))
+        tried = min(HELD, n_valid) if n_held else max(1, round(0.01 * n_rows))
+        self.estimate(scale=scale, n_rows=sample.total, tried=tried, n_valid=n_valid, preparing=preparing)
 
-    def measure(self, folder: Path) -> Trial:
+    def measure(self, folder: Path, settings: Settings) -> None:
         """Measure updates on a prepared run folder."""
         self.log.say("trying some updates ...")
-        return measure(folder, seconds=max(LEAST, self.until - time.monotonic()), processes=self.processes)
+        seconds = max(LEAST, self.until - time.monotonic())
+        self.found.trial, self.found.settings = measure(folder, seconds=seconds, processes=self.processes), settings
 
-    def estimate(
-        self, settings: Settings, trial: Trial, sample: Sample | None, preparing: float, n_rows: int = 1
-    ) -> None:
-        """Estimate memory, time and disk space of the whole training from a trial on `n_rows` rows of the sample."""
-        found, scale, total, n_held = self.found, 1.0, 1, 1
-        if sample is not None:
-            weights = [corpus.weight for corpus in self.asked.data.train] or [1.0]  # of the corpora in an epoch
-            scale = sum(w * part.total for w, part in zip(weights, sample.parts, strict=True)) / max(1, n_rows)
-            n_held = sum(part.total for part in sample.held[: len(settings.data.valid)])
-            total = sample.total
-        n_valid = n_held or min(1000, max(1, round(0.01 * total)))
-        tried = min(HELD, n_valid) if n_held else max(1, round(0.01 * n_rows))
-        found.trial, found.settings = trial, settings
+    def estimate(self, *, scale: float, n_rows: int, tried: int, n_valid: int, preparing: float = 0.0) -> None:
+        """Estimate memory, time and disk space of the whole training from the trial.
+
+        `scale`: updates of an epoch relative to the trial. `n_rows`: training rows. `tried`: validation rows of the
+        trial, out of `n_valid`.
+        """
+        found, settings, trial = self.found, self.found.settings, self.found.trial
+        assert settings is not None and trial is not None, "measure() has set them"
         found.time = estimate_time(settings, trial, scale=scale, sampled=(tried, n_valid), preparing=preparing)
         found.add(*memory_findings(settings, trial, found.available))
         if trial.checkpoint_bytes:
-            n_tokens = sum(side.mean for side in found.lengths) * total
-            found.disk = estimate_disk(settings, trial, self.path, n_tokens=n_tokens, n_rows=total)
+            n_tokens = sum(side.mean for side in found.lengths) * n_rows
+            found.disk = estimate_disk(settings, trial, self.path, n_tokens=n_tokens, n_rows=n_rows)
             found.add(*disk_findings(found.disk))
         found.add(*time_findings(settings, found.time))
 
@@ -317,13 +326,3 @@ def on_sample(asked: Settings, sample: Sample) -> tuple[Settings, Sources[Any] |
         if len(labels) > 1:
             asked = asked.with_values("data", labels=list(labels))
     return asked, Sources(tuple(train), tuple(valid)), n_rows
-
-
-def _prepare(task: AnyTask, texts: Any, settings: Settings, tokenizers: Tokenizers, path: Path) -> Path:
-    """A run folder with the encoded sample."""
-    few = min(JUDGED, settings.training.valid_bleu_sentences)
-    settings = settings.with_values("training", valid_bleu_sentences=few)
-    with RunFolder.create(path, settings, "") as folder:
-        folder.write_settings(settings)
-        task.encode(folder, texts, tokenizers, settings, Log(quiet=True))
-    return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,17 +88,16 @@ def estimate_disk(settings: Settings, trial: Trial, place: Path, *, n_tokens: fl
     token_bytes = 2 if (settings.tokenizer.vocab_size or 0) <= 1 << 16 else 4
     text = round(n_tokens * token_bytes + n_rows * 16)
     needed = checkpoints + snapshots + 2 * trial.weight_bytes + text + (4 << 20)
-    where = place
-    while not where.exists() and where != where.parent:
-        where = where.parent
-    return Disk(trial.checkpoint_bytes, needed, shutil.disk_usage(where or os.curdir).free, str(place))
+    where = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists())
+    return Disk(trial.checkpoint_bytes, needed, shutil.disk_usage(where).free, str(place))
 
 
 def fitting_tokens(settings: Settings, trial: Trial, available: int) -> int | None:
     """The largest micro-batch whose worst case takes at most ROOM of the free memory; None if nothing was measured."""
-    if trial.memory is None:
+    if (memory := trial.memory) is None:
         return None
-    tokens = min(tokens_at_once(settings, trial.processes) * trial.memory.share_for(ROOM * available), 1 << 24)
+    share = max(0.0, ROOM * available - memory.base) / max(1.0, memory.a_share)
+    tokens = min(tokens_at_once(settings, trial.processes) * share, 1 << 24)
     return int(tokens) // 256 * 256 if tokens >= 256 else int(tokens)
 
 

@@ -62,15 +62,11 @@ def why_unusable(path: Path, settings: Settings) -> str:
 
 
 def _why_not_writable(path: Path) -> str:
-    nearest = path.absolute()
-    while not os.path.lexists(nearest) and nearest != nearest.parent:
-        nearest = nearest.parent
+    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
     if not nearest.is_dir():
         return f"{path} cannot be created: {nearest} is not a folder; use another folder (--run)"
     try:
-        if nearest == path.absolute():
-            return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} is not writable; use another folder (--run)"
-        Path(tempfile.mkdtemp(prefix=".transduce-doctor-", dir=nearest)).rmdir()
+        tempfile.TemporaryDirectory(prefix=".transduce-doctor-", dir=nearest).cleanup()
     except OSError as error:
         return f"{path} cannot be created in {nearest}: {error.strerror or error}; use another folder (--run)"
     return ""

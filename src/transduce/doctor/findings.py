@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Level = Literal["obstacle", "warning", "note"]
@@ -25,10 +25,6 @@ class Finding:
     def line(self) -> str:
         """Text and advice in one line."""
         return f"{self.text}; {self.advice}" if self.advice else self.text
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def about(count: float) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from transduce.config import Settings
@@ -48,12 +49,6 @@ class Memory:
     measured: bool
     base: int
     a_share: float
-
-    def share_for(self, room: float) -> float:
-        """The fraction of the micro-batch whose peak fits into `room` bytes."""
-        if room <= self.base:
-            return 0.0
-        return (room - self.base) / self.a_share if self.a_share > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +101,10 @@ def extrapolate(points: Sequence[Point]) -> Memory | None:
     """
     if not points:
         return None
-    last, n = points[-1], len(points)
-    slots, peaks = sum(point.slots for point in points) / n, sum(point.peak for point in points) / n
-    spread = sum((point.slots - slots) ** 2 for point in points)
-    if not spread:
-        return Memory(last.peak, last.share == 1.0, last.peak, 0.0)
-    slope = max(0.0, sum((point.slots - slots) * (point.peak - peaks) for point in points) / spread)
+    last = points[-1]
+    slots, peaks = np.array([(point.slots, point.peak) for point in points], float).T
+    spread = slots - slots.mean()
+    slope = max(0.0, float(spread @ peaks / (spread @ spread))) if spread.any() else 0.0
     whole = last.slots / last.share
     worst = last.peak if last.share == 1.0 else round(last.peak + slope * max(0.0, whole - last.slots))
     return Memory(worst, last.share == 1.0, round(last.peak - slope * last.slots), slope * whole)

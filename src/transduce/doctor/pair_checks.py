@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 
 from transduce.data.leaks import comparable
 from transduce.doctor.alignment import Fit, fit, turning_point
@@ -21,12 +22,10 @@ from transduce.doctor.sampling import Block, Part, Row, Sample
 WINDOWS = 150  # examined for shifts, in each corpus
 SEARCHED = 500_000  # lines between two places, in which the beginning of a shift is searched
 N_ROWS = 20_000  # from which languages and length ratios are determined
-SIDES = ("source", "target")
 
 
-def line_counts(sample: Sample) -> list[Finding]:
+def line_counts(sample: Sample) -> Iterator[Finding]:
     """Both files of a corpus have the same number of lines."""
-    found = []
     for part in sample.parts + sample.held:
         if len(set(part.counts)) == 1:
             continue
@@ -44,24 +43,23 @@ def line_counts(sample: Sample) -> list[Finding]:
             text = f"{src} has {about(n_src)} lines, {tgt} {about(n_tgt)} (estimated)"
         else:
             continue
-        found.append(Finding("lines", level, text, advice, {"lines": list(part.counts)}))
-    return found
+        yield Finding("lines", level, text, advice, {"lines": list(part.counts)})
 
 
-def alignment(sample: Sample) -> list[Finding]:
+def alignment(sample: Sample) -> Iterator[Finding]:
     """Line n of one side is the translation of line n of the other, not of a line before or after it."""
-    found = [finding for part in sample.parts for finding in _alignment_of(part)]
-    return found + [one for part in sample.held for one in _alignment_of(part) if one.level != "note"]
+    yield from filter(None, map(_alignment_of, sample.parts))
+    yield from (one for part in sample.held if (one := _alignment_of(part)) and one.level != "note")
 
 
-def _alignment_of(part: Part) -> list[Finding]:
+def _alignment_of(part: Part) -> Finding | None:
     windows = [window for block in part.blocks for window in block.windows()]
     step = max(1, len(windows) // WINDOWS)
     fits = [(window, fit(window.rows)) for window in windows[::step] if len(window.rows) >= 60]
     if not fits:
-        return []
+        return None
     if any(one.sure for _, one in fits):
-        return [_shift(part, fits)]
+        return _shift(part, fits)
     r = statistics.median(one.straight for _, one in fits)
     numbers, same = sum(one.numbers for _, one in fits), sum(one.same for _, one in fits)
     figures = {"correlation": round(r, 3), "numbers": numbers, "same_numbers": same}
@@ -72,9 +70,9 @@ def _alignment_of(part: Part) -> list[Finding]:
             f"{part.name}: source and target look misaligned: the correlation of their lengths is {r:.2f} "
             f"(translations have 0.6 to 0.95){digits}"
         )
-        return [Finding("alignment", "warning", text, "is one side sorted, shuffled or another text?", figures)]
+        return Finding("alignment", "warning", text, "is one side sorted, shuffled or another text?", figures)
     text = f"{part.name}: the sides are aligned in {len(fits)} places (correlation of lengths {r:.2f}{digits})"
-    return [Finding("alignment", "note", text, figures=figures)]
+    return Finding("alignment", "note", text, figures=figures)
 
 
 def _shift(part: Part, fits: list[tuple[Block, Fit]]) -> Finding:
@@ -105,32 +103,28 @@ def _shift(part: Part, fits: list[tuple[Block, Fit]]) -> Finding:
     return Finding("alignment", "obstacle", text, advice, figures)
 
 
-def languages(sample: Sample) -> list[Finding]:
+def languages(sample: Sample) -> Iterator[Finding]:
     """Each side has the script and the language that the settings say."""
     rows = _filled(sample)
     if not rows:
-        return []
-    codes = [language(sample.settings.data.src_lang), language(sample.settings.data.tgt_lang)]
+        return
+    wanted = [language(sample.settings.data.src_lang), language(sample.settings.data.tgt_lang)]
     sides = [[row[side] for row in rows] for side in (0, 1)]
-    shares = [scripts(side) for side in sides]
-    seen = [looks_like(side) for side in sides]
-    found = [
-        _format_scripts(share) + f", looks like {code}" * bool(code) for share, code in zip(shares, seen, strict=True)
-    ]
-    summary = ", ".join(f"{side} {text}" for side, text in zip(SIDES, found, strict=True))
+    shares, seen = [scripts(side) for side in sides], [looks_like(side) for side in sides]
+    found = list(map(_describe, shares, seen))
+    summary = f"source {found[0]}, target {found[1]}"
     figures = {"scripts": [{k: round(v, 4) for k, v in share.items()} for share in shares], "looks_like": seen}
-    findings = [Finding("languages", "note", summary, figures=figures)]
-    fits = [_fits(share, looks, code) for share, looks, code in zip(shares, seen, codes, strict=True)]
-    fits_swapped = [_fits(share, looks, code) for share, looks, code in zip(shares, seen, codes[::-1], strict=True)]
-    if codes[0] != codes[1] and False in fits and fits_swapped == [True, True]:
-        text = f"the sides are swapped: the languages should be {codes[0]} → {codes[1]}, but {summary}"
-        findings.append(Finding("languages", "obstacle", text, "swap the files"))
+    yield Finding("languages", "note", summary, figures=figures)
+    fits, fits_swapped = (list(map(_fits, shares, seen, codes)) for codes in (wanted, wanted[::-1]))
+    if wanted[0] != wanted[1] and False in fits and fits_swapped == [True, True]:
+        text = f"the sides are swapped: the languages should be {wanted[0]} → {wanted[1]}, but {summary}"
+        yield Finding("languages", "obstacle", text, "swap the files")
     else:
-        for side, fit_, code, text in zip(SIDES, fits, codes, found, strict=True):
+        for name, fit_, code, text in zip(("source", "target"), fits, wanted, found, strict=True):
             if fit_ is False:
-                text = f"the {side} should be {code}, but it is {text}"
-                findings.append(Finding("languages", "warning", text, "is it the right file?"))
-    return findings + _untranslated(rows, shares, seen)
+                text = f"the {name} should be {code}, but it is {text}"
+                yield Finding("languages", "warning", text, "is it the right file?")
+    yield from _untranslated(rows, shares, seen)
 
 
 def _filled(sample: Sample) -> list[Row]:
@@ -147,7 +141,7 @@ def _fits(share: dict[str, float], looks: str, code: str) -> bool | None:
     return looks == code if looks and code in COMMON else True
 
 
-def _untranslated(rows: list[Row], shares: list[dict[str, float]], seen: list[str]) -> list[Finding]:
+def _untranslated(rows: list[Row], shares: list[dict[str, float]], seen: list[str]) -> Iterator[Finding]:
     """Targets in the language of the source."""
     src_script, tgt_script = (next(iter(share), "") for share in shares)
     if src_script != tgt_script:
@@ -157,59 +151,59 @@ def _untranslated(rows: list[Row], shares: list[dict[str, float]], seen: list[st
         n = sum(is_clearly(row[1], seen[0], seen[1]) for row in rows)
         what = seen[0]
     else:
-        return []
-    share = n / len(rows)
-    if share < 0.02:
-        return []
-    text = f"{percent(share)} of the pairs seem to be untranslated: the target is in {what}, like the source"
-    return [Finding("languages", "warning", text, "remove these pairs", {"share": round(share, 4)})]
+        return
+    if (share := n / len(rows)) >= 0.02:
+        text = f"{percent(share)} of the pairs seem to be untranslated: the target is in {what}, like the source"
+        yield Finding("languages", "warning", text, "remove these pairs", {"share": round(share, 4)})
 
 
-def copies(sample: Sample) -> list[Finding]:
+def copies(sample: Sample) -> Iterator[Finding]:
     """Pairs with the same text on both sides."""
     rows = [row for row in sample.rows() if row[0].strip()]
     n = sum(row[0] == row[1] or comparable(row[0]) == comparable(row[1]) for row in rows)
     if not n:
-        return []
+        return
     share, figures = n / len(rows), {"share": round(n / len(rows), 5)}
     if share >= 0.95:
         text = f"both sides are the same text in {percent(share)} of the pairs"
-        return [Finding("copies", "obstacle", text, "was one file given twice?", figures)]
+        yield Finding("copies", "obstacle", text, "was one file given twice?", figures)
+        return
     text = f"{percent(share)} of the pairs have the same text on both sides"
     if share < 0.02 or sample.settings.data.drop_copies:
-        return [Finding("copies", "note", text, figures=figures)]
-    return [Finding("copies", "warning", text, "drop them with --set data.drop_copies=true", figures)]
+        yield Finding("copies", "note", text, figures=figures)
+    else:
+        yield Finding("copies", "warning", text, "drop them with --set data.drop_copies=true", figures)
 
 
-def empty_sides(sample: Sample) -> list[Finding]:
+def empty_sides(sample: Sample) -> Iterator[Finding]:
     """Pairs with an empty side."""
     empty = [(not row[0].strip(), not row[1].strip()) for row in sample.rows()]
     n, both, total = sum(map(any, empty)), sum(map(all, empty)), len(empty)
-    if not n:
-        return []
-    if n == total:
-        return [Finding("empty", "obstacle", "every pair has an empty side", "are these the right files?")]
-    text = f"{percent(n / total)} of the pairs have an empty side ({percent(both / total)} both); they are dropped"
-    level: Level = "warning" if n - both > 0.05 * total else "note"
-    return [Finding("empty", level, text, figures={"share": round(n / total, 5), "both": round(both / total, 5)})]
+    if n and n == total:
+        yield Finding("empty", "obstacle", "every pair has an empty side", "are these the right files?")
+    elif n:
+        text = f"{percent(n / total)} of the pairs have an empty side ({percent(both / total)} both); they are dropped"
+        level: Level = "warning" if n - both > 0.05 * total else "note"
+        yield Finding("empty", level, text, figures={"share": round(n / total, 5), "both": round(both / total, 5)})
 
 
-def ratios(sample: Sample) -> list[Finding]:
+def ratios(sample: Sample) -> Iterator[Finding]:
     """Pairs of which one side is much longer than usual."""
     rows = _filled(sample)
     if len(rows) < 50:
-        return []
+        return
     each = [(len(tgt) + 10) / (len(src) + 10) for src, tgt, *_ in rows]  # so that short texts do not count much
     usual = statistics.median(each)
     share = sum(not 1 / 3 < ratio / usual < 3 for ratio in each) / len(rows)
     figures = {"median": round(usual, 3), "far": round(share, 5)}
     text = f"the median length ratio of target to source is {usual:.2f} characters"
     if share <= 0.02:
-        return [Finding("ratios", "note", text, figures=figures)]
-    text += f"; {percent(share)} of the pairs differ from it by more than a factor of 3"
-    return [Finding("ratios", "warning", text, "drop the worst with --set data.max_ratio=3", figures)]
+        yield Finding("ratios", "note", text, figures=figures)
+    else:
+        text += f"; {percent(share)} of the pairs differ from it by more than a factor of 3"
+        yield Finding("ratios", "warning", text, "drop the worst with --set data.max_ratio=3", figures)
 
 
-def _format_scripts(share: dict[str, float]) -> str:
+def _describe(share: dict[str, float], looks: str) -> str:
     shown = [f"{name} {percent(part)}" for name, part in list(share.items())[:2] if part >= 0.005]
-    return ", ".join(shown) or "no letters"
+    return (", ".join(shown) or "no letters") + (f", looks like {looks}" if looks else "")

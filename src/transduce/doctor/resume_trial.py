@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -78,7 +76,11 @@ def verify_resume(
     settings = settings or (run.settings if run is not None else Settings())
     speed = updates_per_second(run) if run is not None else USUAL_SPEED
     updates = updates or int(min(MOST_UPDATES, max(FEWEST_UPDATES, speed * SECONDS)))
-    with temporary_folder(path) as folder:
+    parent = path.absolute().parent  # the disk of the run, if possible
+    with tempfile.TemporaryDirectory(
+        prefix=f".{path.name}.verify.", dir=parent if os.access(parent, os.W_OK) else None, ignore_cleanup_errors=True
+    ) as temporary:
+        folder = Path(temporary)
         trial = shortened(settings, folder, updates=updates, seconds=updates / speed, log=log)
         same = kill_and_compare(TrialRuns(folder, trial), updates=updates, kills=kills, seed=seed, log=log)
     return same, not_verified(settings, trial)
@@ -178,16 +180,16 @@ class TrialRuns:
             with RunFolder.create(self.folder / name, Settings.from_toml(self.recipe), "") as run:
                 self.time_limit.write(run)
         command = [sys.executable, "-m", "transduce", "train", str(self.recipe), "--run", str(self.folder / name)]
-        with (self.folder / f"{name}.err").open("ab") as errors:
-            process = subprocess.Popen(
+        with (
+            (self.folder / f"{name}.err").open("ab") as errors,
+            subprocess.Popen(
                 [*command, "--quiet"], env=child_environment(), stdout=subprocess.DEVNULL, stderr=errors
-            )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
+            ) as process,
+        ):
+            try:
+                yield process
+            finally:
                 process.kill()
-                process.wait()
 
     def finish(self, name: str) -> Path:
         """Train until the run is finished; a `TrainingError` with its last message if it fails."""
@@ -214,8 +216,6 @@ class TrialRuns:
                 process.wait(timeout=more)
             if process.poll() is not None:
                 return None
-            process.send_signal(signal.SIGKILL)
-            process.wait()
         return _last_update(metrics)
 
 
@@ -250,17 +250,6 @@ def _tensors(folder: Path) -> list[dict[str, torch.Tensor]]:
     last = Checkpoints(folder / "checkpoints").latest()
     assert last is not None, "a finished training has saved a checkpoint"
     return [load_tensors(folder / "model.safetensors"), last.tensors()]
-
-
-@contextlib.contextmanager
-def temporary_folder(run: Path) -> Iterator[Path]:
-    """A folder for trial trainings, on the disk of the run if possible; removed at the end."""
-    parent = run.absolute().parent
-    folder = Path(tempfile.mkdtemp(prefix=f".{run.name}.verify.", dir=parent if os.access(parent, os.W_OK) else None))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_and_compare(runs: TrialRuns, *, updates: int, kills: int, seed: int, log: Log) -> bool:

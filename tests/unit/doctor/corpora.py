@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,7 @@ def sample(folder: Path, pairs: Pairs, **data: Any) -> Sample:
 
 
 def check(name: str, of: Sample) -> list[Finding]:
-    run: Callable[[Sample], list[Finding]] = next(check.run for check in CHECKS if check.name == name)
-    return run(of)
+    return list(next(check.run for check in CHECKS if check.name == name)(of))
 
 
 def serious(found: Sequence[Finding]) -> list[tuple[str, str]]:
