@@ -8,7 +8,7 @@ from torch import nn
 
 from transduce.config import Settings
 from transduce.doctor.checks import run_checks
-from transduce.doctor.estimates import Disk, disk_findings, estimate_disk
+from transduce.doctor.estimates import disk_findings, estimate_disk
 from transduce.doctor.findings import size
 from transduce.doctor.measuring import Trial
 from transduce.doctor.sampling import take_sample
@@ -48,14 +48,9 @@ def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine
             f"training will take about {size(needed)} of memory, and {size(machine.memory)} are free; "
             f"use --set training.micro_batch_tokens={max(64, micro // 2)} or a smaller model"
         )
-    for one in disk_findings(room_needed(settings, weights, place)):
-        log.warn(one.line)
-
-
-def room_needed(settings: Settings, weights: int, place: Path) -> Disk:
-    """Disk space of a run whose weights have so many bytes."""
     trial = Trial(checkpoint_bytes=round(weights * _copies(settings)), weight_bytes=weights)
-    return estimate_disk(settings, trial, place, n_tokens=0.0, n_rows=0.0)
+    for one in disk_findings(estimate_disk(settings, trial, place, n_tokens=0.0, n_rows=0.0)):
+        log.warn(one.line)
 
 
 def _copies(settings: Settings) -> float:

@@ -37,14 +37,6 @@ _MOST_FAULTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A line that cannot be read. Training would refuse the file."""
-
-    place: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Consecutive rows. `numbers`: line number of each row, from 1."""
 
@@ -105,13 +97,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the checks examine: training corpora, held-out sets and lines that cannot be read."""
+    """What the checks examine: training corpora, held-out sets and messages for lines that cannot be read."""
 
     form: Form
     settings: Settings
     parts: tuple[Part, ...]
     held: tuple[Part, ...]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -171,7 +163,7 @@ class _Reader:
 
     def __init__(self, form: Form, data: DataSettings) -> None:
         self.form, self.data = form, data
-        self.faults: list[Fault] = []
+        self.faults: list[str] = []
 
     def part(self, corpus: Corpus, seconds: float, most_blocks: int) -> Part:
         files = corpus_files(corpus)
@@ -182,11 +174,11 @@ class _Reader:
                 read_pairs(corpus, src_lang="src", tgt_lang="tgt")  # raises for an unknown format
         until = time.monotonic() + seconds
         scans = [scan(path, seconds=0.6 * seconds / len(files)) for path in files]
-        self.faults += [_fault(found.path, found.fault) for found in scans if found.fault]
+        self.faults += [found.fault for found in scans if found.fault]
         counts, whole = tuple(found.total for found in scans), all(found.whole for found in scans)
         parse, headers = self._parser(scans[0], len(scans))
         blocks, numbers = dict[int, Block](), _numbers(scans, most_blocks)
-        for n in Random(0).sample(numbers, len(numbers)):  # in random order, as time may run out
+        for n in sorted(numbers, key=lambda n: n and Random(n).random()):  # in random order, as time may run out
             blocks[n] = self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse)
             if time.monotonic() > until:
                 break
@@ -223,7 +215,7 @@ class _Reader:
                 row = parse(texts, number)
             except ValueError as error:
                 if len(self.faults) < _MOST_FAULTS:
-                    self.faults.append(Fault(f"{file}, line {number}", str(error)))
+                    self.faults.append(f"{file}, line {number}: {error}")
                 continue
             if row is not None:
                 rows.append(row)
@@ -272,19 +264,11 @@ class _Reader:
             else:
                 whole = len(rows) < most
         except DataError as error:
-            self.faults.append(_fault(corpus.path, str(error)))
+            self.faults.append(str(error))
         total = len(rows) if whole else max(n_units, len(rows))
         how = "read completely" if whole else f"{len(rows):,} units from the beginning"
         blocks = (Block(tuple(rows), tuple(numbers)),) if rows else ()
         return Part(corpus_name(corpus), (str(corpus.path),), (total,), total, counted and whole, how, blocks)
-
-
-def _fault(path: Path, message: str) -> Fault:
-    """Split a message that begins with the file, and maybe a line."""
-    if not message.startswith(str(path)):
-        return Fault(str(path), message)
-    place, _, why = message.removeprefix(str(path)).partition(": ")
-    return Fault(f"{path}{place}", why)
 
 
 def _numbers(scans: Sequence[Scan], most: int) -> list[int]:

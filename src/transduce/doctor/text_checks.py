@@ -44,7 +44,7 @@ def readable(sample: Sample) -> Iterator[Finding]:
     """Every line can be read."""
     n_shown = 3
     for one in sample.faults[:n_shown]:
-        yield Finding("readable", "obstacle", f"{one.place}: {one.why}", "correct the file")
+        yield Finding("readable", "obstacle", one, "correct the file")
     if (more := len(sample.faults) - n_shown) > 0:
         yield Finding("readable", "note", f"{more} more lines of the sample cannot be read")
     one_sided = any(min(part.counts) < max(part.counts) for part in sample.parts if part.counts)  # see line_counts
