@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import write_text
+from transduce.runs.atomic import reading, write_text
 
 HISTORY = ("restart", "rollback")  # events that happened whatever the run does later; they are never removed
 _LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times as much memory
@@ -66,19 +66,16 @@ class MetricsFile:
         """The events, and the numbers of damaged lines."""
         events: list[dict[str, Any]] = []
         damaged = []
-        try:
-            with self.path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if not line.endswith(b"\n"):
-                        break  # a kill cut it short
-                    if (event := _parse(line)) is None:
-                        damaged.append(number)
-                    else:
-                        events.append(event)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise RunFolderError(f"cannot read {self.path}: {error.strerror or error}") from None
+        if not self.path.exists():
+            return [], []
+        with reading(self.path), self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break  # a kill cut it short
+                if (event := _parse(line)) is None:
+                    damaged.append(number)
+                else:
+                    events.append(event)
         return events, damaged
 
 

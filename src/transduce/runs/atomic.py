@@ -92,14 +92,22 @@ def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
 
 def read_bytes(path: Path, *, most: int) -> bytes:
     """The content of a file. Raises `RunFolderError`: missing, unreadable, a pipe or device, larger than `most`."""
-    try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:  # do not wait for a pipe
-            found = os.fstat(file.fileno())
+    with reading(path):
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # do not wait for a pipe
+        with open(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise RunFolderError(f"{path} is no regular file")
             if found.st_size > most:
                 raise RunFolderError(f"{path} is damaged: no such file has {found.st_size:,} bytes")
             return file.read()
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Inside, a file is read: a missing or unreadable one becomes a one-line `RunFolderError`."""
+    try:
+        yield
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
     except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import transduce
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import MOST_SETTINGS, read_json, refuse_outside_links, write_json
+from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, refuse_outside_links, write_json
 from transduce.runs.format_version import FORMAT, check_format, upgraded
 
 Fingerprint = Mapping[str, Any]
@@ -33,15 +33,11 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 def check_file(path: Path, expected: Fingerprint) -> None:
     """Compare a file with its entry in a manifest: first the size, then the content. Raises `RunFolderError`."""
-    try:
+    with reading(path):
         size = path.stat().st_size
         if size != expected.get("size"):
             raise RunFolderError(f"{path} is damaged: it has {size:,} bytes and should have {expected.get('size')}")
         found = fingerprint(path)
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing") from None
-    except OSError as error:
-        raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
     if found["sha256"] != expected.get("sha256"):
         raise RunFolderError(f"{path} is damaged: its content does not match the checksum in the manifest")
 

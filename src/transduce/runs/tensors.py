@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import write_aside
+from transduce.runs.atomic import reading, write_aside
 
 _ZEROS = b"0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -142,7 +142,7 @@ def _finish_header(path: Path, *, seal: bool) -> None:
 
 def _read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
     """The bytes before the data, the metadata and the shapes; checks the header and the length of the whole file."""
-    try:
+    with reading(path):
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(8)
@@ -150,15 +150,13 @@ def _read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int
             if length > _MOST_HEADER:
                 raise _damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
             head += file.read(length)
-        with safe_open(path, framework="pt") as tensors:
-            found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.offset_keys()}
-            return head, tensors.metadata() or {}, found
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing") from None
-    except SafetensorError as error:
-        raise _damaged(path, f"it has {size:,} bytes; its header cannot be read or does not match ({error})") from None
-    except OSError as error:
-        raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.offset_keys()}
+                return head, tensors.metadata() or {}, found
+        except SafetensorError as error:
+            why = f"it has {size:,} bytes; its header cannot be read or does not match ({error})"
+            raise _damaged(path, why) from None
 
 
 def _digest(path: Path, head: bytes) -> str:
