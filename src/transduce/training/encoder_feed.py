@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -11,70 +9,23 @@ import torch
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
-from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.masking import Masked, generator_of, mask
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
 from transduce.data.store import LabelStore, SentenceStore
-from transduce.errors import DataError
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import Feed, Feeder, Position, padded
+from transduce.training.feed import Feed, LengthFeeder, Position
 
 
-class RowsOfLength(Feeder):
-    """Batches of rows whose lengths are known, under a budget of padded tokens."""
-
-    @abstractmethod
-    def lengths(self, epoch: int) -> np.ndarray:
-        """Tokens of every row of an epoch."""
-
-    def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as numbers of its rows."""
-        lengths = self.lengths(epoch)
-        batches = plan(lengths, lengths, budget=self.budget, seed=self.seed, epoch=epoch)
-        if not batches:
-            raise DataError("there is no text to train on, or to validate with")
-        return batches
-
-    def padding(self) -> float:
-        """The share of padding in the batches of the first epoch."""
-        lengths = self.lengths(0)
-        return padding_share(self.plan(0), lengths, lengths)
-
-    def _of(
-        self,
-        indices: np.ndarray,
-        lengths: np.ndarray,
-        position: Position,
-        n_batches: int,
-        n_targets: int,
-        collated: Callable[[np.ndarray], MaskedBatch | LabelBatch],
-    ) -> Feed:
-        """The feed of rows of these lengths; `collated` makes a micro-batch of those at the given places."""
-        shares = [
-            split(share, lengths, lengths, budget=self.micro_budget)
-            for share in share_out(lengths, lengths, self.n_ranks)
-        ]
-        return self._made(
-            indices,
-            [collated(part) for part in shares[self.rank]],
-            position,
-            n_batches=n_batches,
-            n_targets=n_targets,
-            n_tokens=int(lengths.sum()),
-            n_slots=padded(lengths, shares),
-        )
-
-
-class LabelFeeder(RowsOfLength):
-    """Labelled texts; an epoch has each once."""
+class LabelFeeder(LengthFeeder):
+    """Labelled texts, each once in an epoch."""
 
     def __init__(self, store: LabelStore, settings: TrainingSettings, *, device: torch.device) -> None:
         super().__init__(settings, device=device)
         self.store = store
 
-    def lengths(self, epoch: int) -> np.ndarray:
-        """The same in every epoch."""
-        return self.store.lengths
+    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+        """Tokens of every text, the same in every epoch."""
+        return (self.store.lengths,)
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
         """The texts of an example."""
@@ -89,11 +40,20 @@ class LabelFeeder(RowsOfLength):
         def collated(part: np.ndarray) -> LabelBatch:
             return collate_labelled([examples[i] for i in part], [labels[i] for i in part])
 
-        return self._of(indices, self.store.lengths[indices], position, n_batches, len(indices), collated)
+        sides = (self.store.lengths[indices],)
+        return self._make(
+            indices,
+            position,
+            self._shares(sides),
+            n_batches=n_batches,
+            n_targets=len(indices),
+            sides=sides,
+            collate=collated,
+        )
 
 
-class MaskedFeeder(RowsOfLength):
-    """Text with gaps, in single segments or in pairs. Every epoch cuts and hides anew."""
+class MaskedFeeder(LengthFeeder):
+    """Masked text, in single segments or in pairs. Segments and masks differ in every epoch."""
 
     def __init__(
         self,
@@ -107,7 +67,10 @@ class MaskedFeeder(RowsOfLength):
         pairs: bool = False,
         starts: np.ndarray | None = None,
     ) -> None:
-        """`context`: tokens of a row, frame counted. `share`: of the tokens to hide; `starts`: for whole words."""
+        """`context`: tokens of a row with its special tokens. `share`: fraction of tokens to mask.
+
+        `starts`: which pieces start a word, to mask whole words.
+        """
         super().__init__(settings, device=device)
         self.store, self.context, self.pairs, self.share = store, context, pairs, share
         self.vocab_size, self.starts = vocab_size, starts
@@ -115,18 +78,18 @@ class MaskedFeeder(RowsOfLength):
 
     @property
     def room(self) -> int:
-        """Tokens of a row that are text."""
+        """Tokens of a row without its special tokens."""
         return self.context - (3 if self.pairs else 2)
 
-    def lengths(self, epoch: int) -> np.ndarray:
-        """As the epoch's plan has them."""
+    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+        """Tokens of every row of the epoch."""
         ends, sides = self._ends, [(*p.a, *p.b) for p in self._plans(epoch)]
         a, a_end, b, b_end = np.array(sides, dtype=np.int64).reshape(-1, 4).T
         text = ends[a_end] - ends[a] + ends[b_end] - ends[b]
-        return np.minimum(text, self.room) + self.context - self.room
+        return (np.minimum(text, self.room) + self.context - self.room,)
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
-        """The text of a row of the epoch that was planned last."""
+        """The text of a row of the last planned epoch."""
         plans = self._known[1] or self._plans(0)
         one = plans[min(index, len(plans) - 1)]
         return [tokenizers.tgt.decode(self.store.span(*side).tolist()) for side in (one.a, one.b) if side[0] < side[1]]
@@ -136,7 +99,7 @@ class MaskedFeeder(RowsOfLength):
         return np.asarray(self.store.offsets)
 
     def _plans(self, epoch: int) -> list[PairPlan]:
-        """Of one epoch; the last that was asked for is remembered, as it follows from the epoch alone."""
+        """The rows of an epoch; those of the last epoch asked for are cached."""
         if self._known[0] != epoch:
             make = plan_pairs if self.pairs else plan_runs
             plans = make(self.store.lengths, self.store.documents, room=self.room, seed=self.seed, epoch=epoch)
@@ -157,7 +120,15 @@ class MaskedFeeder(RowsOfLength):
                 targets_a_pair=n_targets / len(plans),
             )
 
-        return self._of(indices, lengths, position, n_batches, n_targets, collated)
+        return self._make(
+            indices,
+            position,
+            self._shares((lengths,)),
+            n_batches=n_batches,
+            n_targets=n_targets,
+            sides=(lengths,),
+            collate=collated,
+        )
 
     def _example(self, one: PairPlan, epoch: int) -> tuple[Packed, Masked]:
         draw = generator_of(seed=self.seed, epoch=epoch, place=one.place)

@@ -1,4 +1,4 @@
-"""Feeders: the planned batches of epoch after epoch, from any position, on the device."""
+"""Feeders: planned batches of all epochs, from any position, on the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position of a run in its data: the epoch and the next batch in its plan, both from 0."""
+    """Position in the data: the epoch and the index of the next batch in its plan, both from 0."""
 
     epoch: int = 0
     index: int = 0
@@ -35,9 +35,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One update's examples. `at` is its position, `after` that of the next; `epochs` the passes made then.
+    """The examples of one update: its position, the next position, and the number of epochs after it.
 
-    `batches` are the micro-batches of this process; all else, the numbers too, is about the whole update.
+    `batches` are the micro-batches of this rank. Everything else is about the whole update.
     """
 
     at: Position
@@ -52,17 +52,17 @@ class Feed:
 
 
 Segmenter = Callable[[list[Example], Position], list[Example]]
-"""Turns the stored examples of the batch at a position into those that are trained on: a pure function."""
+"""Turns the stored examples of the batch at a position into the examples to train on. Must be a pure function."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubwordSampling:
-    """Subword regularisation (Kudo 2018; Provilkov et al. 2020): the text of a batch, segmented anew in each epoch.
+    """Subword regularisation (Kudo 2018; Provilkov et al. 2020): a new segmentation of each batch in every epoch.
 
-    A deterministic function of (seed, epoch, batch), so that a resumed run sees the same pieces. Batches are planned by
-    the lengths of the best segmentation; sampled ones are longer, so an update holds somewhat more tokens than its
-    budget, while micro-batches are cut by the real lengths. A sentence with unknown pieces cannot be read back from its
-    ids and keeps its best segmentation, as does one that would become longer than `max_length`.
+    A pure function of (seed, epoch, batch), so that a resumed run has the same pieces. Batches are planned by the
+    lengths of the best segmentation. Sampled ones are longer, so an update may exceed its budget; micro-batches are
+    cut by the real lengths. A sentence keeps its best segmentation if it has unknown pieces, as its ids cannot be
+    decoded, or if the new one is longer than `max_length`.
     """
 
     tokenizers: Tokenizers
@@ -71,7 +71,7 @@ class SubwordSampling:
     max_length: int
 
     def __call__(self, examples: list[Example], position: Position) -> list[Example]:
-        """The same sentences in other pieces."""
+        """Segment the same sentences again."""
         entropy = (self.seed, position.epoch, position.index)
         src_seed, tgt_seed = (int(n) for n in np.random.SeedSequence(entropy).generate_state(2))
         src = self._side(self.tokenizers.src, [np.asarray(e.src).tolist() for e in examples], src_seed)
@@ -87,12 +87,13 @@ class SubwordSampling:
 
 
 class Feeder(ABC):
-    """Batches for the training loop. Those of an epoch are a function of (settings, seed, epoch).
+    """Batches for the training loop. The plan of an epoch is a pure function of (settings, seed, epoch).
 
-    A feeder yields the share of `rank` among `n_ranks` of each batch; both are set where several processes train.
+    A feeder yields the share of `rank` among `n_ranks` of each batch.
     """
 
     rank, n_ranks = 0, 1
+    unit = "text"  # what to call missing examples
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
         """`settings` with batch sizes chosen."""
@@ -100,29 +101,36 @@ class Feeder(ABC):
         self.device, self.seed, self.budget = device, settings.seed, settings.batch_tokens
         self.micro_budget = settings.micro_batch_tokens or settings.batch_tokens
 
-    @abstractmethod
     def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as numbers of examples; a `DataError` where there is none."""
+        """The batches of an epoch, as indices of examples; a `DataError` if there are none."""
+        batches = self._plan(epoch)
+        if not batches:
+            raise DataError(f"there is no {self.unit} to train on, or to validate with")
+        return batches
+
+    @abstractmethod
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """The batches of an epoch, possibly none."""
 
     @abstractmethod
     def padding(self) -> float:
-        """The share of padding in the batches of the first epoch."""
+        """The fraction of padding in the batches of the first epoch."""
 
     @abstractmethod
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
-        """The text of the example of this number."""
+        """The text of the example with this index."""
 
     @abstractmethod
     def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
-        """The batch at a position of a plan of `n_batches`."""
+        """Make the batch at a position of a plan with `n_batches`."""
 
     def batches(self, epoch: int = 0) -> Iterator[TrainingBatch]:
-        """All examples of one epoch, without the limits of an update."""
+        """All examples of one epoch, in micro-batches."""
         for indices in self.plan(epoch):
             yield from self._feed(indices, Position(epoch), n_batches=1).batches
 
     def feeds(self, start: Position, *, skip: Collection[Position] = ()) -> Iterator[Feed]:
-        """Yield batches from `start` on, endlessly, without those at the positions `skip`."""
+        """Yield batches from `start` on, without end and without those at the positions `skip`."""
         for epoch in count(start.epoch):
             batches = self.plan(epoch)
             first = start.index if epoch == start.epoch else 0
@@ -134,33 +142,69 @@ class Feeder(ABC):
                 yield replace(feed, starts_epoch=is_first)
                 is_first = False
 
-    def _made(
+    def _make(
         self,
         indices: np.ndarray,
-        batches: Sequence[TrainingBatch],
         position: Position,
+        shares: Sequence[Sequence[np.ndarray]],
         *,
         n_batches: int,
         n_targets: int,
-        n_tokens: int,
-        n_slots: int,
+        sides: Sequence[np.ndarray],
+        collate: Callable[[np.ndarray], TrainingBatch],
     ) -> Feed:
-        """The feed of these micro-batches, on the device; the numbers are those of all processes."""
-        last = position.index + 1 == n_batches
+        """Make a feed on the device.
+
+        Args:
+            indices: The examples of the update.
+            position: Its position.
+            shares: The micro-batches of each rank, as positions in `indices`.
+            n_batches: Batches in the plan.
+            n_targets: Targets of the update.
+            sides: Lengths of the examples: of both sides, or of rows.
+            collate: Makes one micro-batch.
+        """
+        is_last = position.index + 1 == n_batches
         return Feed(
             at=position,
             indices=indices,
-            batches=tuple(batch.to(self.device) for batch in batches),
+            batches=tuple(collate(part).to(self.device) for part in shares[self.rank]),
             n_targets=n_targets,
-            n_tokens=n_tokens,
-            n_slots=n_slots,
-            after=Position(position.epoch + 1) if last else Position(position.epoch, position.index + 1),
+            n_tokens=sum(int(lengths.sum()) for lengths in sides),
+            n_slots=sum(padded(lengths, shares) for lengths in sides),
+            after=Position(position.epoch + 1) if is_last else Position(position.epoch, position.index + 1),
             epochs=position.epoch + (position.index + 1) / n_batches,
         )
 
 
-class PairFeeder(Feeder):
+class LengthFeeder(Feeder):
+    """Examples of known lengths, in batches of similar length under a budget of padded tokens."""
+
+    weights: np.ndarray | None = None
+
+    @abstractmethod
+    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+        """Lengths of all examples of an epoch: of both sides, or of rows."""
+
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        sides = self.lengths(epoch)
+        return plan(sides[0], sides[-1], budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
+
+    def padding(self) -> float:
+        """The fraction of padding in the batches of the first epoch."""
+        sides = self.lengths(0)
+        return padding_share(self.plan(0), sides[0], sides[-1])
+
+    def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        """The micro-batches of each rank for examples of these lengths."""
+        src, tgt = sides[0], sides[-1]
+        return [split(share, src, tgt, budget=self.micro_budget) for share in share_out(src, tgt, self.n_ranks)]
+
+
+class PairFeeder(LengthFeeder):
     """Sentence pairs, for translation."""
+
+    unit = "sentence pair in the data"
 
     def __init__(
         self,
@@ -171,21 +215,13 @@ class PairFeeder(Feeder):
         weights: np.ndarray | None = None,
         segment: Segmenter | None = None,
     ) -> None:
-        """`weights`: how often an epoch passes over each pair."""
+        """`weights`: how often each pair occurs in an epoch."""
         super().__init__(settings, device=device)
         self.store, self.weights, self.segment = store, weights, segment
 
-    def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as indices into the store."""
-        lengths = self.store.src_lengths, self.store.tgt_lengths
-        batches = plan(*lengths, budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
-        if not batches:
-            raise DataError("there is no sentence pair in the data to train on, or to validate with")
-        return batches
-
-    def padding(self) -> float:
-        """The share of padding in the batches of the first epoch."""
-        return padding_share(self.plan(0), self.store.src_lengths, self.store.tgt_lengths)
+    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+        """Source and target lengths, the same in every epoch."""
+        return self.store.src_lengths, self.store.tgt_lengths
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
         """Both sides of a pair."""
@@ -198,28 +234,27 @@ class PairFeeder(Feeder):
             examples = self.segment(examples, position)
         src = np.array([len(e.src) + 1 for e in examples], dtype=np.int32)
         tgt = np.array([len(e.tgt) + 1 for e in examples], dtype=np.int32)
-        shares = [split(share, src, tgt, budget=self.micro_budget) for share in share_out(src, tgt, self.n_ranks)]
-        return self._made(
+        return self._make(
             indices,
-            [collate([examples[i] for i in part]) for part in shares[self.rank]],
             position,
+            self._shares((src, tgt)),
             n_batches=n_batches,
             n_targets=int(tgt.sum()),
-            n_tokens=int(src.sum() + tgt.sum()),
-            n_slots=sum(padded(side, shares) for side in (src, tgt)),
+            sides=(src, tgt),
+            collate=lambda part: collate([examples[i] for i in part]),
         )
 
 
 def padded(lengths: np.ndarray, shares: Sequence[Sequence[np.ndarray]]) -> int:
-    """Positions of all micro-batches of all processes, with the padding."""
+    """Tokens of all micro-batches of all ranks, with padding."""
     return sum(len(part) * int(lengths[part].max()) for parts in shares for part in parts)
 
 
 @contextmanager
 def ahead(items: Iterator[T], *, n: int) -> Iterator[Iterator[T]]:
-    """`items`, with up to `n` of them made ahead by a thread, so that a GPU does not wait; 0: no thread.
+    """Make up to `n` of the `items` ahead in a thread, so that a GPU does not wait; 0: no thread.
 
-    An error in the thread is raised where the item would have come. Leaving the context ends the thread.
+    An error in the thread is raised to the consumer in place of the item. Leaving the context ends the thread.
     """
     if n == 0:
         yield items
@@ -241,7 +276,7 @@ def ahead(items: Iterator[T], *, n: int) -> Iterator[Iterator[T]]:
                 if left.is_set():
                     return
             put(None, StopIteration())
-        except BaseException as error:  # told to the consumer, whatever it is
+        except BaseException as error:  # raised to the consumer
             put(None, error)
 
     def received() -> Iterator[T]:

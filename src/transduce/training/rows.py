@@ -1,4 +1,4 @@
-"""Feeders of running text: rows of a text store."""
+"""Feeders for running text: rows of a text store."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from transduce.config import TrainingSettings
 from transduce.data.batch import RowBatch, RowExample, collate_rows
 from transduce.data.packing import offset_of, plan_rows, plan_streams, row_end, row_starts
 from transduce.data.store import TextStore
-from transduce.errors import DataError
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import Feed, Feeder, Position, padded
+from transduce.training.feed import Feed, Feeder, Position
 
 RowObjective = Callable[[np.ndarray, np.random.Generator], RowExample]
-"""Turns the ids of a row into what goes in and what should come out; the generator is the row's own in its epoch."""
+"""Turns the ids of a row into inputs and targets. The generator depends on the seed, the epoch and the row."""
 
 
 class RowFeeder(Feeder):
-    """Rows of `context` targets each, as an objective asks for them."""
+    """Rows of `context` targets each."""
 
     def __init__(
         self,
@@ -33,34 +32,26 @@ class RowFeeder(Feeder):
         objective: RowObjective,
         separate: bool = False,
     ) -> None:
-        """A row is given the id before its first target. `separate`: batches tell which document a token belongs to."""
+        """`separate`: batches say which document each token belongs to."""
         super().__init__(settings, device=device)
         self.store, self.context, self.objective, self.separate = store, context, objective, separate
 
-    def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, as the places in the store of their rows' first targets."""
-        batches = plan_rows(
-            len(self.store),
-            context=self.context,
-            n_rows=self.budget // self.context,
-            seed=self.seed,
-            epoch=epoch,
-        )
-        if not batches:
-            raise DataError("there is no text to train on, or to validate with")
-        return batches
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """The positions in the store of the rows' first targets."""
+        n_rows = self.budget // self.context
+        return plan_rows(len(self.store), context=self.context, n_rows=n_rows, seed=self.seed, epoch=epoch)
 
     def padding(self) -> float:
-        """The share of padding in the batches of the first epoch: of two rows at most."""
+        """The fraction of padding in the batches of the first epoch; at most two rows are padded."""
         n_rows = sum(map(len, self.plan(0)))
         return 1 - (len(self.store) - 1) / (n_rows * self.context)
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
-        """The text around a row: where an epoch cuts it may lie anywhere in here."""
+        """The text that contains a row; epochs cut it at different positions."""
         return [tokenizers.tgt.decode(self.store.ids[max(0, index - 1) : index + self.context].tolist())]
 
     def in_order(self) -> Iterator[RowBatch]:
-        """All rows from the beginning to the end of the text, each in the middle of nothing: what validation reads."""
+        """All rows in the order of the text, for validation."""
         starts = row_starts(len(self.store), context=self.context, offset=0)
         n_rows = max(1, self.micro_budget // self.context)
         for first in range(0, len(starts), n_rows):
@@ -76,21 +67,21 @@ class RowFeeder(Feeder):
             for share in np.array_split(np.arange(len(rows)), self.n_ranks)
         ]
         lengths = np.array([len(row.ids) for row in rows])
-        return self._made(
+        return self._make(
             indices,
-            [collate_rows([rows[i] for i in part], separate=self.separate) for part in shares[self.rank]],
             position,
+            shares,
             n_batches=n_batches,
             n_targets=sum(int(np.count_nonzero(np.asarray(row.targets) != PAD)) for row in rows),
-            n_tokens=int(lengths.sum()),
-            n_slots=padded(lengths, shares),
+            sides=(lengths,),
+            collate=lambda part: collate_rows([rows[i] for i in part], separate=self.separate),
         )
 
     def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
         return self._cut(start, row_end(start, len(self.store), context=self.context, offset=offset), position)
 
     def _cut(self, start: int, end: int, position: Position) -> RowExample:
-        """The row with the targets start .. end."""
+        """The row with the targets from `start` to before `end`. Its first input is the id before `start`."""
         ids = np.asarray(self.store.ids[start - 1 : end], dtype=np.int64)
         return self.objective(ids, np.random.default_rng([self.seed & (2**63 - 1), position.epoch, start]))
 
@@ -107,12 +98,9 @@ class StreamFeeder(RowFeeder):
         """Rows of a batch: a multiple of the number of ranks, so that each rank keeps its streams."""
         return max(1, self.budget // self.context // self.n_ranks) * self.n_ranks
 
-    def plan(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch in the order of the text, as the places of their rows' first targets."""
-        batches = plan_streams(len(self.store), context=self.context, n_streams=self.n_streams)
-        if not batches:
-            raise DataError("there is no text to train on, or to validate with")
-        return batches
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """The same, in the order of the text."""
+        return plan_streams(len(self.store), context=self.context, n_streams=self.n_streams)
 
     def padding(self) -> float:
         """0: all rows of a batch have the same length."""

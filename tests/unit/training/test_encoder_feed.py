@@ -17,8 +17,8 @@ from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
 from transduce.training.criteria import predict_labels, predict_masked_tokens
-from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder, RowsOfLength
-from transduce.training.feed import Feed, Position
+from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder
+from transduce.training.feed import Feed, LengthFeeder, Position
 from transduce.training.step import Updater
 
 VOCAB, CONTEXT = 40, 16
@@ -80,9 +80,10 @@ def test_a_resume_goes_on_to_the_letter(make: Any) -> None:
 
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
 def test_budgets_hold_and_lengths_are_true(make: Any) -> None:
-    feeder: RowsOfLength = make()
+    feeder: LengthFeeder = make()
     for feed in islice(feeder.feeds(Position()), 12):
-        widths = feeder.lengths(feed.after.epoch - (feed.after.index == 0))[feed.indices]
+        (lengths,) = feeder.lengths(feed.after.epoch - (feed.after.index == 0))
+        widths = lengths[feed.indices]
         rows = [int((row != PAD).sum()) for batch in feed.batches for row in batch.inputs[0]]
         assert sorted(rows) == sorted(widths.tolist()) and max(rows) <= CONTEXT
         for batch in feed.batches:
