@@ -46,14 +46,12 @@ def fit(rows: Sequence[Row]) -> Fit:
     n = len(rows)
     digits = [(_digits(a), _digits(b)) for a, b in rows]
     having = [i for i, (a, _) in enumerate(digits) if a]
-    by_shift: dict[int, float] = {}
-    scores: dict[int, float] = {}
+    by_shift, scores = dict[int, float](), dict[int, float]()
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
         begin, end = max(0, -shift), min(n, n - shift)
         if end - begin < _FEWEST:
             continue
-        r = correlation(src[begin:end], tgt[begin + shift : end + shift])
-        by_shift[shift] = r
+        r = by_shift[shift] = correlation(src[begin:end], tgt[begin + shift : end + shift])
         inside = [i for i in having if begin <= i < end]
         same = sum(digits[i][0] == digits[i + shift][1] for i in inside)
         copied = same / len(inside) if len(inside) >= 5 else 0.0

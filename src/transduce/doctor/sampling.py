@@ -148,7 +148,11 @@ def take_sample(settings: Settings, *, seconds: float = 5.0, most_blocks: int = 
     """Sample all text that the settings name, in about `seconds`. A missing file raises `DataError`."""
     data, form = settings.data, find_task(settings.task).reads
     if data.demo:
-        return Sample(form, settings, (_demo(data.demo, settings.training.seed),), ())
+        pairs = demo_pairs("train", min(data.demo, 10 * BLOCK), seed=settings.training.seed)
+        rows = tuple((pair.src, pair.tgt) for pair in pairs)
+        block = Block(rows, tuple(range(1, len(rows) + 1)))
+        part = Part("built-in corpus", (), (data.demo,), data.demo, True, "generated", (block,))
+        return Sample(form, settings, (part,), ())
     reader = _Reader(form, data)
     each = seconds / max(1, len(data.train))
     parts = tuple(reader.part(corpus, each, most_blocks) for corpus in data.train)
@@ -287,9 +291,3 @@ def _how(scans: Sequence[Scan], n_blocks: int) -> str:
     share = min(found.share for found in scans if not found.whole)
     end = "" if any(found.is_compressed for found in scans) else " and the end"
     return f"{n_blocks} places in the first {share:.0%}{end} examined; number of lines estimated"
-
-
-def _demo(n: int, seed: int) -> Part:
-    rows = tuple((pair.src, pair.tgt) for pair in demo_pairs("train", min(n, 10 * BLOCK), seed=seed))
-    block = Block(rows, tuple(range(1, len(rows) + 1)))
-    return Part("built-in corpus", (), (n,), n, True, "generated", (block,))

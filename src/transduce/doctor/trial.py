@@ -19,7 +19,6 @@ import torch
 
 from transduce.config import Settings
 from transduce.doctor.measuring import Point, Speed, Trial, speed_of, tokens_at_once
-from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import exit_with_parent
@@ -39,7 +38,7 @@ class Rehearsal:
     """The parts of a training without its loop."""
 
     def __init__(self, folder: RunFolder, processes: int) -> None:
-        self.settings, self.log, self.processes = folder.settings, Log(quiet=True), processes
+        self.settings, self.processes = folder.settings, processes
         limit_kernel_cache()
         self.task = find_task(self.settings.task)
         training = self.settings.training
