@@ -1,10 +1,10 @@
-"""Training speed of the decoder alone and the encoder alone beside Hugging Face's GPT-2 and BERT of the same size.
+"""Training speed of decoder-only and encoder-only models, compared with Hugging Face's GPT-2 and BERT.
 
     python benchmarks/shapes.py --updates 20 --rounds 2
 
-Needs `transformers` in the same environment. Random tokens, AdamW, dropout 0.1, clipping; each round runs every system
-once, alone, in a process of its own. Hugging Face runs in float32 and under bfloat16 autocast, and counts with
-the faster of the two. Tokens a second are those of the input; for BERT 15 % of them are asked for.
+Requires `transformers`. All models have the same size and train on the same random tokens with AdamW, dropout 0.1 and
+clipping. Each round runs every system once, in its own process. Hugging Face runs in float32 and under bfloat16
+autocast; compare with the faster one. Speed is input tokens per second. BERT predicts 15 % of the tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYSTEMS = {
 
 
 def tokens() -> Any:
-    """Rows of random ids, the same for all."""
+    """Rows of random ids, the same for all systems."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -34,7 +34,7 @@ def tokens() -> Any:
 
 
 def ours(shape: str) -> Callable[[], object]:
-    """One update of ours."""
+    """A function that makes one update of our model."""
     import torch
 
     from transduce.config import ModelSettings, TrainingSettings
@@ -66,7 +66,7 @@ def ours(shape: str) -> Callable[[], object]:
 
 
 def theirs(shape: str, precision: str) -> Callable[[], object]:
-    """One update of Hugging Face's."""
+    """A function that makes one update of the Hugging Face model."""
     import torch
     import transformers
 
@@ -107,7 +107,7 @@ def theirs(shape: str, precision: str) -> Callable[[], object]:
 
 
 def measure(system: str, updates: int) -> float:
-    """Input tokens a second of one system, the median of its updates."""
+    """Input tokens per second of one system: the median over updates."""
     name, shape, *precision = system.split("-")
     update = ours(shape) if name == "transduce" else theirs(shape, precision[0])
     for _ in range(3):
@@ -121,7 +121,7 @@ def measure(system: str, updates: int) -> float:
 
 
 def main() -> None:
-    """Run the rounds, print the table as Markdown."""
+    """Run the rounds and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)

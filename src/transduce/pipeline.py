@@ -23,9 +23,9 @@ from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.tasks.finetune import Start, begin, keep, learn_more
+from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
 from transduce.tasks.registry import find_task
-from transduce.tasks.resolve import AnyTask, check, resolve, start_of
+from transduce.tasks.resolve import AnyTask, check, resolve
 from transduce.text.extension import Extended
 from transduce.training import loop
 from transduce.training.feed import Feeder
@@ -44,7 +44,7 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     """
     log, path = log or Log(), Path(path)
     limit_kernel_cache()
-    start = None if has_read_text(path) else start_of(settings)
+    start = None if has_read_text(path) else find_start(settings)
     task = check(settings if start is None else start.settings)
     machine = this_machine(settings.training.device)
     check_devices(torch.device(machine.device))
@@ -100,10 +100,10 @@ def _resolved(
         warn_of_data(asked, log)
         settings, tokenizers = resolve(task, asked, texts, machine, log)
         return texts, settings, Extended(tokenizers, (), ())
-    log.say(start.took)
+    log.say(start.summary)
     texts = task.read(start.settings, log, spool_in=spool_in)
     warn_of_data(start.settings, log)
-    extended = learn_more(start, *task.lines(texts, start.settings), log)
+    extended = extend_vocabulary(start, *task.lines(texts, start.settings), log)
     settings, _ = resolve(task, start.settings, texts, machine, log, known=extended.tokenizers)
     return texts, settings, extended
 
@@ -115,7 +115,7 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | N
         texts, settings, extended = _resolved(task, asked, start, machine, log, spool_in=tokens)
         folder.write_settings(settings)
         if start is not None:
-            keep(start, extended, settings, tokens)
+            save_start_weights(start, extended, settings, tokens)
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
         seal_prepared(folder)
         return prepared
@@ -146,7 +146,7 @@ def learn(
         if machine is not None:
             warn_of_resources(settings, model, folder.path, machine, log)
         if training.start is not None:
-            begin(model, folder.path / "tokens", log)
+            load_start_weights(model, folder.path / "tokens", log)
     feeder = task.feeder(prepared, settings, where)
     feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
     validator = task.validator(model, prepared, settings, where)

@@ -86,7 +86,7 @@ def test_classifier_fine_tunes_from_it(run: Path, tmp_path: Path) -> None:
     )
     done = transduce("train", tmp_path / "recipe.toml", "--from", run, "--run", tmp_path / "labels")
     assert done.code == 0, done.err
-    assert "begins with" in done.err
+    assert "starting from" in done.err
     (tmp_path / "new.txt").write_text("i loved it\na waste of time\n")
     done = transduce("classify", tmp_path / "labels", tmp_path / "new.txt")
     assert [line.split("\t")[0] for line in done.out.splitlines()] == ["good", "bad"], done.err

@@ -1,4 +1,4 @@
-"""The decoder alone from end to end, as a user would: plain text in, a run folder out, text that goes on."""
+"""Language models from the command line: train on plain text, generate, evaluate, resume."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(text: Path) -> Path:
-    """A run that knows the poem by heart."""
+    """A run that has memorized the poem."""
     folder = text.parent / "run"
     learning = ("training.max_updates=300", "model.d_model=64", "model.n_decoder_layers=2", "data.context=32")
     more = ("training.batch_tokens=384", "training.lr=0.01", "training.matrix_lr=0.02", "model.dropout=0.0")
     given = ["--text", text, "--valid-text", text, "--test-text", text]
     done = transduce("train", *given, "--run", folder, *small(*learning, *more))
     assert done.code == 0, done.err
-    told = ("bytes of text to train on", "tokenizer.exact", "gpt-tiny", "bits a byte", "poem.txt: perplexity")
-    for part in told:
+    expected = ("bytes of text to train on", "tokenizer.exact", "gpt-tiny", "bits a byte", "poem.txt: perplexity")
+    for part in expected:
         assert part in done.err, done.err
     return folder
 
 
-def test_it_learns_a_text_by_heart(run: Path) -> None:
+def test_training_memorizes_a_short_text(run: Path) -> None:
     (found,) = Generator.load(run).generate(
         [POEM[:20]], GenerationOptions(max_length=80, sampling=Sampling(temperature=0))
     )
     assert f"{found.prompt}{found.text}" == POEM[:100]
 
 
-def test_a_run_folder_tells_its_story(run: Path) -> None:
+def test_run_folder_contains_scores_report_and_card(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"text_scores.json", "samples.json", "data.json", "report.html", "README.md", "model.safetensors"} <= names
     assert not {"tokens", "scores.json", "attention.json"} & names
@@ -86,11 +86,11 @@ def test_a_run_folder_tells_its_story(run: Path) -> None:
     assert data["sets"][0] == data["sets"][1] | {"name": "train"} and data["sets"][0]["bytes"] == len(POEM)
     last = [event for event in MetricsFile(run / "metrics.jsonl").read() if event["event"] == "validation"][-1]
     assert last["bits_per_byte"] == pytest.approx(last["nll"] * data["sets"][1]["tokens"] / math.log(2) / len(POEM))
-    told = json.loads((run / "text_scores.json").read_text())["sets"]
-    assert told[0]["nll"] == pytest.approx(last["nll"], rel=1e-3)
+    scores = json.loads((run / "text_scores.json").read_text())["sets"]
+    assert scores[0]["nll"] == pytest.approx(last["nll"], rel=1e-3)
 
 
-def test_evaluate(run: Path, text: Path) -> None:
+def test_evaluate_agrees_with_the_scores_of_the_run(run: Path, text: Path) -> None:
     done = transduce("evaluate", run, "--text", text)
     assert done.code == 0 and "bits per byte" in done.out and f"{len(POEM):,} bytes" in done.out
     scores = json.loads(transduce("evaluate", run, "--text", text, "--json").out)
@@ -102,7 +102,7 @@ def test_evaluate(run: Path, text: Path) -> None:
     assert closer["nll"] < scores["nll"] and closer["tokens"] == scores["tokens"]
 
 
-def test_generate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_from_options_stdin_and_as_a_stream(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30)
     assert (greedy.code, greedy.out) == (0, POEM[:39] + "\n")
     streamed = transduce("generate", run, "--prompt", POEM[:9], "--temperature", 0, "--max-length", 30, "--stream")
@@ -125,7 +125,7 @@ def test_generate(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert transduce("generate", run, "-p", "1", "--seed", 4, *drawn[:-4], "--max-length", 20).out != again.out
 
 
-def test_what_cannot_be_generated(run: Path) -> None:
+def test_prompts_beyond_the_context_and_bad_options_are_refused(run: Path) -> None:
     long = "x" * 33
     assert_refused(transduce("generate", run, "-p", long), "33 tokens", "sees 32", "--cut-prompt")
     assert transduce("generate", run, "-p", long, "--cut-prompt", "--max-length", 3).code == 0
@@ -134,7 +134,7 @@ def test_what_cannot_be_generated(run: Path) -> None:
     assert_refused(transduce("evaluate", run, "--text", run / "report.html", "--stride", 33), "stride", "32")
 
 
-def test_other_tasks_commands_are_refused(run: Path, text: Path) -> None:
+def test_commands_and_options_of_other_tasks_are_refused(run: Path, text: Path) -> None:
     for command in (
         ["translate", run, text],
         ["score", run, "--src", text, "--tgt", text],
@@ -166,7 +166,9 @@ def test_other_tasks_commands_are_refused(run: Path, text: Path) -> None:
     ],
     ids=lambda values: values[0],
 )
-def test_settings_that_do_not_fit(text: Path, tmp_path: Path, settings: list[str], parts: list[str]) -> None:
+def test_settings_that_do_not_fit_the_task_are_refused(
+    text: Path, tmp_path: Path, settings: list[str], parts: list[str]
+) -> None:
     folder = tmp_path / "run"
     done = transduce("train", "--text", text, "--run", folder, "--quiet", *small(*settings))
     assert_refused(done, *parts)
@@ -182,7 +184,7 @@ def test_settings_that_do_not_fit(text: Path, tmp_path: Path, settings: list[str
     ],
     ids=["empty", "not UTF-8", "one line"],
 )
-def test_text_that_does_not_do(tmp_path: Path, content: bytes, parts: list[str]) -> None:
+def test_unusable_text_is_refused(tmp_path: Path, content: bytes, parts: list[str]) -> None:
     (tmp_path / "a.txt").write_bytes(content)
     done = transduce("train", "--text", tmp_path / "a.txt", "--run", tmp_path / "run", "--quiet", *small())
     assert_refused(done, *parts)
@@ -191,7 +193,7 @@ def test_text_that_does_not_do(tmp_path: Path, content: bytes, parts: list[str])
 
 
 @pytest.mark.parametrize("documents", ["file", "blank_line", "line"])
-def test_documents_and_a_part_held_out(tmp_path: Path, documents: str) -> None:
+def test_document_separators_and_held_out_text(tmp_path: Path, documents: str) -> None:
     path = tmp_path / "verses.txt"
     verses = (f"{one}\n{two}\n\n" for one, two in zip(LINES[::2], LINES[1::2], strict=True))
     path.write_text("".join(verses), encoding="utf-8")
@@ -208,8 +210,8 @@ def test_documents_and_a_part_held_out(tmp_path: Path, documents: str) -> None:
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after its first checkpoint, in another process; dropout and rows go on where they were."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # each in a process of its own, with as many threads as the others
+    """After SIGKILL at the second checkpoint. Dropout and batches continue exactly."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the same number of threads in each process
     more = small("model.dropout=0.2", "training.max_updates=30", "training.valid_updates=10", "training.device=cpu")
     command = [sys.executable, "-m", "transduce", "train", "--text", str(text), "--quiet", *more, "--run"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)

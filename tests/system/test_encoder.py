@@ -1,4 +1,4 @@
-"""Encoders alone from end to end, as a user would: text in, a run folder out, gaps filled and labels told."""
+"""Encoders from the command line: masked language models, classifiers, fine-tuning, resume."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MODEL = (
     "model.n_encoder_layers=2", "model.d_model=32", "model.d_ff=64", "model.n_heads=2", "model.positions=rotary",
     "model.dropout=0.0", "model.residual=pre", "tokenizer.kind=bpe", "tokenizer.vocab_size=100",
 )  # fmt: skip
-CONTEXT = "data.context=32"  # of the masked ones
+CONTEXT = "data.context=32"  # of masked models
 NO_PAIRS = "model.next_sentence=false"
 TRAINING = ("training.batch_tokens=512", "training.precision=float32", "training.lr=0.01", "training.matrix_lr=0.02")
 
 
 def transduce(*arguments: object, stdin: str = "") -> Done:
-    """Run a command as the shell would, with this on its standard input."""
+    """Run a command with this text on its standard input."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         return command(*arguments)
@@ -48,7 +48,7 @@ def assert_refused(done: Done, *parts: str) -> None:
 
 
 def documents(n: int, seed: int) -> str:
-    """Documents of four sentences about one animal each, in the order that a story has."""
+    """Documents of four sentences in a fixed order, each about one animal."""
     draw = random.Random(seed)
     found = []
     for _ in range(n):
@@ -57,14 +57,14 @@ def documents(n: int, seed: int) -> str:
     return "\n".join(found)
 
 
-def _dies_at(number: int) -> Any:
+def failing_update(number: int) -> Any:
     """An update that fails at its call of this number."""
     whole, calls = Updater.update, [0]
 
     def update(self: Updater, *given: Any) -> Any:
         calls[0] += 1
         if calls[0] == number:
-            raise TrainingError("the test pulls the plug")
+            raise TrainingError("interrupted by the test")
         return whole(self, *given)
 
     return update
@@ -102,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def masked(folder: Path) -> Path:
-    """A run on single lines."""
+    """A masked run on single lines."""
     lines = (
         "data.documents=line",
         "model.next_sentence=false",
@@ -131,7 +131,7 @@ def classifier(folder: Path) -> Path:
     return folder / "sst"
 
 
-def test_it_learns_what_stands_in_gaps(masked: Path) -> None:
+def test_a_masked_model_learns_masked_words(masked: Path) -> None:
     filler = MaskFiller.load(masked)
     for name, food in NAMES.items():
         (found,) = filler.fill([f"the {name} wants <mask>"], top=3)
@@ -144,38 +144,38 @@ def test_it_learns_what_stands_in_gaps(masked: Path) -> None:
     assert "masked-token accuracy" in report and "transduce fill" in card and "| valid |" in card
 
 
-def test_it_learns_what_follows(folder: Path) -> None:
+def test_a_masked_model_learns_next_sentences(folder: Path) -> None:
     given = with_settings(*MODEL, CONTEXT, *TRAINING, "training.max_updates=200", "training.valid_updates=100")
     done = transduce("train", folder / "masked.toml", "--run", folder / "pairs", *given)
     assert done.code == 0 and "next-sentence accuracy" in done.err, done.err
     scores = json.loads((folder / "pairs" / "masked_scores.json").read_text())["sets"]
     assert all(found["next_sentence_accuracy"] > 0.75 for found in scores), scores
-    told = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "valid.txt", "--json").out)
-    assert told["next_sentence_accuracy"] == scores[0]["next_sentence_accuracy"]
+    found_ = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "valid.txt", "--json").out)
+    assert found_["next_sentence_accuracy"] == scores[0]["next_sentence_accuracy"]
     tune = ["train", "--from", folder / "pairs", "--run", folder / "tuned", *with_settings("task=masked"), "--dry-run"]
-    done = transduce(*tune, "--text", folder / "valid.txt")  # documents end where they did in the first training
+    done = transduce(*tune, "--text", folder / "valid.txt")  # data.documents is inherited
     assert done.code == 0 and "data.documents = blank_line" in done.err, done.err
-    (folder / "one.txt").write_text("the cat wakes up\nthe cat wants milk\n")  # one document has no pairs to judge
+    (folder / "one.txt").write_text("the cat wakes up\nthe cat wants milk\n")  # one document has no negative pairs
     tune += ["--text", folder / "one.txt", "--valid-text", folder / "valid.txt"]
     done = transduce(*tune)
     assert done.code == 2 and "error: train text has 1 document: model.next_sentence = true" in done.err, done.err
     done = transduce(*tune, "--set", NO_PAIRS)
     assert done.code == 0, done.err
-    told = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "one.txt", "--json").out)
-    assert "next_sentence_accuracy" not in told and told["hidden"] > 0
+    found_ = json.loads(transduce("evaluate", folder / "pairs", "--text", folder / "one.txt", "--json").out)
+    assert "next_sentence_accuracy" not in found_ and found_["hidden"] > 0
 
 
-def test_a_masked_run_is_judged_on_text(masked: Path, folder: Path) -> None:
-    """Its validation text gives what its own training told; options of other tasks are refused by name."""
+def test_evaluate_a_masked_run(masked: Path, folder: Path) -> None:
+    """The validation text gives the scores of the training; options of other tasks are refused."""
     text = ["evaluate", masked, "--text", folder / "valid.txt"]
-    told = json.loads(transduce(*text, "--json").out)
+    found_ = json.loads(transduce(*text, "--json").out)
     kept = json.loads((masked / "masked_scores.json").read_text())["sets"]
     for name in ("loss", "perplexity", "masked_accuracy"):
-        assert told[name] == pytest.approx(kept[0][name], rel=1e-4), name
-    assert "next_sentence_accuracy" not in told and 0 < told["hidden"] < told["tokens"]
-    assert MaskFiller.load(masked).evaluate(folder / "valid.txt").masked_accuracy == told["masked_accuracy"]
+        assert found_[name] == pytest.approx(kept[0][name], rel=1e-4), name
+    assert "next_sentence_accuracy" not in found_ and 0 < found_["hidden"] < found_["tokens"]
+    assert MaskFiller.load(masked).evaluate(folder / "valid.txt").masked_accuracy == found_["masked_accuracy"]
     small = json.loads(transduce(*text, "--json", "--batch-tokens", 40).out)
-    assert small["nll"] == pytest.approx(told["nll"], rel=1e-4) and small["hidden"] == told["hidden"]
+    assert small["nll"] == pytest.approx(found_["nll"], rel=1e-4) and small["hidden"] == found_["hidden"]
     done = transduce(*text)
     assert done.code == 0 and "masked-token accuracy" in done.out and done.out.count("\n") == 2
     assert_refused(transduce(*text, "--stride", 4), "--stride: no effect on a run of task 'masked'")
@@ -204,7 +204,7 @@ def test_fill_prints_candidates(masked: Path) -> None:
     assert_refused(transduce("translate", masked, stdin=""), "transduce fill")
 
 
-def test_it_learns_labels(classifier: Path, folder: Path) -> None:
+def test_a_classifier_learns_labels(classifier: Path, folder: Path) -> None:
     found = TextClassifier.load(classifier).classify(["the film is great !", "the cat is dull ."])
     assert [one.label for one in found] == ["pos", "neg"] and all(one.probability > 0.7 for one in found)
     assert found[0].probabilities.keys() == {"neg", "pos"} and sum(found[0].probabilities.values()) == pytest.approx(1)
@@ -216,37 +216,37 @@ def test_it_learns_labels(classifier: Path, folder: Path) -> None:
     done = transduce("classify", classifier, "--json", stdin="a\n\n")
     assert len(done.out.splitlines()) == 2 and "probabilities" in done.out
     done = transduce("evaluate", classifier, "--labels", folder / "valid.tsv", "--json")
-    told = json.loads(done.out)
-    assert told["n"] == 60 and told["accuracy"] > 0.95 and told["labels"] == ["neg", "pos"]
+    found_ = json.loads(done.out)
+    assert found_["n"] == 60 and found_["accuracy"] > 0.95 and found_["labels"] == ["neg", "pos"]
     kept = json.loads((classifier / "label_scores.json").read_text())["sets"]
-    assert kept[0]["accuracy"] == told["accuracy"] and {one["name"] for one in kept} == {"valid", "valid.tsv"}
+    assert kept[0]["accuracy"] == found_["accuracy"] and {one["name"] for one in kept} == {"valid", "valid.tsv"}
     card = (classifier / "README.md").read_text()
     assert "`neg`, `pos`" in card and "Matthews" in card and "trained from scratch" in card
 
 
-def test_a_classifier_begins_with_a_masked_models_weights(masked: Path, folder: Path) -> None:
+def test_a_classifier_is_fine_tuned_from_a_masked_model(masked: Path, folder: Path) -> None:
     given = with_settings("training.max_updates=8", "training.valid_updates=8", "training.precision=float32")
     run = folder / "fine"
     done = transduce("train", folder / "labels.toml", "--from", masked, "--run", run, *given)
     assert done.code == 0, done.err
-    assert f"begins with {masked}: its vocabulary (100 pieces, bpe), its model (bert, d_model 32" in done.err
-    assert "fresh: pooler.dense.weight, pooler.dense.bias, labels.weight" in done.err and "adamw" in done.err
-    assert "not used: " in done.err and "update 0  epoch 0.0" in done.err
+    assert f"starting from {masked}: vocabulary (100 pieces, bpe), model (bert, d_model 32" in done.err
+    assert "random: pooler.dense.weight, pooler.dense.bias, labels.weight" in done.err and "adamw" in done.err
+    assert "unused: " in done.err and "update 0  epoch 0.0" in done.err
     settings = RunFolder.open(run).settings
     assert (settings.model.d_model, settings.model.positions, settings.model.kind) == (32, "rotary", "bert-classifier")
     assert settings.data.labels == ("neg", "pos") and settings.tokenizer.mask
     ours, theirs = (load_tokenizers(RunFolder.open(path)).tgt for path in (run, masked))
     assert ours.model == theirs.model
-    assert "trained from the weights of `bert`" in (run / "README.md").read_text()
+    assert "fine-tuned from the weights of `bert`" in (run / "README.md").read_text()
     done = transduce(
         "train", folder / "labels.toml", "--from", masked, "--run", run / "x", *with_settings("model.d_ff=9")
     )
-    assert_refused(done, "model.d_ff = 9: the run to begin with has 64")
+    assert_refused(done, "model.d_ff = 9: training.start has 64")
     assert not (run / "x").exists()
 
 
-def test_a_masked_model_is_tuned_on_plain_text(masked: Path, folder: Path) -> None:
-    """The task is the start's, its vocabulary grows behind <mask>, and the gap keeps its id."""
+def test_a_masked_model_is_fine_tuned_on_plain_text(masked: Path, folder: Path) -> None:
+    """The task is that of the start; new pieces follow <mask>, which keeps its id."""
     (folder / "fish.txt").write_text("the fish wants algae\nthe octopus eats 蟹 now\n" * 30, encoding="utf-8")
     given = with_settings("training.max_updates=4", "training.valid_updates=2", "training.precision=float32")
     text = ["--text", folder / "fish.txt", "--valid-text", folder / "valid.txt"]
@@ -259,8 +259,8 @@ def test_a_masked_model_is_tuned_on_plain_text(masked: Path, folder: Path) -> No
     assert MaskFiller.load(run).fill(["the <mask> eats 蟹"])[0].masks
 
 
-def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its last checkpoint, which holds the masks and the order of what is to come by their numbers alone."""
+def test_resume_after_a_crash_gives_the_same_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks and batches are functions of the seed and the epoch, so the checkpoint need not store them."""
     given = with_settings(*MODEL, *TRAINING, "training.valid_updates=10", "training.schedule=constant")
     for task in ("masked", "labels"):
         whole, parts = folder / f"{task}-whole", folder / f"{task}-parts"
@@ -268,7 +268,7 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
         asked = [folder / f"{task}.toml", *given, *more]
         assert transduce("train", *asked, "--run", whole).code == 0
         with monkeypatch.context() as patch:
-            patch.setattr(Updater, "update", _dies_at(13))
+            patch.setattr(Updater, "update", failing_update(13))
             assert transduce("train", *asked, "--run", parts).code != 0
         assert transduce("train", *asked, "--run", parts).code == 0
         ours, theirs = (RunFolder.open(path).load_model() for path in (whole, parts))
@@ -280,7 +280,7 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("recipe", "values", "said"),
+    ("recipe", "values", "message"),
     [
         ("masked", ["data.documents=line"], "one sentence has no next sentence"),
         ("masked", ["model.kind=gpt"], "model.kind = 'gpt' does not fit task 'masked'"),
@@ -295,15 +295,17 @@ def test_a_broken_run_goes_on_to_the_same_end(folder: Path, monkeypatch: pytest.
         ("labels", ["training.start=nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_is_refused(folder: Path, recipe: str, values: list[str], said: str) -> None:
+def test_settings_that_do_not_fit_the_task_are_refused(
+    folder: Path, recipe: str, values: list[str], message: str
+) -> None:
     usual = (*MODEL, CONTEXT) if recipe == "masked" else MODEL
     given = [value for value in usual if value.split("=")[0] not in {v.split("=")[0] for v in values}]
     done = transduce("train", folder / f"{recipe}.toml", "--run", folder / "bad", *with_settings(*given, *values))
-    assert_refused(done, said)
+    assert_refused(done, message)
     assert not (folder / "bad").exists()
 
 
-def test_labels_of_the_wrong_kind_are_named(folder: Path, classifier: Path) -> None:
+def test_bad_label_files_are_refused_with_file_and_line(folder: Path, classifier: Path) -> None:
     bad = folder / "bad.tsv"
     bad.write_text("pos\tgood\nposs\tgood\n")
     assert_refused(transduce("evaluate", classifier, "--labels", bad), "bad.tsv, line 2: unknown label 'poss'")

@@ -1,4 +1,4 @@
-"""Fine-tuning as a user does it: a run that begins with another, of every kind, our own and imported."""
+"""Fine-tuning from the command line, from our own runs and from imported models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def validations(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A translator that knows a little, and text of another kind, with characters that it has never seen."""
+    """A trained translator, and text of another domain with unknown characters."""
     path = tmp_path_factory.mktemp("tuning")
     src, tgt = write_corpus(path, "old", 400)
     valid = write_corpus(path, "old_valid", 20, seed=2)
@@ -69,11 +69,11 @@ def asked(folder: Path, run: str, *more: object) -> list[object]:
     return ["train", "--from", folder / "start", *text, *held, "--run", folder / run, *given(*SHORT), *more]
 
 
-def test_a_translator_learns_new_words_and_keeps_the_old(folder: Path) -> None:
+def test_a_translator_learns_new_words_and_keeps_the_old_vocabulary(folder: Path) -> None:
     done = transduce(*asked(folder, "grown", "--extend-vocabulary", 60, *given("training.max_updates=40")))
     assert done.code == 0, done.err
     for part in (
-        *("begins with", "data.src_lang = en", "vocabulary: kept 400 pieces", "unknown ones", "0 now"),
+        *("starting from", "data.src_lang = en", "vocabulary: kept 400 pieces", "unknown tokens", "0 now"),
         *("training.lr", "far below a fresh model's", "adamw", "update 0  epoch 0.0  validation loss"),
     ):
         assert part in done.err, done.err
@@ -85,12 +85,12 @@ def test_a_translator_learns_new_words_and_keeps_the_old(folder: Path) -> None:
     assert not new.unknown("der Quokka sieht 短尾矮袋鼠") and old.unknown("短尾矮袋鼠")
     found = validations(folder / "grown")
     assert found[0]["update"] == 0 and found[-1]["loss"] < found[0]["loss"] - 0.3
-    assert "trained from the weights of `start`" in (folder / "grown" / "README.md").read_text("utf-8")
+    assert "fine-tuned from the weights of `start`" in (folder / "grown" / "README.md").read_text("utf-8")
     assert not (folder / "grown" / "tokens").exists()
 
 
-def test_without_more_pieces_the_start_is_scored_as_it_is(folder: Path) -> None:
-    """The validation before the first update is that of the start run, and so are its translations."""
+def test_without_new_pieces_the_first_validation_scores_the_start(folder: Path) -> None:
+    """The validation before the first update scores the start's weights, and the translations are the same."""
     done = transduce(*asked(folder, "plain", *given("training.lr=1e-9", "training.valid_bleu_sentences=30")))
     assert done.code == 0, done.err
     first, *_, last = validations(folder / "plain")
@@ -102,31 +102,33 @@ def test_without_more_pieces_the_start_is_scored_as_it_is(folder: Path) -> None:
     assert [t.text for t in one.translate(lines)] == [t.text for t in two.translate(lines)]
 
 
-def _dies_at(number: int) -> Any:
-    """An update that fails at its call of this number."""
+def failing_update(number: int) -> Any:
+    """An `Updater.update` that fails at this call."""
     whole, calls = Updater.update, [0]
 
     def update(self: Updater, *batches: Any) -> Any:
         calls[0] += 1
         if calls[0] == number:
-            raise TrainingError("the test pulls the plug")
+            raise TrainingError("interrupted by the test")
         return whole(self, *batches)
 
     return update
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_it_goes_on_when_start_and_text_are_gone(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_needs_neither_the_start_nor_its_text(
+    folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = folder / "whole"
     more = ["--extend-vocabulary", 20]
     if not whole.exists():
         assert transduce(*asked(folder, "whole", *more)).code == 0
     parts, place = f"parts{number}", folder / f"place{number}"
     with monkeypatch.context() as patch:
-        patch.setattr(Updater, "update", _dies_at(number))
+        patch.setattr(Updater, "update", failing_update(number))
         assert transduce(*asked(folder, parts, *more)).code == 1
     for checkpoint in (folder / parts / "checkpoints").iterdir():
-        if number == 1:  # as if it had been killed before the first was written
+        if number == 1:  # as if killed before the first checkpoint
             shutil.rmtree(checkpoint)
     (folder / "start").rename(place)
     try:
@@ -138,14 +140,14 @@ def test_it_goes_on_when_start_and_text_are_gone(folder: Path, number: int, monk
     assert all((ours[name] == theirs[name]).all() for name in ours)
 
 
-def test_what_contradicts_the_start_is_refused(folder: Path) -> None:
-    for value, said in (
+def test_settings_that_contradict_the_start_are_refused(folder: Path) -> None:
+    for value, message in (
         ("model.preset=base", "model.preset = 'base' has"),
-        ("model.d_model=64", "the run to begin with has 32"),
+        ("model.d_model=64", "training.start has 32"),
         ("tokenizer.vocab_size=900", "--extend-vocabulary adds pieces"),
-        ("tokenizer.kind=bpe", "the run to begin with has 'unigram'"),
+        ("tokenizer.kind=bpe", "training.start has 'unigram'"),
     ):
-        assert_refused(transduce(*asked(folder, "no", *given(value))), said)
+        assert_refused(transduce(*asked(folder, "no", *given(value))), message)
         assert not (folder / "no").exists()
     assert_refused(transduce("train", "--from", folder / "start", "--text", folder / "new.en", "--run", folder / "no"),
                    "its model is of kind 'transformer'")  # fmt: skip
@@ -154,17 +156,16 @@ def test_what_contradicts_the_start_is_refused(folder: Path) -> None:
     assert_refused(transduce("train", *text, "--from", folder / "nowhere"), "nowhere")
 
 
-def test_a_dry_run_tells_and_makes_nothing(folder: Path) -> None:
+def test_a_dry_run_reports_and_writes_nothing(folder: Path) -> None:
     done = transduce(*asked(folder, "dry", "--dry-run", "--extend-vocabulary", 10))
     assert done.code == 0 and "kept 400 pieces" in done.err and not (folder / "dry").exists(), done.err
 
 
-def test_an_imported_translator_is_tuned(folder: Path, tmp_path: Path) -> None:
+def test_an_imported_translator_is_fine_tuned(folder: Path, tmp_path: Path) -> None:
     source = make_folder(tmp_path / "theirs", make_run(tmp_path / "ours", output_bias=True))
     assert transduce("import", "marian", source, tmp_path / "start").code == 0
-    (folder_,) = [tmp_path]
     text = ["--src", folder / "new.en", "--tgt", folder / "new.de"]
-    done = transduce("train", "--from", folder_ / "start", *text, "--run", folder_ / "run", *given(*SHORT),
+    done = transduce("train", "--from", tmp_path / "start", *text, "--run", tmp_path / "run", *given(*SHORT),
                      "--extend-vocabulary", 40)  # fmt: skip
     assert done.code == 0, done.err
     found = validations(tmp_path / "run")
@@ -174,16 +175,16 @@ def test_an_imported_translator_is_tuned(folder: Path, tmp_path: Path) -> None:
     assert len(Translator.load(tmp_path / "run").translate(["the quokka"])) == 1
 
 
-def test_a_language_model_is_tuned(tmp_path: Path) -> None:
+def test_a_language_model_is_fine_tuned(tmp_path: Path) -> None:
     old, new = tmp_path / "old.txt", tmp_path / "new.txt"
     old.write_text("the cat sleeps all day long\n" * 60)
     new.write_text("ŝi dormas la tutan tagon\n" * 60, encoding="utf-8")
     options = ("model.d_model=32", "model.d_ff=64", "model.n_heads=2", "model.n_decoder_layers=1", "data.context=16")
     done = transduce("train", "--text", old, "--run", tmp_path / "start", *given(*SHORT, *options))
     assert done.code == 0, done.err
-    told = ("training.max_updates=30", "training.lr=0.01")
+    more = ("training.max_updates=30", "training.lr=0.01")
     done = transduce("train", "--text", new, "--from", tmp_path / "start", "--run", tmp_path / "run",
-                     *given(*SHORT, *told), "--extend-vocabulary", 12)  # fmt: skip
+                     *given(*SHORT, *more), "--extend-vocabulary", 12)  # fmt: skip
     assert done.code == 0, done.err
     assert "data.context = 16" in done.err and "kept" in done.err, done.err
     run = RunFolder.open(tmp_path / "run")
@@ -192,7 +193,7 @@ def test_a_language_model_is_tuned(tmp_path: Path) -> None:
     assert found[-1]["loss"] < found[0]["loss"]
 
 
-def test_an_imported_gpt2_is_tuned(tmp_path: Path) -> None:
+def test_an_imported_gpt2_is_fine_tuned(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
     tokenizers: Any = pytest.importorskip("tokenizers")
     text = tmp_path / "text.txt"
@@ -213,7 +214,7 @@ def test_an_imported_gpt2_is_tuned(tmp_path: Path) -> None:
     done = transduce("import", "gpt2", tmp_path / "theirs", tmp_path / "start")
     assert done.code == 0, done.err
     command = ["train", "--text", text, "--from", tmp_path / "start", "--run", tmp_path / "run", *given(*SHORT)]
-    assert_refused(transduce(*command, "--extend-vocabulary", 5), "stays as it came")
+    assert_refused(transduce(*command, "--extend-vocabulary", 5), "cannot be extended")
     done = transduce(*command, *given("training.max_updates=20", "training.lr=0.01"))
     assert done.code == 0, done.err
     found = validations(tmp_path / "run")

@@ -40,8 +40,8 @@ from transduce.errors import DataError, UserError
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.tasks.finetune import Start, learn_more
-from transduce.tasks.resolve import AnyTask, check, resolve, start_of
+from transduce.tasks.finetune import Start, extend_vocabulary, find_start
+from transduce.tasks.resolve import AnyTask, check, resolve
 from transduce.text.tokenizer import load_tokenizers
 
 SAMPLED = 12_000  # training rows for the trial and its vocabulary
@@ -201,7 +201,7 @@ class _Examination:
 
     def check_settings(self) -> tuple[AnyTask, Machine]:
         """Refuse settings that cannot work, and describe the machine."""
-        self.start = None if has_read_text(self.path) else start_of(self.asked)
+        self.start = None if has_read_text(self.path) else find_start(self.asked)
         task = check(self.asked if self.start is None else self.start.settings)
         machine = this_machine(self.asked.training.device).shared(1, self.processes)  # threads of all processes
         check_devices(torch.device(machine.device), self.processes)
@@ -264,7 +264,7 @@ class _Examination:
             if self.start is None:
                 self.log.say("learning a vocabulary from the sample ...")
             else:
-                taken = learn_more(self.start, *task.lines(texts, small), quiet).tokenizers
+                taken = extend_vocabulary(self.start, *task.lines(texts, small), quiet).tokenizers
             settings, tokenizers = resolve(task, small, texts, machine, quiet, known=taken, scale=scale)
         learned = time.monotonic()
         self.found.lengths, findings = check_tokens(sample, tokenizers, settings)

@@ -15,7 +15,7 @@ from transduce.doctor.sampling import take_sample
 from transduce.errors import UserError
 from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.tasks.choices import bytes_a_token
+from transduce.tasks.choices import bytes_per_token
 
 MOST = 3  # warnings
 _BLOCKS, _SECONDS = 2, 0.2
@@ -41,7 +41,7 @@ def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine
     training = settings.training
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     micro = training.micro_batch_tokens or training.batch_tokens or 1
-    batch = micro * bytes_a_token(settings.model, settings.tokenizer.vocab_size or 0)
+    batch = micro * bytes_per_token(settings.model, settings.tokenizer.vocab_size or 0)
     needed = round(weights * (1.0 + _copies(settings))) + batch + _PROCESS  # 1: the gradient
     if needed > machine.memory:
         log.warn(

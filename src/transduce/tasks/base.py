@@ -113,9 +113,9 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
         """Encode all into the run folder."""
 
     def find_prepared(self, folder: RunFolder, log: Log) -> PreparedT | None:
-        """What an earlier start of the run has prepared, or None where it did not come that far.
+        """What an earlier start of the run has prepared, or None if it did not get that far.
 
-        Warns where the training text is no more what it was.
+        Warns if the training text has changed since then.
         """
         if not has_read_text(folder.path) or not folder.has_tokenizers:
             return None
@@ -140,15 +140,15 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
 
     @abstractmethod
     def feeder(self, prepared: PreparedT, settings: Settings, device: torch.device) -> Feeder:
-        """What the loop eats."""
+        """Yields the batches of the training loop."""
 
     @abstractmethod
     def longest(self, prepared: PreparedT, settings: Settings) -> PreparedT:
-        """What was prepared, with training rows of the greatest length, enough for a batch: what takes most memory."""
+        """`prepared` with training rows of the maximum length, enough for a batch: the batch that needs most memory."""
 
     @abstractmethod
     def validator(self, model: nn.Module, prepared: PreparedT, settings: Settings, device: torch.device) -> Validator:
-        """What scores the weights on held-out text."""
+        """Scores the weights on held-out text."""
 
     @abstractmethod
     def tokenizers(self, prepared: PreparedT) -> Tokenizers:
@@ -156,4 +156,4 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
 
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """What follows training, whose weights are those of `update`: scores, samples, report, card."""
+        """Write scores, samples, report and card after training; the final weights are those of `update`."""

@@ -152,7 +152,7 @@ def parameters_used(model: ModelSettings, vocab_size: int) -> int:
     return 4 * model.n_attentions * d * d + 2 * n_blocks * d * model.d_ff + vocab_size * d
 
 
-def bytes_a_token(model: ModelSettings, vocab_size: int) -> int:
+def bytes_per_token(model: ModelSettings, vocab_size: int) -> int:
     """Memory of a training step per padded token on either side, roughly: activations kept for the gradient."""
     return 4 * (model.n_attentions * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
 

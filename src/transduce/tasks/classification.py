@@ -114,7 +114,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         return labelled_text.fingerprint(settings, tokenizers, digests)
 
     def feeder(self, prepared: PreparedLabels, settings: Settings, device: torch.device) -> LabelFeeder:
-        """Batches of texts of like length."""
+        """Batches of texts of similar length."""
         return LabelFeeder(prepared.train, settings.training, device=device)
 
     def longest(self, prepared: PreparedLabels, settings: Settings) -> PreparedLabels:
@@ -143,7 +143,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         return prepared.tokenizers
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score the held-out texts, show some, report."""
+        """Score the held-out texts, store samples, write the report."""
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
         tokens = folder.path / "tokens"
         names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}

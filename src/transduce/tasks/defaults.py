@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from transduce.config import resolve_preset
-from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_a_token
+from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_per_token
 
 MIN_WARMUP, MAX_WARMUP = 10, 2000
 
@@ -54,7 +54,7 @@ def _batch_of_rows(facts: Facts) -> Answer:
 
 def _micro_batch_tokens(facts: Facts) -> Answer:
     wanted = facts.batch_tokens
-    per_token = bytes_a_token(facts.settings.model, facts.settings.tokenizer.vocab_size or 0)
+    per_token = bytes_per_token(facts.settings.model, facts.settings.tokenizer.vocab_size or 0)
     fitting = max(256, facts.machine.memory // 2 // per_token)
     if fitting >= wanted:
         return wanted, f"a whole update fits in half of the {facts.machine.memory / 2**30:.0f} GiB free"

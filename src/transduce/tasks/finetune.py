@@ -1,13 +1,13 @@
-"""A run that another one begins with: `training.start`, or `--from`. Fine-tuning.
+"""Fine-tuning: start a run from the weights of another run (`training.start`, `--from`).
 
-Its vocabulary, the shape of its model and its weights are taken over, and of its settings those that the new run has no
-wish for and that follow from them. What would contradict them is refused. All that a resumed training needs of it is
-then in the new run's folder.
+The new run inherits the vocabulary, the shape of the model and the weights, and the settings that belong to them.
+Settings that contradict them are refused. The weights are copied into the new run's folder, so that a resumed run no
+longer needs the other one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from transduce.config import ModelSettings, Settings, resolve_preset
-from transduce.config.model import preset_values
+from transduce.config.model import kinds_for, preset_values
 from transduce.config.section import Section
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.models.registry import ARCHITECTURES
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors, save_tensors
+from transduce.tasks.registry import find_task
 from transduce.text.extension import SAMPLE_LINES, Extended, Parts, extend, new_pieces, of_characters
 from transduce.text.hub import HubTokenizer
 from transduce.text.special import MASK, MASK_PIECE, UNK, Vocabulary
@@ -33,9 +34,9 @@ _OWN = {
     "model": ("kind", "dropout", "attention_dropout", "activation_dropout", "next_sentence", "pooling", "n_labels"),
     "tokenizer": ("extend", "sampling"),
 }
-"""What the new run may have otherwise, or has as it is by itself."""
+"""Settings of these sections in which the new run may differ."""
 _HEADS = ("head.", "output_bias", "output_embedding.", "next_sentence.", "pooler.", "labels.")
-"""Names of weights that another kind of model of the family may lack; they begin fresh."""
+"""Prefixes of weights that not every model of a family has. Missing ones are initialized at random."""
 _ROWS = {
     "src_embedding.table.weight": "src",
     "tgt_embedding.table.weight": "tgt",
@@ -43,85 +44,87 @@ _ROWS = {
     "output_embedding.weight": "tgt",
     "output_bias": "tgt",
 }
-"""Weights with a row a piece, and of which side's vocabulary."""
-_SHOWN = 3
-_MEASURED = 2000  # lines whose cutting before and after is compared
+"""Weights with one row per piece, and the side of the vocabulary."""
+_SHOWN = 3  # new pieces printed from each end of the list
+_MEASURED = 2000  # lines per side tokenized before and after
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run to begin with. `settings`: what was asked for, with what comes from the run; `took`: what, for people."""
+    """A run to fine-tune from. `settings`: those asked for, with the inherited ones; `summary`: for people."""
 
     run: RunFolder
     settings: Settings
-    took: str
+    summary: str
 
 
-def find_start(asked: Settings, *, kind: str, inherited: Sequence[str] = ()) -> Start | None:
-    """The run that a training of a model of this kind is to begin with; None where it begins fresh.
+def find_start(asked: Settings) -> Start | None:
+    """The run that `training.start` names, or None.
 
-    Raises `SettingsError` for a run of another family, and for wishes that contradict it; `RunFolderError` for a folder
-    that is no run, or damaged.
+    Raises:
+        SettingsError: The run's model does not fit the task, or the settings contradict the run's.
+        RunFolderError: The folder is not a run, or is damaged.
     """
+    extend_by = asked.tokenizer.extend
     if asked.training.start is None:
-        if asked.tokenizer.extend:
+        if extend_by:
             raise SettingsError(
-                f"tokenizer.extend = {asked.tokenizer.extend}: there is no vocabulary to extend; name a run with --from"
+                f"tokenizer.extend = {extend_by}: there is no vocabulary to extend; name a run with --from"
             )
         return None
-    resolve_preset(asked.model)  # refuses one that there is not
-    run = RunFolder.open(asked.training.start)
+    resolve_preset(asked.model)  # raises for an unknown preset
+    run, task = RunFolder.open(asked.training.start), find_task(asked.task)
     other = run.settings
-    family = ARCHITECTURES[kind].family
+    family = ARCHITECTURES[kinds_for(task.name)[0]].family
     if ARCHITECTURES[other.model.kind].family != family:
         fitting = [name for name, architecture in ARCHITECTURES.items() if architecture.family == family]
         raise SettingsError(
             f"training.start = '{run.path}': its model is of kind '{other.model.kind}'; task '{asked.task}' needs "
             f"{' or '.join(fitting)}"
         )
-    if asked.tokenizer.extend and other.tokenizer.kind == HubTokenizer.kind:
+    if extend_by and other.tokenizer.kind == HubTokenizer.kind:
         raise SettingsError(
-            f"tokenizer.extend = {asked.tokenizer.extend}: the vocabulary of {run.path} is one of the tokenizers "
-            "library, which stays as it came; leave --extend-vocabulary out"
+            f"tokenizer.extend = {extend_by}: {run.path} has a vocabulary of the tokenizers library, which cannot be "
+            "extended; leave --extend-vocabulary out"
         )
     values = asked.model_dump(exclude_unset=True)
-    values["model"] = _agreed("model", asked, other)
-    values["tokenizer"] = _agreed("tokenizer", asked, other) | {"extend": asked.tokenizer.extend}
-    taken = _inherited(asked, other, inherited)
-    for (section, key), value in taken.items():
+    values["model"] = _merged_section("model", asked, other)
+    values["tokenizer"] = _merged_section("tokenizer", asked, other) | {"extend": extend_by}
+    inherited = _inherited(asked, other, task.inherited)
+    for (section, key), value in inherited.items():
         values.setdefault(section, {})[key] = value
     m = other.model
-    size = f"d_model {m.d_model}, {' + '.join(map(str, m.depth))} layers"
-    more = ", ".join(f"{section}.{key} = {value}" for (section, key), value in taken.items())
-    took = (
-        f"begins with {run.path}: its vocabulary ({load_tokenizers(run).n_tgt:,} pieces, {other.tokenizer.kind}), its "
-        f"model ({other.model.kind}, {size})" + (f", {more}" if more else "")
-    )
-    return Start(run, Settings.from_mapping(values), took)
+    parts = [
+        f"starting from {run.path}: vocabulary ({load_tokenizers(run).n_tgt:,} pieces, {other.tokenizer.kind})",
+        f"model ({m.kind}, d_model {m.d_model}, {' + '.join(map(str, m.depth))} layers)",
+        *(f"{section}.{key} = {value}" for (section, key), value in inherited.items()),
+    ]
+    return Start(run, Settings.from_mapping(values), ", ".join(parts))
 
 
-def learn_more(start: Start, src: Iterable[str], tgt: Iterable[str], log: Log) -> Extended:
-    """The start's vocabulary, with more pieces from the text of both sides (as `extend`) where that is asked for."""
+def extend_vocabulary(start: Start, src: Iterable[str], tgt: Iterable[str], log: Log) -> Extended:
+    """The start's vocabulary, with `tokenizer.extend` more pieces learned from the text of both sides."""
     tokenizers, n = load_tokenizers(start.run), start.settings.tokenizer.extend
     if start.settings.task == "masked" and tokenizers.tgt.vocab_size > MASK:
-        hub = start.settings.tokenizer.kind == "hub"
+        hub = start.settings.tokenizer.kind == HubTokenizer.kind
         if not hub and tokenizers.tgt.pieces([MASK]) != [MASK_PIECE]:
-            raise SettingsError(f"the vocabulary of {start.run.path} has no {MASK_PIECE}: it is of no masked model")
+            raise SettingsError(
+                f"training.start = '{start.run.path}': its vocabulary has no {MASK_PIECE}, which task 'masked' needs; "
+                "start from a masked language model"
+            )
     if not n:
         return Extended(tokenizers, (), ())
     src, tgt = (sample_of(lines, SAMPLE_LINES, seed=start.settings.training.seed) for lines in (src, tgt))
     found = extend(tokenizers, src, tgt, n=n)
-    for line in _told(tokenizers, found.tokenizers, src, tgt):
+    for line in _compare_vocabularies(tokenizers, found.tokenizers, src, tgt):
         log.say(line)
     if len(found.tgt) < n and of_characters(tokenizers.tgt):
-        log.say(
-            f"  fewer than {n:,}: a vocabulary of characters gets the characters that it lacks, and no longer pieces"
-        )
+        log.say(f"  fewer than {n:,}: a character vocabulary is extended by missing characters only")
     return found
 
 
-def keep(start: Start, extended: Extended, settings: Settings, folder: Path) -> None:
-    """Write the weights to begin with into a folder, with rows for the new pieces: the start is not needed any more."""
+def save_start_weights(start: Start, extended: Extended, settings: Settings, folder: Path) -> None:
+    """Save the start's weights, with rows for the new pieces, into the new run's folder `tokens`."""
     tensors = start.run.load_model()
     tokenizers = extended.tokenizers
     sides = {"src": (extended.src, _ordinary(tokenizers.src)), "tgt": (extended.tgt, _ordinary(tokenizers.tgt))}
@@ -136,33 +139,33 @@ def keep(start: Start, extended: Extended, settings: Settings, folder: Path) -> 
 
 
 def with_rows(tensor: Tensor, parts: Sequence[Parts], first: int) -> Tensor:
-    """A tensor [V, ...] with a row more for each of `parts`: the mean of the rows of the pieces that it is made of.
+    """Append a row to a tensor [V, ...] for each of `parts`: the mean of the rows of the pieces that make it up.
 
-    What is made of none gets the mean of all ordinary rows, which begin with `first`. A logit, which is linear in its
-    row, is then the mean of others: no new piece is likelier than the likeliest old one.
+    A piece without parts gets the mean of all ordinary rows, which start at `first`. Logits are linear in the rows, so
+    no new piece is more likely than the most likely old one.
     """
     if not parts:
         return tensor
-    whole = tensor[first:].mean(0)
-    return torch.cat([tensor, torch.stack([tensor[list(p)].mean(0) if p else whole for p in parts])])
+    mean = tensor[first:].mean(0)
+    return torch.cat([tensor, torch.stack([tensor[list(p)].mean(0) if p else mean for p in parts])])
 
 
-def begin(model: nn.Module, folder: Path, log: Log) -> None:
-    """Give a fresh model the weights that `keep` wrote; what these have not stays as it is, and is told."""
+def load_start_weights(model: nn.Module, folder: Path, log: Log) -> None:
+    """Initialize a model from `save_start_weights`. Weights of heads that the start lacks stay random; log them."""
     found, own = load_tensors(folder / "start.safetensors"), model.state_dict()
     fitting = {name: tensor for name, tensor in found.items() if name in own and own[name].shape == tensor.shape}
-    lacking = [name for name in own if name not in fitting]
-    if wrong := [name for name in lacking if not name.startswith(_HEADS)]:
-        raise SettingsError(f"the run to begin with does not fit: {', '.join(wrong[:5])}")
+    missing = [name for name in own if name not in fitting]
+    if wrong := [name for name in missing if not name.startswith(_HEADS)]:
+        raise SettingsError(f"training.start: the weights do not fit this model: {', '.join(wrong[:5])}")
     model.load_state_dict(fitting, strict=False)
-    left = [name for name in found if name not in fitting]
-    fresh = f"; fresh: {', '.join(lacking)}" if lacking else ""
-    unused = f"; not used: {', '.join(left)}" if left else ""
-    log.say(f"{len(fitting)} of {len(own)} tensors are those of the run that it begins with{fresh}{unused}")
+    unused = [name for name in found if name not in fitting]
+    parts = [f"{len(fitting)} of {len(own)} tensors loaded from training.start"]
+    parts += [f"{label}: {', '.join(names)}" for label, names in (("random", missing), ("unused", unused)) if names]
+    log.say("; ".join(parts))
 
 
-def _agreed(section: str, asked: Settings, other: Settings) -> dict[str, Any]:
-    """The values of a section: the other's, and what the new run may have of its own. Refuses what contradicts."""
+def _merged_section(section: str, asked: Settings, other: Settings) -> dict[str, Any]:
+    """The other run's values of a section, with those in which the new run may differ. Raises for a contradiction."""
     ours: Section = getattr(asked, section)
     theirs: Section = getattr(other, section)
     found = {
@@ -173,59 +176,55 @@ def _agreed(section: str, asked: Settings, other: Settings) -> dict[str, Any]:
     for key, value in preset_values(ours).items() if isinstance(ours, ModelSettings) else ():
         if key not in (*given, *_OWN["model"]) and found.get(key, value) != value:
             raise SettingsError(
-                f"model.preset = '{preset}' has {key} = {value!r}: the run to begin with has {found[key]!r}; "
-                "leave it out"
+                f"model.preset = '{preset}' has {key} = {value!r}: training.start has {found[key]!r}; leave it out"
             )
     for key, value in given.items():
         if key in _OWN[section]:
             found[key] = value
         elif value is not None and value != found.setdefault(key, value):
             hint = "; --extend-vocabulary adds pieces" if key == "vocab_size" else ""
-            raise SettingsError(
-                f"{section}.{key} = {value!r}: the run to begin with has {found[key]!r}; leave it out{hint}"
-            )
+            raise SettingsError(f"{section}.{key} = {value!r}: training.start has {found[key]!r}; leave it out{hint}")
     if section == "tokenizer" and "sampling" not in given:
         found["sampling"] = 0.0
     return found
 
 
 def _inherited(asked: Settings, other: Settings, names: Sequence[str]) -> dict[tuple[str, str], Any]:
-    """Settings that the new run leaves unset and the other, of the same task, has."""
+    """By (section, key): settings of `names` that are unset here and not at their default in the other run."""
     if asked.task != other.task:
         return {}
     found = {}
     for section, key in (name.split(".") for name in names):
         ours, theirs = getattr(asked, section), getattr(other, section)
-        usual = type(ours).model_fields[key].default
-        if key not in ours.model_fields_set and getattr(theirs, key) not in (None, usual):
+        default = type(ours).model_fields[key].default
+        if key not in ours.model_fields_set and getattr(theirs, key) not in (None, default):
             found[section, key] = getattr(theirs, key)
     return found
 
 
 def _ordinary(vocabulary: Vocabulary) -> int:
-    """The first id that is no special one."""
+    """The first id that is not special."""
     return MASK + (vocabulary.pieces([MASK]) == [MASK_PIECE])
 
 
-def _told(old: Tokenizers, new: Tokenizers, src: Sequence[str], tgt: Sequence[str]) -> list[str]:
-    """What is kept, what is new, and what it changes, a vocabulary a line."""
+def _compare_vocabularies(old: Tokenizers, new: Tokenizers, src: Sequence[str], tgt: Sequence[str]) -> Iterator[str]:
+    """Lines on what the extension of each vocabulary changes."""
     if old.joint:
         sides: Mapping[str, tuple[Vocabulary, Vocabulary, Sequence[str]]] = {
             "vocabulary": (old.tgt, new.tgt, [*src[:_MEASURED], *tgt[:_MEASURED]])
         }
     else:
         sides = {"source vocabulary": (old.src, new.src, src), "target vocabulary": (old.tgt, new.tgt, tgt)}
-    lines = []
     for name, (before, after, text) in sides.items():
         pieces, sample = new_pieces(before, after), text[: 2 * _MEASURED]
         then, now = before.encode_batch(sample), after.encode_batch(sample)
         n = max(1, len(sample))
         same = sum(ids == was for ids, was in zip(now, then, strict=True))
         unknown = [sum(ids.count(UNK) for ids in found) for found in (then, now)]
-        shown = ", ".join(pieces if len(pieces) <= 2 * _SHOWN else pieces[:_SHOWN] + pieces[-_SHOWN:])
-        lines += [
-            f"{name}: kept {before.vocab_size:,} pieces, {len(pieces):,} new" + (f", as {shown}" if pieces else ""),
-            f"  tokens a line {sum(map(len, then)) / n:.1f} before, {sum(map(len, now)) / n:.1f} now; unknown ones "
-            f"{unknown[0]:,} before, {unknown[1]:,} now; {same / n:.0%} of the lines are cut as before",
-        ]
-    return lines
+        shown = pieces if len(pieces) <= 2 * _SHOWN else [*pieces[:_SHOWN], "...", *pieces[-_SHOWN:]]
+        yield f"{name}: kept {before.vocab_size:,} pieces, {len(pieces):,} new {', '.join(shown)}".rstrip()
+        yield (
+            f"  tokens per line: {sum(map(len, then)) / n:.1f} before, {sum(map(len, now)) / n:.1f} now; "
+            f"unknown tokens: {unknown[0]:,} before, {unknown[1]:,} now; {same / n:.0%} of the lines are tokenized as "
+            "before"
+        )

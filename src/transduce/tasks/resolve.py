@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from transduce.config import Settings, resolve_preset
-from transduce.config.model import kinds_for
 from transduce.errors import SettingsError, nearest
 from transduce.logging import Log
 from transduce.machine import Machine
@@ -14,7 +13,6 @@ from transduce.models.registry import check_model
 from transduce.tasks.base import Task
 from transduce.tasks.choices import choose, format_choices
 from transduce.tasks.defaults import FINE_TUNING
-from transduce.tasks.finetune import Start, find_start
 from transduce.tasks.registry import check_task, find_task
 from transduce.tasks.vocabulary import learn_vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -22,12 +20,6 @@ from transduce.training.optim import OPTIMIZERS
 from transduce.training.schedule import find_schedule
 
 AnyTask = Task[Any, Any]
-
-
-def start_of(settings: Settings) -> Start | None:
-    """The run that a training with these settings starts from, if any. Raises `UserError` as `find_start`."""
-    task = find_task(settings.task)
-    return find_start(settings, kind=kinds_for(task.name)[0], inherited=task.inherited)
 
 
 def check(settings: Settings) -> AnyTask:

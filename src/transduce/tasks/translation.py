@@ -1,4 +1,4 @@
-"""Translation: a source is read, a target written."""
+"""Translation of sentence pairs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from transduce.training.validate import Judge, Validator
 
 
 class TranslationTask(Task[Texts, Prepared]):
-    """Sentence pairs to a translator, judged by BLEU and chrF."""
+    """Trains a translator on sentence pairs; evaluated by BLEU and chrF."""
 
     name = "translation"
     wording = Wording(
@@ -88,13 +88,13 @@ class TranslationTask(Task[Texts, Prepared]):
                 "model.tie = 'three_way' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"
             )
         if settings.tokenizer.exact:
-            raise SettingsError("tokenizer.exact = true is for running text; translation goes line by line")
+            raise SettingsError("tokenizer.exact = true: only for running text; leave it out")
         metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)
         longest = max(settings.data.max_length, settings.decoding.max_length) + 1
         if model.positions == "learned" and model.max_positions < longest:
             raise SettingsError(
-                f"model.max_positions = {model.max_positions}: learned positions must hold {longest}, "
-                "the longer of data.max_length and decoding.max_length and one more"
+                f"model.max_positions = {model.max_positions}: must be at least {longest}: one more than "
+                "data.max_length and decoding.max_length"
             )
 
     def sources(self, settings: Settings) -> Sources[Pair]:
@@ -110,11 +110,11 @@ class TranslationTask(Task[Texts, Prepared]):
         return texts
 
     def facts(self, asked: Settings, texts: Texts, machine: Machine) -> Facts:
-        """The number of pairs decides."""
+        """The number of pairs."""
         return Facts(asked, asked, machine, self.defaults, texts.n_pairs)
 
     def lines(self, texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
-        """A sample of both sides, cleaned."""
+        """A sample of the cleaned text of both sides."""
         return preparation.lines_of(texts)
 
     def count_tokens(self, texts: Texts, tokenizers: Tokenizers, settings: Settings) -> int:
@@ -122,11 +122,11 @@ class TranslationTask(Task[Texts, Prepared]):
         return preparation.count_tokens(texts, tokenizers)
 
     def encode(self, folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Settings, log: Log) -> Prepared:
-        """Clean and encode, and look for held-out text in the training text."""
+        """Clean and encode the pairs, and check for held-out text in the training text."""
         return preparation.encode(folder, texts, tokenizers, settings, log)
 
     def open_prepared(self, folder: RunFolder) -> Prepared:
-        """Both stores, and what is judged."""
+        """Both stores, and the validation sentences to translate."""
         return preparation.open_prepared(folder)
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
@@ -134,7 +134,7 @@ class TranslationTask(Task[Texts, Prepared]):
         return preparation.fingerprint(settings, tokenizers, digests)
 
     def feeder(self, prepared: Prepared, settings: Settings, device: torch.device) -> PairFeeder:
-        """Batches of pairs of like length."""
+        """Batches of pairs of similar length."""
         training, amount = settings.training, settings.tokenizer.sampling
         segment = None
         if amount:
@@ -142,14 +142,14 @@ class TranslationTask(Task[Texts, Prepared]):
         return PairFeeder(prepared.train, training, device=device, weights=prepared.weights, segment=segment)
 
     def longest(self, prepared: Prepared, settings: Settings) -> Prepared:
-        """Both sides have the length that is just not left out."""
+        """Pairs whose sides both have the maximum length."""
         length = settings.data.max_length
         n = n_rows_of(length, settings)
         sides = [tiled(side.ids, length).tolist() for side in (prepared.train.src, prepared.train.tgt)]
         return replace(prepared, train=TokenStore.from_lists([sides[0]] * n, [sides[1]] * n), weights=None)
 
     def validator(self, model: nn.Module, prepared: Prepared, settings: Settings, device: torch.device) -> Validator:
-        """The loss on all held-out pairs, and translations of some."""
+        """The loss on all held-out pairs, and BLEU and chrF on some."""
         training = settings.training
         budget = training.micro_batch_tokens or training.batch_tokens
         assert budget is not None, "chosen first"
@@ -162,11 +162,11 @@ class TranslationTask(Task[Texts, Prepared]):
         )
 
     def tokenizers(self, prepared: Prepared) -> Tokenizers:
-        """Of both sides."""
+        """Those of both sides."""
         return prepared.tokenizers
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score the test sets, draw attention, report."""
+        """Score the test sets, capture attention, write the report."""
         finalize_translation(folder, preparation.read_judged(folder), self.wording, update=update, log=log)
 
 
@@ -177,10 +177,10 @@ def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[B
 
 
 def _judge(model: nn.Module, prepared: Prepared, settings: Settings) -> Judge:
-    """Translates the judged pairs by the search of the settings, and scores the translations."""
+    """Translates some held-out sentences with the decoding settings and scores the translations."""
     sources, references = map(list, zip(*prepared.judged, strict=True))
     scoring = settings.evaluation
-    translator = Translator(model, prepared.tokenizers, settings.decoding)  # its threads serve all validations
+    translator = Translator(model, prepared.tokenizers, settings.decoding)  # its threads are reused by all validations
 
     def judge(model: nn.Module) -> dict[str, float]:
         assert model is translator.model, "a validator scores one model"

@@ -1,4 +1,4 @@
-"""A translator in a run folder, made once: real vocabulary, model with a few weights that nobody trained."""
+"""An untrained translator in a run folder, with a real vocabulary."""
 
 from __future__ import annotations
 

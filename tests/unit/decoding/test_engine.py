@@ -1,4 +1,4 @@
-"""The engine: options reach it unchanged, equal lines reach it once, and its threads are made once."""
+"""The engine gets options unchanged and equal lines once, and makes its threads once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytorch_threads(n: int) -> Iterator[None]:
 
 
 class Recorder:
-    """An engine that translates every source to itself, and keeps what it was asked."""
+    """An engine that copies its sources and records its calls."""
 
     device = torch.device("cpu")
 
@@ -67,7 +67,7 @@ def test_options_reach_the_engine_unchanged_and_equal_lines_once(translator: Tra
     assert [source.key for source in recorder.asked[1][0]] == [(i,) for i in range(6)]
 
 
-def test_equal_lines_are_translated_alike_and_samples_are_drawn_for_each(tmp_path: Path) -> None:
+def test_equal_lines_get_the_same_translation_but_different_samples(tmp_path: Path) -> None:
     translator = Translator.load(marians.make_run(tmp_path / "run"))
     lines = [marians.LINES[i] for i in (0, 5, 0, 0, 7, 5)]
     options = TranslationOptions(beam=2, n_best=2)
@@ -78,7 +78,7 @@ def test_equal_lines_are_translated_alike_and_samples_are_drawn_for_each(tmp_pat
 
 
 def test_concurrent_calls_agree_and_keep_the_number_of_threads(translator: Translator, texts: list[str]) -> None:
-    """Also of threads that begin later: one overlap of calls must not slow down the rest of the process."""
+    """Threads started later have as many PyTorch threads as before."""
     engine = TorchEngine(translator.model, translator.settings)
     fresh = Translator(translator.model, translator.tokenizers, translator.settings)
     fresh.engine = engine
@@ -97,7 +97,7 @@ def test_concurrent_calls_agree_and_keep_the_number_of_threads(translator: Trans
         assert counts == [2, 2]
 
 
-def test_no_request_sets_the_number_of_threads(
+def test_translate_never_sets_the_number_of_threads(
     translator: Translator, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = TranslationOptions(beam=2, batch_tokens=60, max_length=5)

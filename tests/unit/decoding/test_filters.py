@@ -1,4 +1,4 @@
-"""Filters by hand and against their definitions."""
+"""Filters, compared with values by hand and with their definitions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_top_p(p: float, first: list[int]) -> None:
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1000), p=st.floats(0.0, 1.0), n=st.integers(2, 40))
-def test_top_p_keeps_the_fewest_that_reach_p(seed: int, p: float, n: int) -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, p: float, n: int) -> None:
     logits = torch.randn(3, n, generator=torch.Generator().manual_seed(seed)) * 3
     for row, filtered in zip(logits.double(), keep_top_p(logits.double(), p), strict=True):
         probability = row.softmax(-1)
@@ -59,6 +59,6 @@ def test_top_p_keeps_the_fewest_that_reach_p(seed: int, p: float, n: int) -> Non
         (lambda: keep_top_p(LOGITS, 1.5), "top_p 1.5"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, words: str) -> None:
+def test_values_out_of_range_are_refused(call, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()

@@ -1,4 +1,4 @@
-"""Text that goes on: from prompts of any length, past the context, the same whatever shares the batch."""
+"""Text generation: prompts of any length, text longer than the context, independence of the batch."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def ids_of(generator: Generator, prompt: str) -> list[int]:
     return [BOS, *generator.tokenizer.encode(prompt)]
 
 
-def test_greedy_is_one_whole_forward_a_token_and_the_window_moves_by_halves(generator: Generator) -> None:
-    """An oracle without a cache: past the context the model is given the last half of it, and fills it up again."""
+def test_greedy_equals_full_forwards_and_the_window_moves_by_half_a_context(generator: Generator) -> None:
+    """Compared with generation without a cache. Past the context, the model sees its last half and fills it again."""
     for prompt, found in zip(
         PROMPTS,
         generator.generate(PROMPTS, replace(GREEDY, max_length=60)),
@@ -97,7 +97,7 @@ def test_greedy_is_one_whole_forward_a_token_and_the_window_moves_by_halves(gene
         assert found.text == generator.tokenizer.decode(new) and found.prompt == prompt
 
 
-def test_what_is_drawn_depends_on_the_prompt_its_place_and_the_seed_only(generator: Generator) -> None:
+def test_samples_depend_on_prompt_place_and_seed_only(generator: Generator) -> None:
     options = GenerationOptions(sampling=Sampling(temperature=0.9, top_k=40, top_p=0.95), max_length=30, seed=5)
     together = generator.generate(PROMPTS, replace(options, n_samples=3))
     assert together == generator.generate(PROMPTS, replace(options, n_samples=3))
@@ -111,7 +111,7 @@ def test_what_is_drawn_depends_on_the_prompt_its_place_and_the_seed_only(generat
 
 
 @pytest.mark.parametrize("prompt", ["Der", "ж"])
-def test_what_comes_in_parts_is_the_text(generator: Generator, prompt: str) -> None:
+def test_streamed_parts_join_to_the_generated_text(generator: Generator, prompt: str) -> None:
     for seed in range(2):
         options = GenerationOptions(max_length=30, sampling=Sampling(temperature=1.5), seed=seed)
         parts = list(generator.stream(prompt, options))
@@ -119,7 +119,7 @@ def test_what_comes_in_parts_is_the_text(generator: Generator, prompt: str) -> N
         assert all(parts) and len(parts) > 5
 
 
-def test_no_part_ends_within_a_character(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_streamed_part_ends_within_a_character(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a model that says this, one byte a token, and then half a character."""
     ids = generator.tokenizer.encode("a😀ж ") + generator.tokenizer.encode("😀")[:2]
 
@@ -131,7 +131,7 @@ def test_no_part_ends_within_a_character(generator: Generator, monkeypatch: pyte
     assert list(generator.stream("x")) == ["a", "😀", "ж", " ", "\ufffd"]
 
 
-def test_what_goes_wrong_on_the_way_is_told(generator: Generator) -> None:
+def test_errors_reach_the_reader_of_a_stream(generator: Generator) -> None:
     with pytest.raises(DataError, match="prompt 1"):
         list(generator.stream("x y " * 60))
 
@@ -144,7 +144,7 @@ def test_what_goes_wrong_on_the_way_is_told(generator: Generator) -> None:
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_a_prompt_that_is_too_long(make: Callable[..., Path], positions: str) -> None:
+def test_a_prompt_longer_than_the_context_is_refused_or_cut(make: Callable[..., Path], positions: str) -> None:
     generator = Generator.load(make(positions=positions, max_positions=24, kind="char"), device="cpu")
     assert generator.generate(["x" * 23], replace(GREEDY, max_length=60))[0].ids
     with pytest.raises(DataError, match=r"prompt 2 has 25 tokens; the context of this model is 24; .*--cut-prompt"):
@@ -156,14 +156,14 @@ def test_a_prompt_that_is_too_long(make: Callable[..., Path], positions: str) ->
     assert cut[0].ids == generator.generate([whole], replace(GREEDY, cut_prompt=True))[0].ids
 
 
-def test_text_without_documents_is_gone_on_with_from_its_middle(make: Callable[..., Path]) -> None:
-    """Where a file is one document, a prompt is no beginning of one; only nothing is."""
+def test_prompts_have_no_bos_where_documents_are_files(make: Callable[..., Path]) -> None:
+    """A prompt is then not the start of a document; an empty one is."""
     generator = Generator.load(make(documents="file", context=16), device="cpu")
     assert generator._prompt("Der Hund", 0, GenerationOptions()) == tuple(generator.tokenizer.encode("Der Hund"))
     assert generator._prompt("", 0, GenerationOptions()) == (BOS,)
 
 
-def test_scores_are_those_of_forwards(generator: Generator) -> None:
+def test_scores_equal_those_of_full_forwards(generator: Generator) -> None:
     texts = ["Der Hund.", "", "Die alte Frau sieht den alten Mann und seinen Hund, der im Garten schläft.\nж"]
     for text, score in zip(texts, generator.score(texts), strict=True):
         ids = [*ids_of(generator, text), EOS]
@@ -177,7 +177,7 @@ def test_scores_are_those_of_forwards(generator: Generator) -> None:
         assert score.n_tokens == len(ids) - 1
 
 
-def test_running_text_is_told_every_token_once(generator: Generator) -> None:
+def test_evaluate_scores_every_token_once(generator: Generator) -> None:
     store = text_in_memory(DOCUMENTS["line"](iter(LINES[:9])), generator.tokenizer)
     found = generator.evaluate(store)
     assert found.n_tokens == store.n_tokens and found.n_bytes == sum(len(line.encode()) for line in LINES[:9])
@@ -199,7 +199,7 @@ def test_running_text_is_told_every_token_once(generator: Generator) -> None:
             generator.evaluate(store, stride=stride)
 
 
-def test_with_a_stride_of_one_every_token_is_told_from_all_that_fits(generator: Generator) -> None:
+def test_stride_one_predicts_every_token_from_a_full_context(generator: Generator) -> None:
     store = text_in_memory(DOCUMENTS["line"](iter(LINES[:3])), generator.tokenizer)
     nats = 0.0
     for t in range(1, len(store)):
@@ -230,7 +230,7 @@ def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
         make(**wrong)
 
 
-def test_one_text_for_many_is_refused(generator: Generator) -> None:
+def test_a_single_string_is_refused(generator: Generator) -> None:
     with pytest.raises(TypeError, match="generate"):
         generator.generate("Der Hund")
 
@@ -242,12 +242,12 @@ def test_runs_of_another_task_are_refused(make: Callable[..., Path], make_run: C
         Generator.load(make_run())
 
 
-def test_no_prompt(generator: Generator) -> None:
+def test_empty_lists_give_empty_results(generator: Generator) -> None:
     assert generator.generate([]) == [] and generator.score([]) == []
 
 
-def test_a_stream_can_be_left(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has seen enough goes: what was left to compute is not computed, and no thread stays."""
+def test_closing_a_stream_stops_the_computation(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends its thread."""
     advance, n_steps, n_threads = generator.model.advance, [0], threading.active_count()
 
     def counted(*arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What shares a sentence's batch changes nothing about it, to the last bit, in float32 on a CPU.
+"""The hypotheses of a sentence are bit-identical in any batch, in float32 on a CPU.
 
-For heads of 32 and wider: below some hundred multiplications PyTorch takes another way through a product of matrices,
-which a single query of a narrow head meets or not with the width of the padding; that moves the last bits.
+This needs heads of width 32 or more. PyTorch has another algorithm for very small matrix products, and for narrow heads
+the padding decides which one is used, so that the last bits differ.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def test_neighbours_order_and_padding_change_nothing(name: str, beam: int, chose
         assert found == alone(name, i, beam)  # ids, and scores bit by bit
 
 
-def test_what_is_cut_off_stays_behind_what_is_finished() -> None:
-    """However long a sentence that is done waits for its neighbours."""
+def test_cut_off_hypotheses_stay_behind_finished_ones() -> None:
+    """Also if a sentence that is done stays in the batch for many steps."""
     assert search("modern", [0, 2, 2, 2, 2, 2, 2, 2, 2], beam=5)[0] == alone("modern", 0, 5)
 
 
-def test_the_outputs_are_of_all_kinds() -> None:
+def test_the_outputs_under_test_are_diverse() -> None:
     found = [alone(name, i, 5)[0] for name in MODELS for i in range(40)]
     assert len({h.ids for h in found}) > 40
     assert {h.finished for h in found} == {True, False}

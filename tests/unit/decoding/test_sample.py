@@ -1,4 +1,4 @@
-"""Sampling draws from the right distribution, and no sample knows of its neighbours."""
+"""Samples follow the model's distribution and do not depend on their batch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_draw_inverts_the_summed_probabilities() -> None:
 
 
 def test_frequencies_are_the_models_probabilities() -> None:
-    """All outputs of at most three tokens, against their exact probabilities; the rest are cut off."""
+    """Frequencies of all outputs of at most three tokens, compared with their exact probabilities."""
     model, n = StandIn(6, end=1.0, sharpness=1.0), 4000
     (found,) = sample(model, SRC[:1, :3], max_length=3, seeds=[(1,)], sampling=Sampling(), n_samples=n)
     seen = Counter(h.ids for h in found if h.finished)
     forbidden = 0.0
     for ids, log_prob, _ in oracle.all_outputs(model.next_log_probs, [4, 5, EOS], max_length=3, alpha=1.0):
-        for t in range(len(ids) + 1):  # padding and the beginning are never drawn: the others share what was theirs
+        for t in range(len(ids) + 1):  # PAD and BOS are never drawn: renormalize
             known = model.next_log_probs([4, 5, EOS], ids[:t])
             forbidden = math.log1p(-math.exp(known[PAD]) - math.exp(known[BOS]))
             log_prob -= forbidden
@@ -37,7 +37,7 @@ def test_frequencies_are_the_models_probabilities() -> None:
         assert abs(seen[ids] / n - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-9, ids
 
 
-def test_a_sample_depends_on_nothing_but_its_seed_and_its_sentence() -> None:
+def test_a_sample_depends_on_its_seed_and_sentence_only() -> None:
     model, seeds = StandIn(9), [(1, 0), (1, 1), (1, 2)]
     together = sample(model, SRC, max_length=[7, 9, 8], seeds=seeds, sampling=Sampling(), n_samples=5)
     for i, limit in enumerate([7, 9, 8]):
@@ -50,7 +50,7 @@ def test_a_sample_depends_on_nothing_but_its_seed_and_its_sentence() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_k=1), Sampling(top_p=0.0), Sampling(temperature=1e-4)], ids=str)
-def test_the_sharpest_sampling_is_greedy(sampling: Sampling) -> None:
+def test_sampling_the_most_likely_token_is_greedy_search(sampling: Sampling) -> None:
     model = StandIn(9)
     for src, found in zip(
         SRC, sample(model, SRC, max_length=8, seeds=[(0,)] * 3, sampling=sampling, n_samples=2), strict=True
@@ -62,7 +62,7 @@ def test_the_sharpest_sampling_is_greedy(sampling: Sampling) -> None:
             assert h.log_prob == pytest.approx(greedy[1], abs=1e-4)
 
 
-def test_log_probabilities_are_the_models_own() -> None:
+def test_log_probabilities_ignore_temperature_and_cuts() -> None:
     model = StandIn(9)
     sampling = Sampling(temperature=2.0, top_k=5, top_p=0.9)
     (found,) = sample(model, SRC[:1, :3], max_length=9, seeds=[(3,)], sampling=sampling, n_samples=20)
@@ -74,5 +74,5 @@ def test_log_probabilities_are_the_models_own() -> None:
         assert not {PAD, BOS, EOS} & set(h.ids)
 
 
-def test_no_sentence() -> None:
+def test_an_empty_batch() -> None:
     assert sample(StandIn(9), SRC[:0], max_length=4, seeds=[], sampling=Sampling()) == []

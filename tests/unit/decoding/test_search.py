@@ -1,4 +1,4 @@
-"""Beam search against exhaustive search and against a beam search of lists with full forwards."""
+"""Beam search compared with exhaustive search, and with a beam search on lists without a cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pad(srcs: list[list[int]], to: int = 0) -> Tensor:
 
 def same(ours: list[Hypothesis], theirs: list[tuple[tuple[int, ...], float, float, bool]]) -> None:
     for hypothesis, (ids, log_prob, _, _) in zip(ours, theirs, strict=True):
-        # The same tokens in another order can have the same score to rounding; which of the two comes then is open.
+        # The same tokens in another order may tie up to rounding; then either may come first.
         tied = sorted(hypothesis.ids) == sorted(ids) and abs(hypothesis.log_prob - log_prob) < 1e-5
         assert hypothesis.ids == ids or tied
     assert [h.finished for h in ours] == [t[3] for t in theirs]
@@ -50,10 +50,10 @@ def same(ours: list[Hypothesis], theirs: list[tuple[tuple[int, ...], float, floa
     limits=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     n_tokens=st.sampled_from([5, 9, 300]),
 )
-def test_equals_a_beam_search_of_lists(
+def test_equals_a_beam_search_on_lists(
     seed: int, beam: int, n_best: int, alpha: float, patience: float, end: float, limits: list[int], n_tokens: int
 ) -> None:
-    """Of every sentence, whatever else is in the batch; 300 tokens go through the two-stage selection."""
+    """For every sentence of any batch; a vocabulary of 300 takes the two-stage selection."""
     n_best = min(n_best, beam)
     model = StandIn(min(n_tokens, 60) if n_tokens == 300 else n_tokens, seed=seed, end=end)
     if n_tokens == 300:
@@ -70,7 +70,7 @@ def test_equals_a_beam_search_of_lists(
 
 
 class Wide(StandIn):
-    """A stand-in whose vocabulary is padded with tokens far apart, so that the good ones stand in different chunks."""
+    """A stand-in with a larger vocabulary, whose likely tokens are spread over several chunks."""
 
     def __init__(self, model: StandIn, n_tokens: int) -> None:
         self.model, self.n_tokens, self.calls = model, n_tokens, 0
@@ -107,8 +107,8 @@ def test_a_wide_beam_finds_the_exhaustive_best(seed: int, alpha: float) -> None:
         assert found[0].score == pytest.approx(every[0][2], abs=1e-5)
 
 
-def test_without_limits_of_patience_a_beam_gives_up_nothing_that_it_holds() -> None:
-    """With infinite patience the best of a narrow beam is at least as good as with patience 1, and often better."""
+def test_infinite_patience_never_finds_a_worse_best_hypothesis() -> None:
+    """Compared with patience 1 and a narrow beam; sometimes it finds a better one."""
     better = 0
     for seed in range(20):
         model, src = StandIn(9, seed=seed, end=1.0), pad(sources(3, 2, seed=seed))
@@ -119,7 +119,7 @@ def test_without_limits_of_patience_a_beam_gives_up_nothing_that_it_holds() -> N
     assert better > 0
 
 
-def test_the_sound_stop_saves_steps_and_changes_nothing() -> None:
+def test_the_bound_on_scores_saves_steps_without_changing_results() -> None:
     saved = 0
     for seed in range(10):
         model, src = StandIn(9, seed=seed, end=4.0), pad(sources(3, seed=seed))
@@ -172,7 +172,7 @@ def test_scores_are_sums_of_the_tokens_log_probabilities() -> None:
             assert h.score == pytest.approx(total / len(tokens), abs=1e-4)
 
 
-def test_a_cut_off_output_says_so_and_stands_behind_finished_ones() -> None:
+def test_cut_off_outputs_are_marked_and_follow_finished_ones() -> None:
     model = StandIn(9, end=-30.0)
     (found,) = beam_search(model, pad(sources(3)), max_length=5, beam=3, n_best=3)
     assert [h.finished for h in found] == [False] * 3
@@ -185,7 +185,7 @@ def test_a_cut_off_output_says_so_and_stands_behind_finished_ones() -> None:
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_one_token_and_no_sentence(beam: int) -> None:
+def test_one_token_and_an_empty_batch(beam: int) -> None:
     model = StandIn(9)
     assert beam_search(model, torch.empty(0, 3, dtype=torch.long), max_length=5, beam=beam) == []
     (found,) = beam_search(model, torch.tensor([[EOS]]), max_length=1, beam=beam)
@@ -196,7 +196,7 @@ def test_one_token_and_no_sentence(beam: int) -> None:
         assert found[0].ids == (best[1],)
 
 
-def test_padding_and_the_beginning_are_never_written() -> None:
+def test_pad_and_bos_are_never_generated() -> None:
     model = StandIn(9)
     model.table[..., PAD] += 9
     model.table[..., BOS] += 9
@@ -205,8 +205,8 @@ def test_padding_and_the_beginning_are_never_written() -> None:
             assert not {PAD, BOS, EOS} & set(h.ids)
 
 
-def test_sentences_that_are_done_leave_the_batch() -> None:
-    """A sentence that goes on to its limit does not make the others go on."""
+def test_finished_sentences_leave_the_batch() -> None:
+    """A long sentence costs no steps of the others."""
     seen: list[int] = []
 
     class Counting(StandIn):
@@ -231,6 +231,6 @@ def test_sentences_that_are_done_leave_the_batch() -> None:
         ({"max_length": [3, 4]}, "one for each"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, object], words: str) -> None:
+def test_values_out_of_range_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         beam_search(StandIn(9), pad(sources(3)), **({"max_length": 5} | options))

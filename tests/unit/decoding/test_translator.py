@@ -1,4 +1,4 @@
-"""Text in, text out."""
+"""`Translator`: translation, scoring, options, notes, streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Untouched(nn.Linear):
     forward = advance = logits = start  # type: ignore[assignment]
 
 
-def test_translations_stand_in_the_lines_order(translator: Translator, texts: list[str]) -> None:
+def test_translations_are_in_the_order_of_the_lines(translator: Translator, texts: list[str]) -> None:
     together = translator.translate(texts)
     assert [t.text for t in together] == [translator.translate([text])[0].text for text in texts]
     assert len({t.text for t in together}) > 50, "the model does not look at its source"
@@ -49,7 +49,7 @@ def test_empty_lines_stay_empty_without_the_model(translator: Translator) -> Non
 
 
 def test_scores_equal_those_of_the_same_output(translator: Translator, texts: list[str]) -> None:
-    """What search sums up step by step, `score` finds in one forward."""
+    """The sums of beam search equal those of one forward."""
     sources, outputs = [], []
     for text, translation in zip(
         texts[:30], translator.translate(texts[:30], TranslationOptions(beam=4, n_best=4)), strict=True
@@ -80,7 +80,7 @@ def test_score_of_texts(translator: Translator, texts: list[str]) -> None:
         translator.score(["a", "b"], ["c"])
 
 
-def test_options(translator: Translator, texts: list[str]) -> None:
+def test_options_change_the_search(translator: Translator, texts: list[str]) -> None:
     one, three = (translator.translate(texts[:5], TranslationOptions(beam=3, n_best=n)) for n in (1, 3))
     assert [t.text for t in one] == [t.text for t in three]
     for t in three:
@@ -101,7 +101,7 @@ def test_a_cut_off_output_is_flagged(translator: Translator, texts: list[str]) -
     assert not all(t.finished for t in translator.translate(texts, TranslationOptions(max_length=2)))
 
 
-def test_the_default_limit_is_each_sentences_own(translator: Translator, texts: list[str]) -> None:
+def test_the_default_length_limit_depends_on_each_sentence(translator: Translator, texts: list[str]) -> None:
     never_ends = Translator(translator.model, translator.tokenizers, translator.settings)
     n_ids = len(translator.tokenizers.src.encode("A dog."))
     for found in (never_ends.translate(["A dog."]), never_ends.translate(["A dog.", *texts])):
@@ -116,7 +116,9 @@ def test_a_source_longer_than_in_training_is_translated_whole_and_noted(translat
     assert "training" not in plain.note
 
 
-def test_a_source_longer_than_the_model_takes_stays_empty_and_says_so(make_run: Callable[..., Path]) -> None:
+def test_a_source_longer_than_the_model_takes_gets_an_empty_translation_and_a_note(
+    make_run: Callable[..., Path],
+) -> None:
     learned = Translator.load(make_run(positions="learned", max_positions=61), device="cpu")
     text = " ".join(["dog"] * 200)
     short, empty, long = learned.translate(["A dog.", "", text])
@@ -129,7 +131,7 @@ def test_a_source_longer_than_the_model_takes_stays_empty_and_says_so(make_run: 
 
 
 def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads no further than a chunk ahead of what it has yielded."""
+    """Reads at most one chunk ahead."""
     read = 0
 
     def lines() -> Iterator[str]:
@@ -162,8 +164,8 @@ def test_samples_are_a_function_of_seed_and_place(translator: Translator, texts:
     assert len({t.ids for t in same_text}) > 1
 
 
-def test_batches_side_by_side_change_nothing(translator: Translator, texts: list[str]) -> None:
-    """With two threads, two at a time; an error of one reaches the caller, and the number of threads is kept."""
+def test_threads_do_not_change_translations(translator: Translator, texts: list[str]) -> None:
+    """An error in a thread reaches the caller, and the number of threads does not change."""
     n_threads = torch.get_num_threads()
     alone = translator.translate(texts[:40], TranslationOptions(beam=2, batch_tokens=1, max_length=12))
     try:
@@ -191,7 +193,7 @@ def test_bfloat16_is_close(run: Path, texts: list[str]) -> None:
     assert len(half.translate(texts[:5])) == 5
 
 
-def test_bad_requests(run: Path, tmp_path: Path) -> None:
+def test_a_bad_device_and_a_missing_folder_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="device = 'gpu'"):
         Translator.load(run, device="gpu")
     with pytest.raises(RunFolderError):
@@ -228,9 +230,9 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(
         return size
 
     monkeypatch.setattr(translator_module, "chunks", partial(chunks, n_lines=64, n_characters=1 << 20))
-    peak(128)  # what is made once is not counted
-    assert peak(1500) < 2.5 * peak(128)  # of twelve times the lines
+    peak(128)  # warm up
+    assert peak(1500) < 2.5 * peak(128)  # for twelve times the lines
 
 
-def test_the_end_is_not_part_of_the_ids(translator: Translator, texts: list[str]) -> None:
+def test_ids_do_not_contain_eos(translator: Translator, texts: list[str]) -> None:
     assert all(EOS not in t.ids for t in translator.translate(texts[:20]))

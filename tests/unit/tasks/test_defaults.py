@@ -20,7 +20,7 @@ GPU = Machine("cuda", "card", 16, 80 * 2**30, precision="bfloat16")
 
 
 def chosen(n_pairs: int, machine: Machine = LAPTOP, **sections: dict[str, Any]) -> tuple[Settings, list[Choice]]:
-    """Both rounds of choices, as `train` makes them."""
+    """Apply the rules of both stages, as `train` does."""
     asked = Settings.from_mapping(sections)
     settings, first = choose(Facts(asked, asked, machine, TRANSLATION, n_pairs), TRANSLATION.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
@@ -31,7 +31,7 @@ def chosen(n_pairs: int, machine: Machine = LAPTOP, **sections: dict[str, Any]) 
 
 
 @given(n_pairs=st.integers(1, 10**8), machine=st.sampled_from([LAPTOP, GPU]))
-def test_nothing_that_training_needs_stays_open(n_pairs: int, machine: Machine) -> None:
+def test_every_setting_that_training_needs_gets_a_default(n_pairs: int, machine: Machine) -> None:
     settings, choices = chosen(n_pairs, machine)
     training = settings.training
     assert settings.tokenizer.vocab_size
@@ -44,7 +44,7 @@ def test_nothing_that_training_needs_stays_open(n_pairs: int, machine: Machine) 
 
 
 @given(n_pairs=st.integers(1, 10**7))
-def test_what_was_given_is_never_touched(n_pairs: int) -> None:
+def test_given_settings_never_change(n_pairs: int) -> None:
     given_ = {
         "tokenizer": {"vocab_size": 777},
         "model": {"d_model": 64, "dropout": 0.123, "residual": "post"},
@@ -69,7 +69,7 @@ def test_what_was_given_is_never_touched(n_pairs: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_minutes": 5.0}, {"max_epochs": 3.0}, {"max_updates": 50}])
-def test_one_limit_of_training_is_enough(limit: dict[str, float]) -> None:
+def test_a_given_limit_replaces_the_default_limits(limit: dict[str, float]) -> None:
     settings, _ = chosen(29_000, training=limit)
     limits = {key: getattr(settings.training, key) for key in ("max_minutes", "max_epochs", "max_updates")}
     assert {key: value for key, value in limits.items() if value is not None} == limit
@@ -78,7 +78,7 @@ def test_one_limit_of_training_is_enough(limit: dict[str, float]) -> None:
         assert settings.training.warmup_updates < 50 and settings.training.valid_updates <= 10
 
 
-def test_a_size_that_was_given_keeps_the_preset_away() -> None:
+def test_a_given_size_suppresses_the_default_preset() -> None:
     assert "model.preset" not in {f"{c.section}.{c.key}" for c in chosen(29_000, model={"d_ff": 512})[1]}
     assert chosen(29_000, model={"preset": "base"})[0].model.d_model == 512
 
@@ -91,7 +91,7 @@ def test_more_text_and_a_gpu_get_larger_models() -> None:
     assert sizes == sorted(sizes) and [s.most for s in TRANSLATION.sizes] == sorted(s.most for s in TRANSLATION.sizes)
 
 
-def test_an_update_is_cut_until_it_fits_in_memory() -> None:
+def test_an_update_is_split_until_it_fits_in_memory() -> None:
     small = replace(LAPTOP, memory=2**29)
     settings, choices = chosen(29_000, small)
     training = settings.training
@@ -107,13 +107,13 @@ def test_choices_are_printed_with_their_reasons() -> None:
     assert format_choices([]) == []
 
 
-def test_this_machine_is_known() -> None:
+def test_this_machine_is_described() -> None:
     machine = this_machine("cpu")
     assert machine.device == "cpu" and machine.n_threads >= 1 and machine.memory > 2**20
     assert "GiB" in machine.describe()
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SettingsError, match="no CUDA device"):
         this_machine("cuda")
@@ -123,7 +123,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(n_bytes=st.integers(1, 10**11), machine=st.sampled_from([LAPTOP, GPU]))
-def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: Machine) -> None:
+def test_every_setting_that_a_language_model_needs_gets_a_default(n_bytes: int, machine: Machine) -> None:
     asked = Settings(task="causal")
     facts = Facts(asked, asked, machine, CAUSAL, n_bytes)
     settings, choices = choose(facts, CAUSAL.before_text)
@@ -148,7 +148,7 @@ def test_nothing_that_training_on_text_needs_stays_open(n_bytes: int, machine: M
         (100_000, 2000, "the maximum: 8 % of the 100,000 updates"),
     ],
 )
-def test_the_reason_of_a_warmup_is_true_of_it(n: int, warmup: int, reason: str) -> None:
+def test_the_reason_for_the_warmup_matches_its_value(n: int, warmup: int, reason: str) -> None:
     settings, choices = chosen(1000, training={"max_updates": n})
     assert settings.training.warmup_updates == warmup
     assert reason in next(choice.reason for choice in choices if choice.key == "warmup_updates")
@@ -156,7 +156,7 @@ def test_the_reason_of_a_warmup_is_true_of_it(n: int, warmup: int, reason: str) 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_fine_tuning_has_small_learning_rates(task: str) -> None:
-    """In every task; given settings stay, and muon's matrices get twice the learning rate of the rest."""
+    """In every task. Given settings stay; matrices under muon get twice the learning rate of the rest."""
     rules = {**TASKS[task].defaults.before_training, **FINE_TUNING}
     assert rules.keys() == TASKS[task].defaults.before_training.keys()
     del rules["training.max_minutes"]
@@ -171,7 +171,7 @@ def test_fine_tuning_has_small_learning_rates(task: str) -> None:
         assert training.max_epochs == (None if "max_updates" in given_ else 3.0)
 
 
-def test_what_a_preset_says_is_not_chosen() -> None:
+def test_values_of_a_preset_are_not_replaced_by_defaults() -> None:
     asked = Settings.from_mapping({"task": "causal", "model": {"preset": "gpt2", "activation": "relu"}})
     settings, choices = choose(Facts(asked, asked, LAPTOP, CAUSAL, 10**6), CAUSAL.before_text)
     chosen_keys = {choice.key for choice in choices if choice.section == "model"}

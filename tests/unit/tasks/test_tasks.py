@@ -1,4 +1,4 @@
-"""What all tasks share: settings that have no effect are refused, sets have names of their own, leaks are told."""
+"""What all tasks share: settings without effect are refused, sets have distinct names, leaks are reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_setting_of_data_decoding_and_evaluation_has_an_effect_in_some_tas
 
 
 @pytest.mark.parametrize("name", TASK_INFOS)
-def test_a_task_knows_all_that_commands_and_reports_need(name: str) -> None:
+def test_a_task_defines_what_commands_and_reports_need(name: str) -> None:
     task = TASK_INFOS[name]
     assert task.name == name and task.wording.command.startswith("transduce ")
     assert "{" not in task.wording.title_for(Settings().data)
@@ -66,7 +66,7 @@ def test_settings_without_effect_are_refused(task: str, section: str, values: di
         check(settings(task, **{section: values}))
 
 
-def test_their_defaults_are_not() -> None:
+def test_settings_without_effect_may_be_given_at_their_defaults() -> None:
     check(settings("causal", data={"deduplicate": False}, decoding={"beam": 5}))
 
 
@@ -121,11 +121,11 @@ def asked_for(task: str, tmp_path: Path, **data: Any) -> Settings:
 
 
 @pytest.mark.parametrize("task", ["causal", "masked", "classification"])
-def test_sets_have_names_of_their_own_and_leaks_are_told(
+def test_sets_have_distinct_names_and_leaks_are_reported(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = prepared(tmp_path, asked_for(task, tmp_path), Log())
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     report = read_json(run / "data.json")
     names = ["train", "valid", "valid.1", "valid.2"]
     assert [found["name"] for found in report["sets"]] == names
@@ -133,11 +133,11 @@ def test_sets_have_names_of_their_own_and_leaks_are_told(
     assert [(leak["name"], leak["leaked"], leak["pairs"]) for leak in report["leaks"]] == [
         ("valid", 2, 9), ("valid.1", 5, 12), ("valid.2", 5, 12),
     ]  # fmt: skip
-    assert "valid: 2 of 9" in told and "occur in the training text" in told
+    assert "valid: 2 of 9" in printed and "occur in the training text" in printed
 
 
 @pytest.mark.parametrize("task", ["causal", "masked", "classification"])
-def test_a_text_that_has_changed_is_told(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_training_text_is_reported(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = asked_for(task, tmp_path)
     run = prepared(tmp_path, asked)
     with RunFolder.create(run, asked, "") as folder:
@@ -160,7 +160,9 @@ def test_next_sentences_need_two_documents(tmp_path: Path) -> None:
         prepared(tmp_path, asked)
 
 
-def test_a_label_that_is_held_out_whole_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_label_that_occurs_only_in_held_out_text_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [f"common\ttext number {i} is here" for i in range(40)]
     task, found = find_task("classification"), []
     for place in range(40):
@@ -172,14 +174,14 @@ def test_a_label_that_is_held_out_whole_is_known(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda p: p.stem)
-def test_no_recipe_says_what_has_no_effect(recipe: Path) -> None:
+def test_no_recipe_has_settings_without_effect(recipe: Path) -> None:
     check(Settings.from_toml(recipe))
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("more", [{}, {"tokenizer": {"extend": 5}, "training": {"start": "other"}}], ids=["", "start"])
-def test_a_trial_training_of_any_run_may_be_asked_for(task: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """All that was chosen becomes a recipe, which the task must not refuse; nor a size that a vocabulary grew to."""
+def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """The resolved settings become a recipe, which the task must accept, also with a vocabulary that has grown."""
     run = settings(task, **more).model_dump(mode="json")
     if task in ("causal", "masked"):
         run["tokenizer"] |= {"exact": True, "normalization": "identity"} if task == "causal" else {"mask": True}
