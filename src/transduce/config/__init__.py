@@ -15,6 +15,7 @@ from transduce.config.model import (
     resolve_preset,
 )
 from transduce.config.recipe import apply_override, read_recipe, to_toml
+from transduce.config.section import resolved
 from transduce.config.settings import (
     Corpus,
     DataSettings,
@@ -47,5 +48,6 @@ __all__ = [
     "model_settings",
     "read_recipe",
     "resolve_preset",
+    "resolved",
     "to_toml",
 ]

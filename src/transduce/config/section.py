@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from transduce.errors import nearest
+from transduce.errors import SettingsError, nearest
 
 MAX_BEAM = 512
 MAX_PENALTY = 10.0
@@ -17,11 +17,20 @@ MAX_SEED = (1 << 63) - 1
 MAX_STEPS = 1 << 40
 MAX_VOCAB = 1 << 24
 
+ValueT = TypeVar("ValueT")
+
 
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def resolved(value: ValueT | None, name: str) -> ValueT:
+    """The value of the setting `name` after `transduce.tasks.resolve`. Raises `SettingsError` if it is unset."""
+    if value is None:
+        raise SettingsError(f"{name} is unset: these are not the settings of a trained run; set it")
+    return value
 
 
 def explain(error: ValidationError, root: type[Section]) -> str:

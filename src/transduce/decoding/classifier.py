@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from transduce.config import resolved
 from transduce.data.batch import collate_labelled
 from transduce.data.batching import plan
 from transduce.data.encoding import pack_texts
 from transduce.data.sentence_pairs import Packed
 from transduce.data.store import LabelStore
 from transduce.decoding.loading import Precision, open_model
-from transduce.errors import DataError, SettingsError
+from transduce.errors import DataError
 from transduce.text.special import Vocabulary
 
 BATCH_TOKENS = 4096
@@ -55,9 +56,8 @@ class TextClassifier:
         """
         folder, model, tokenizers = open_model(path, task="classification", device=device, precision=precision)
         data = folder.settings.data
-        if data.labels is None:
-            raise SettingsError(f"{path}: data.labels is unset; only a trained run can classify")
-        return cls(model, tokenizers.tgt, data.labels, longest=longest_of(folder.settings.model, data.max_length))
+        labels = resolved(data.labels, "data.labels")
+        return cls(model, tokenizers.tgt, labels, longest=longest_of(folder.settings.model, data.max_length))
 
     def classify(self, texts: Sequence[str | tuple[str, ...]]) -> list[Classification]:
         """Predict the label of each text, or of each pair. Raises `DataError` for a mixture of both."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import Settings
+from transduce.config import Settings, resolved
 from transduce.data.batch import RowExample
 from transduce.data.store import TextStore
 from transduce.decoding.batches import Source
@@ -61,12 +61,10 @@ class Generator:
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer | HubTokenizer, settings: Settings) -> None:
         """`settings`: those of the run."""
-        if settings.data.context is None:
-            raise SettingsError("data.context is unset: a generator needs the settings of a trained run")
         self.model: Any = model
         self.tokenizer, self.settings = tokenizer, settings
         self.engine: Engine = TorchEngine(model, settings.decoding)
-        self.context: int = settings.data.context
+        self.context = resolved(settings.data.context, "data.context")
         self._begins = settings.data.documents != "file"
 
     @classmethod

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import BertSettings, Settings
+from transduce.config import BertSettings, Settings, resolved
 from transduce.data.batch import MaskedBatch, TrainingBatch
 from transduce.data.masking import word_starts
 from transduce.data.store import SentenceStore
@@ -31,8 +31,6 @@ def masked_feeder(
 ) -> MaskedFeeder:
     """Rows with masked tokens; pairs of segments if the model predicts next sentences."""
     data = settings.data
-    if data.context is None:
-        raise SettingsError("data.context is unset: masked-token scoring needs the settings of a trained run")
     starts: np.ndarray | None = None
     if data.whole_words:
         starts = word_starts(vocabulary.pieces(range(vocabulary.vocab_size)))
@@ -42,7 +40,7 @@ def masked_feeder(
         store,
         settings.training,
         device=device,
-        context=data.context,
+        context=resolved(data.context, "data.context"),
         vocab_size=vocabulary.vocab_size,
         share=data.masked,
         pairs=judges_pairs(settings),

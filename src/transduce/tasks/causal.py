@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.batch import causal
 from transduce.data.store import TextStore
 from transduce.decoding.generator import Generator
@@ -137,12 +137,11 @@ class CausalTask(PlainTextTask[PreparedText]):
 
 def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFeeder:
     data = settings.data
-    assert data.context is not None, "chosen first"
     return RowFeeder(
         store,
         settings.training,
         device=device,
-        context=data.context,
+        context=resolved(data.context, "data.context"),
         objective=causal,
         separate=data.separate_documents,
     )

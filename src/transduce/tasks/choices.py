@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import ModelSettings, Settings, resolved
 from transduce.config.model import preset_values
 from transduce.machine import Machine
 
@@ -66,6 +66,11 @@ class Facts:
         return int(self.machine.device == "cuda")
 
     @property
+    def vocab_size(self) -> int:
+        """Pieces of the larger vocabulary."""
+        return resolved(self.settings.tokenizer.vocab_size, "tokenizer.vocab_size")
+
+    @property
     def batch_tokens(self) -> int:
         """Tokens per update."""
         return self.settings.training.batch_tokens or self.size.batch[self.on_gpu]
@@ -78,7 +83,7 @@ class Facts:
     @property
     def updates_per_minute(self) -> float:
         """A rough estimate from the size of the model and the speed of the machine."""
-        work = 6.0 * parameters_used(self.settings.model, self.settings.tokenizer.vocab_size or 0)
+        work = 6.0 * parameters_used(self.settings.model, self.vocab_size)
         return 60.0 * self.machine.flops / (work * self.batch_tokens)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.arrays import read_names
 from transduce.data.labelled import Labelled
 from transduce.data.sources import Sources, labelled_sources
@@ -169,8 +169,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
 
 
 def _judge(prepared: PreparedLabels, settings: Settings) -> Judge:
-    labels = settings.data.labels
-    assert labels is not None, "chosen first"
+    labels = resolved(settings.data.labels, "data.labels")
     longest = longest_of(settings.model, settings.data.max_length)
 
     def judge(model: nn.Module) -> dict[str, float]:

@@ -54,7 +54,7 @@ def _batch_of_rows(facts: Facts) -> Answer:
 
 def _micro_batch_tokens(facts: Facts) -> Answer:
     wanted = facts.batch_tokens
-    per_token = bytes_per_token(facts.settings.model, facts.settings.tokenizer.vocab_size or 0)
+    per_token = bytes_per_token(facts.settings.model, facts.vocab_size)
     fitting = max(256, facts.machine.memory // 2 // per_token)
     if fitting >= wanted:
         return wanted, f"a whole update fits in half of the {facts.machine.memory / 2**30:.0f} GiB free"

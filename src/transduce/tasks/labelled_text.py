@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Settings
+from transduce.config import Settings, resolved
 from transduce.data.arrays import check_ids, check_lengths
 from transduce.data.corpus import distinct
 from transduce.data.encoding import encode_labelled, fingerprint_of_text
@@ -143,7 +143,7 @@ def encode_labelled_texts(
 def open_prepared_labels(folder: RunFolder) -> PreparedLabels:
     """Open what `encode_labelled_texts` has written into the run folder."""
     tokens = folder.path / "tokens"
-    tokenizers, labels = load_tokenizers(folder), folder.settings.data.labels or ()
+    tokenizers, labels = load_tokenizers(folder), resolved(folder.settings.data.labels, "data.labels")
     longest = longest_of(folder.settings.model, folder.settings.data.max_length)
     stores = {name: LabelStore.open(tokens / name) for name in ("train", "valid")}
     for name, store in stores.items():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import BertSettings, ModelSettings, Settings
+from transduce.config import BertSettings, ModelSettings, Settings, resolved
 from transduce.data.arrays import check_ids, check_lengths, read_names
 from transduce.data.encoding import encode_sentences
 from transduce.data.sources import Sources
@@ -113,9 +113,9 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> PreparedSentences:
         """One store of sentences for each set."""
-        tokens, vocabulary, context = folder.path / "tokens", tokenizers.tgt, settings.data.context
+        tokens, vocabulary = folder.path / "tokens", tokenizers.tgt
+        context = resolved(settings.data.context, "data.context")
         tokens.mkdir(exist_ok=True)
-        assert context is not None, "chosen first"
         mark, described, checks = self.fingerprint(settings, tokenizers, texts.digests), [], texts.checks()
         for at, part in texts.parts.items():
             train, name = part is texts.train, at if at in ("train", "valid") else part.name
@@ -136,7 +136,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     def open_prepared(self, folder: RunFolder) -> PreparedSentences:
         """Both stores."""
         tokens = folder.path / "tokens"
-        tokenizers, context = load_tokenizers(folder), folder.settings.data.context or 0
+        tokenizers, context = load_tokenizers(folder), resolved(folder.settings.data.context, "data.context")
         stores = {name: SentenceStore.open(tokens / name) for name in ("train", "valid")}
         for name, store in stores.items():
             check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
@@ -153,8 +153,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
 
     def longest(self, prepared: PreparedSentences, settings: Settings) -> PreparedSentences:
         """Sentences that fill the context, two per document."""
-        context = settings.data.context
-        assert context is not None, "chosen first"
+        context = resolved(settings.data.context, "data.context")
         length, store = context - 3, prepared.train
         n = 2 * n_rows_of(context, settings)  # pairs of segments share a row
         ids = np.tile(tiled(store.ids, length), n)

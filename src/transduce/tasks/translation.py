@@ -9,7 +9,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from transduce.config import DecodingSettings, EvaluationSettings, ModelSettings, Settings, TransformerSettings
+from transduce.config import (
+    DecodingSettings,
+    EvaluationSettings,
+    ModelSettings,
+    Settings,
+    TransformerSettings,
+    resolved,
+)
 from transduce.data import preparation
 from transduce.data.batch import Batch, Example, collate
 from transduce.data.batching import plan
@@ -151,8 +158,7 @@ class TranslationTask(Task[Texts, Prepared]):
     def validator(self, model: nn.Module, prepared: Prepared, settings: Settings, device: torch.device) -> Validator:
         """The loss on all held-out pairs, and BLEU and chrF on some."""
         training = settings.training
-        budget = training.micro_batch_tokens or training.batch_tokens
-        assert budget is not None, "chosen first"
+        budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
         return Validator(
             model,
             lambda: _batches(prepared.valid, budget, device),

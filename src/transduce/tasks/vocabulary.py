@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from transduce.config import Settings
+from transduce.config import Settings, resolved
 from transduce.errors import VocabularyTooSmall
 from transduce.logging import Log
 from transduce.text.tokenizer import Tokenizers
@@ -16,8 +16,7 @@ Lines = Callable[[], tuple[Iterable[str], Iterable[str]]]
 
 def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
     """Train the vocabulary on the training text; with `may_grow`, a larger one if its characters need it."""
-    size = settings.tokenizer.vocab_size
-    assert size is not None, "chosen first"
+    size = resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size")
     try:
         found = train_tokenizers(*lines(), settings.tokenizer, vocab_size=size, seed=settings.training.seed)
     except VocabularyTooSmall as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from transduce.config import Settings
+from transduce.config import Settings, resolved
 
 
 def n_rows_of(length: int, settings: Settings) -> int:
     """A number of rows of this length that is more than a batch."""
     training = settings.training
-    return 2 + (training.micro_batch_tokens or training.batch_tokens or 1) // length * 2
+    budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
+    return 2 + budget // length * 2
 
 
 def tiled(ids: np.ndarray, length: int) -> np.ndarray:

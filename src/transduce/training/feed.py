@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from transduce.config import TrainingSettings
+from transduce.config import TrainingSettings, resolved
 from transduce.data.batch import Example, TrainingBatch, collate
 from transduce.data.batching import padding_share, plan, share_out, split
 from transduce.data.store import TokenStore
@@ -97,9 +97,9 @@ class Feeder(ABC):
 
     def __init__(self, settings: TrainingSettings, *, device: torch.device) -> None:
         """`settings` with batch sizes chosen."""
-        assert settings.batch_tokens is not None, "choose the batch size first"
-        self.device, self.seed, self.budget = device, settings.seed, settings.batch_tokens
-        self.micro_budget = settings.micro_batch_tokens or settings.batch_tokens
+        self.device, self.seed = device, settings.seed
+        self.budget = resolved(settings.batch_tokens, "training.batch_tokens")
+        self.micro_budget = settings.micro_batch_tokens or self.budget
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The batches of an epoch, as indices of examples; a `DataError` if there are none."""

@@ -15,6 +15,7 @@ import shutil
 
 from torch import nn
 
+from transduce.config import resolved
 from transduce.errors import Interrupted, TrainingError
 from transduce.logging import Bar, Log
 from transduce.runs.folder import RunFolder
@@ -69,8 +70,9 @@ class Trainer:
         self.session = Session(model, folder, updater=updater, log=log)
         self.ranks, self.live = self.session.ranks, self.session.live
         self.settings = s = folder.settings.training
-        assert s.schedule is not None and s.warmup_updates is not None and s.valid_updates is not None, "choose first"
-        self.schedule, self.warmup, self.valid_updates = find_schedule(s.schedule), s.warmup_updates, s.valid_updates
+        self.schedule = find_schedule(resolved(s.schedule, "training.schedule"))
+        self.warmup = resolved(s.warmup_updates, "training.warmup_updates")
+        self.valid_updates = resolved(s.valid_updates, "training.valid_updates")
         self.limits = Limits.of(s)
         self.clock, self.pace, self.stopwatch = Clock(), Pace(0.0), time_limit.Stopwatch()
         self._saved_at = self._save_seconds = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import TrainingSettings
+from transduce.config import TrainingSettings, resolved
 from transduce.nn.attention import FullProjection
 
 _EPS = 1e-9  # the paper's
@@ -89,8 +89,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 
 def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
-    assert settings.lr is not None, "choose first"
-    lr = settings.lr
+    lr = resolved(settings.lr, "training.lr")
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for p in params:
@@ -104,9 +103,9 @@ def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.
 
 def build_adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Adam as in the paper (5.3): betas 0.9 and 0.98, epsilon 1e-9."""
-    assert settings.lr is not None, "choose first"
-    groups = [{"params": list(model.parameters()), "peak_lr": settings.lr}]
-    return torch.optim.Adam(groups, lr=settings.lr, betas=settings.betas, eps=_EPS, fused=True)
+    lr = resolved(settings.lr, "training.lr")
+    groups = [{"params": list(model.parameters()), "peak_lr": lr}]
+    return torch.optim.Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
 def build_adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
@@ -116,8 +115,7 @@ def build_adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opt
 
 def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Muon on the matrices of linear layers, AdamW on embeddings, norms and biases."""
-    assert settings.matrix_lr is not None, "choose first"
-    lr = settings.matrix_lr
+    lr = resolved(settings.matrix_lr, "training.matrix_lr")
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -143,8 +141,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 
     The settings must be resolved (`transduce.tasks.defaults`).
     """
-    assert settings.optimizer is not None, "choose first"
-    return OPTIMIZERS[settings.optimizer](model, settings)
+    return OPTIMIZERS[resolved(settings.optimizer, "training.optimizer")](model, settings)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

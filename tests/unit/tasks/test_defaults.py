@@ -161,7 +161,13 @@ def test_fine_tuning_has_small_learning_rates(task: str) -> None:
     assert rules.keys() == TASKS[task].defaults.before_training.keys()
     del rules["training.max_minutes"]
     for given_ in ({}, {"optimizer": "muon"}, {"max_updates": 9, "lr": 0.5}):
-        asked = Settings.from_mapping({"task": task, "training": {"start": "other", "batch_tokens": 999, **given_}})
+        asked = Settings.from_mapping(
+            {
+                "task": task,
+                "tokenizer": {"vocab_size": 100},
+                "training": {"start": "other", "batch_tokens": 999, **given_},
+            }
+        )
         facts = Facts(asked, asked, LAPTOP, TASKS[task].defaults, 1000, tokens=10_000)
         training = choose(facts, rules)[0].training
         width, muon = asked.model.d_model, "optimizer" in given_

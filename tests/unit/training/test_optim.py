@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from oracle.cases import SINGLE, make
 from transduce.config import TrainingSettings, model_settings
+from transduce.errors import SettingsError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS
 from transduce.training.optim import (
@@ -232,9 +233,9 @@ def test_learns(name: str) -> None:
     [{}, {"optimizer": "adam"}, {"optimizer": "adamw"}, {"optimizer": "muon", "lr": 0.01}, {"lr": 0.01}],
     ids=str,
 )
-def test_nothing_is_chosen_here(open_: dict[str, Any]) -> None:
-    """A second table of defaults would be a second truth beside `choose`."""
-    with pytest.raises(AssertionError, match="choose first"):
+def test_unset_settings_are_refused_by_name(open_: dict[str, Any]) -> None:
+    """Their defaults are in `transduce.tasks.defaults` only."""
+    with pytest.raises(SettingsError, match=r"training\.\w+ is unset"):
         build_optimizer(make()[0], TrainingSettings(**open_))
 
 
