@@ -1,4 +1,4 @@
-"""A run small enough for a test, whole: data, model, loop and run folder; and in a process of its own, to be killed."""
+"""Complete training runs that are small enough for a test, also in a separate process that can be killed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(
 
 
 def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
-    """For the process that leads, its own; for the others, that one's."""
+    """The run folder: the main process creates it, workers open it."""
     if ranks.is_main_process:
         folder = RunFolder.create(path, asked, "")
         ranks.start({})
@@ -93,7 +93,7 @@ def _folder(path: Path, asked: Settings, ranks: Ranks) -> RunFolder:
 
 
 def toy_run(path: Path, asked: Settings, *, ranks: Ranks = SINGLE_RANK) -> tuple[nn.Module, TrainingResult]:
-    """Learn a little of copying. 320 pairs: several epochs in 60 updates."""
+    """Learn to copy, on 320 pairs: several epochs in 60 updates."""
     return run(path, asked, train_on=pairs(320, seed=1), validate_on=pairs(40, seed=2), ranks=ranks)
 
 
@@ -121,7 +121,7 @@ def kill_at(what: str, number: int) -> None:
 
 
 def poison(number: int, asked: Settings, *, factor: float = float("nan")) -> None:
-    """From now on the batch that a toy run meets as its `number`-th, whenever it comes, ruins the weights."""
+    """From now on, the `number`-th batch of a toy run multiplies the weights by `factor`, whenever it is used."""
     feeder, process = PairFeeder(pairs(320, seed=1), asked.training, device=CPU), this_process()
     feeder.rank, feeder.n_ranks = process.rank, process.size
     (bad,) = islice(feeder.feeds(Position()), number - 1, number)
@@ -140,7 +140,7 @@ def poison(number: int, asked: Settings, *, factor: float = float("nan")) -> Non
 
 
 def note_samples(path: Path) -> None:
-    """From now on the numbers of the sentences of each update are added to a file: EPOCH INDEX NUMBER ..."""
+    """From now on, write the sentence indices of each update to a file, as lines of EPOCH INDEX NUMBER ..."""
     original = PairFeeder._feed
 
     def noted(self: PairFeeder, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
@@ -154,7 +154,7 @@ def note_samples(path: Path) -> None:
 
 
 def command(arguments: list[str], errors: Path, process: Mapping[str, str]) -> None:
-    """A process that runs a command as one of several. What it says on stderr goes to `errors`."""
+    """Run a command as one of several processes, with stderr in the file `errors`."""
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
     os.environ |= process
@@ -163,11 +163,11 @@ def command(arguments: list[str], errors: Path, process: Mapping[str, str]) -> N
 
 
 def process(arguments: list[str], errors: Path, process: Mapping[str, str] | None = None) -> None:
-    """What a process does: FOLDER [--kill WHAT:N] [--poison N] [key=value ...], of `training`. Never returns.
+    """Train with the arguments FOLDER [--kill WHAT:N | --poison N | --explode N] [key=value ...], then exit.
 
-    `--explode N` in the process of `--poison`: losses that are high, and finite.
-    At the N-th call of WHAT, a name in KILLS, it kills itself with SIGKILL. What it says on stderr goes to `errors`.
-    `process`: the environment of one of several processes, which notes its samples in errors.samples.
+    `--kill`: send SIGKILL at the N-th call of WHAT, a name in KILLS. `--poison`: the N-th batch makes the weights NaN.
+    `--explode`: it makes the losses high, but finite. Settings are those of `training`. stderr goes to `errors`.
+    `process`: the environment of one of several processes, which writes its samples to errors.samples.
     """
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)

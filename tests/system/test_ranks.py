@@ -1,4 +1,4 @@
-"""Several processes that train one model: the samples and losses of one, and exact resumes. Real processes, gloo."""
+"""Several processes train one model, with the samples and losses of one process and exact resumes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import toys
 from system.commands import small, write_corpus
 from transduce.runs.folder import RunFolder
 
-pytestmark = pytest.mark.loopback  # its own server, or its own processes
+pytestmark = pytest.mark.loopback  # starts a server or processes that communicate
 
 EXACT = ("max_updates=40", "average=ema", "optimizer=adam", "schedule=cosine")
 PLAIN = (*EXACT, "dropout=0.0")
 SAME = ("update", "lr", "epoch", "n_targets")
-LEFT = 1  # exit code of a process that another one has left
+LEFT = 1  # exit code of a process that lost another one
 
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
-    """Processes from a server that has imported torch already."""
+    """New processes from a server that has already imported torch."""
     context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch:
         here = Path(__file__).parents[1]
@@ -43,13 +43,13 @@ def context() -> ForkServerContext:
 
 
 class Team:
-    """Trainings of one or more processes, in folders of one process."""
+    """Trainings with one or more processes, with their folders in one place."""
 
     def __init__(self, context: ForkServerContext, path: Path) -> None:
         self.context, self.path, self.n_teams = context, path, 0
 
     def start(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> list[ForkServerProcess]:
-        """`kill`: which process kills itself, and when."""
+        """`kill`: the rank that kills itself, and when."""
         self.n_teams += 1
         members = []
         for rank in range(n):
@@ -62,12 +62,12 @@ class Team:
         return members
 
     def process(self, rank: int, n: int) -> dict[str, str]:
-        """The environment of one of the processes that are begun now."""
+        """The environment of one of the processes started next."""
         rendezvous = {"TRANSDUCE_RENDEZVOUS": str(self.path / f"rendezvous{self.n_teams}")}
         return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **rendezvous}
 
     def command(self, name: str, n: int, *arguments: object) -> list[ForkServerProcess]:
-        """Processes that run a command."""
+        """Start processes that run a command."""
         self.n_teams += 1
         given = [str(argument) for argument in arguments]
         members = []
@@ -89,7 +89,7 @@ class Team:
         return self.path / name
 
     def samples(self, name: str, rank: int = 0) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """The sentences of each update, by epoch and number."""
+        """The sentences of each update, by epoch and index."""
         lines = (self.path / f"{name}.{rank}.samples").read_text().splitlines()
         numbers = [tuple(map(int, line.split())) for line in lines]
         return {line[:2]: line[2:] for line in numbers}
@@ -115,14 +115,14 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def assert_same_but_for_rounding(one: Path, other: Path) -> None:
-    """The loss of every line and validation, and what the samples decide."""
+    """Compare losses of updates and validations, and what depends on the samples only."""
     for kind in ("update", "validation"):
         a, b = events(one, kind), events(other, kind)
         assert [[e[k] for k in SAME if k in e] for e in a] == [[e[k] for k in SAME if k in e] for e in b]
         for name in ("loss", "nll"):
             assert [e[name] for e in a] == pytest.approx([e[name] for e in b], rel=2e-5)
     a, b = (RunFolder.open(folder, model=False).load_model() for folder in (one, other))
-    # biases of keys have no gradient but rounding errors, from which Adam makes steps of any direction
+    # key biases have gradients of rounding errors only, which Adam turns into steps of any direction
     assert [name for name in a if a[name].ndim > 1 and not torch.allclose(a[name], b[name], atol=1e-3)] == []
 
 
@@ -134,7 +134,9 @@ def test_two_processes_give_the_samples_and_losses_of_one(team: Team, alone: Pat
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_resumed_by_another_number_it_gives_the_same(team: Team, alone: Path, before: int, after: int) -> None:
+def test_resuming_with_another_number_of_processes_gives_the_same_run(
+    team: Team, alone: Path, before: int, after: int
+) -> None:
     name = f"from{before}to{after}"
     team.train(name, before, *PLAIN, kill=(0, "update:34"))
     there = max(team.samples(name))
@@ -145,18 +147,18 @@ def test_resumed_by_another_number_it_gives_the_same(team: Team, alone: Path, be
     assert_same_but_for_rounding(alone, folder)
 
 
-def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team) -> None:
-    """With dropout, to the bit: log, model, and all of the last checkpoint, every process's generator too."""
+def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team) -> None:
+    """With dropout; compares log, model and last checkpoint, with the generators of all ranks."""
     whole = team.train("whole", 2, *EXACT)
     team.train("cut", 2, *EXACT, kill=(0, "update:13"))  # before the first checkpoint
     assert "another process of this training exited" in team.said("cut", 1)
-    team.train("cut", 2, *EXACT, kill=(1, "update:27"))  # the one that only learns
+    team.train("cut", 2, *EXACT, kill=(1, "update:27"))  # the worker
     assert "another process of this training exited" in team.said("cut", 0)
     members = team.start("cut", 2, *EXACT)
     while members[0].is_alive() and '"update": 30' not in (team.path / "cut" / "metrics.jsonl").read_text():
         time.sleep(0.001)
     assert members[1].pid is not None
-    os.kill(members[1].pid, signal.SIGTERM)  # to one: all stop after the same update
+    os.kill(members[1].pid, signal.SIGTERM)  # to one process; all stop after the same update
     team.finish(members, 143, 143)
     assert "SIGTERM: stopped after update" in team.said("cut", 0)
     stopped = {team.said("cut", rank).split("after update ")[1].split(";")[0] for rank in (0, 1)}
@@ -181,8 +183,8 @@ def test_killed_and_stopped_two_processes_end_as_if_they_had_not_been(team: Team
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-def test_two_processes_go_back_together_from_a_loss_that_explodes(team: Team) -> None:
-    """As one does: to the same checkpoint, past the same batches, and to the same end."""
+def test_two_processes_roll_back_together_from_an_exploding_loss(team: Team) -> None:
+    """As one process does: to the same checkpoint, skipping the same batches."""
     asked = ("--explode", "72", *PLAIN, "on_bad_loss=rollback", "save_updates=10", "max_updates=90")
     one, two = team.train("back1", 1, *asked), team.train("back2", 2, *asked)
     (a,), (b,) = (events(folder, "rollback") for folder in (one, two))
@@ -192,8 +194,8 @@ def test_two_processes_go_back_together_from_a_loss_that_explodes(team: Team) ->
     assert_same_but_for_rounding(one, two)
 
 
-def test_a_mistake_is_told_once_and_ends_all(team: Team) -> None:
-    """Found when the first process reads, while the second waits for it. So is a run that needs nothing more."""
+def test_a_user_mistake_is_reported_once_and_stops_all_processes(team: Team) -> None:
+    """The main process finds it while the worker waits. A finished run is reported the same way."""
     src, tgt = write_corpus(team.path, "train", 60)
     asked = ["train", "--src", src, "--tgt", tgt, *small("training.max_updates=2"), "--run", team.path / "run"]
     right = tgt.read_text()

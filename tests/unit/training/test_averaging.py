@@ -32,7 +32,7 @@ def test_decay_is_warmed_up() -> None:
     assert [decay_at(n, 0.9) for n in (0, 1, 90, 10_000)] == pytest.approx([0.1, 2 / 11, 0.9, 0.9])
 
 
-def test_the_moving_average_is_the_weighted_sum_it_should_be(tmp_path: Path) -> None:
+def test_the_moving_average_equals_its_closed_form(tmp_path: Path) -> None:
     """Against the closed form in float64: each set of weights times its share times all later decays."""
     live = weights(0)
     average = MovingAverage(live, folder=tmp_path, n=1, decay=0.8)
@@ -51,7 +51,7 @@ def test_the_moving_average_is_the_weighted_sum_it_should_be(tmp_path: Path) -> 
     assert equal(live, weights(n_updates)), "the live weights must not move"
 
 
-def test_the_moving_average_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_the_moving_average_resumes_bit_identically(tmp_path: Path) -> None:
     live = weights(0)
     average = make("ema", live, tmp_path)
     for update in range(5):
@@ -80,7 +80,7 @@ def test_mean_of_files(tmp_path: Path) -> None:
         mean_of([])
 
 
-def test_borrowed_weights_are_given_back_to_the_bit_even_after_an_error() -> None:
+def test_borrowed_weights_are_restored_exactly_even_after_an_error() -> None:
     live = weights(0)
     addresses = [tensor.data_ptr() for tensor in live.values()]
     with pytest.raises(RuntimeError, match="inside"), borrowed(live, weights(1)):
@@ -114,14 +114,14 @@ def close(one: object, other: dict[str, Tensor]) -> bool:
     return all(torch.allclose(one[name], other[name], atol=1e-6) for name in other)
 
 
-def test_none_keeps_the_best_alone(tmp_path: Path) -> None:
+def test_none_keeps_the_best_weights(tmp_path: Path) -> None:
     average = make("none", weights(0), tmp_path)
     assert validate(average, 1, 5.0, better=True) == (None, average.live)
     assert validate(average, 2, 4.0, better=False) == (None, None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_last_keeps_the_mean_of_the_last_n_and_looks_at_it(tmp_path: Path) -> None:
+def test_last_keeps_and_validates_the_mean_of_the_last_n(tmp_path: Path) -> None:
     average = make("last", weights(0), tmp_path, n=3)
     for update in (1, 2, 3, 4, 5):
         candidate, kept = validate(average, update, -update, better=False)
@@ -144,7 +144,7 @@ def test_best_keeps_the_mean_of_the_best_n(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["last", "best"])
-def test_snapshots_resume_and_miss_no_file_in_silence(kind: str, tmp_path: Path) -> None:
+def test_snapshots_resume_and_missing_files_are_reported(kind: str, tmp_path: Path) -> None:
     average = make(kind, weights(0), tmp_path, n=3)
     for update in (1, 2, 3):
         validate(average, update, float(update), better=True)
@@ -160,7 +160,7 @@ def test_snapshots_resume_and_miss_no_file_in_silence(kind: str, tmp_path: Path)
     assert "u00000003" in notes[0]
 
 
-def test_a_validation_that_is_done_again_after_a_kill_counts_once(tmp_path: Path) -> None:
+def test_a_validation_repeated_after_a_kill_counts_once(tmp_path: Path) -> None:
     """Killed after the snapshot and before the checkpoint: the resumed run writes the same snapshot again."""
     average = make("best", weights(0), tmp_path, n=2)
     validate(average, 1, 1.0, better=True)

@@ -67,7 +67,7 @@ def tensors(feed: Feed) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
-def test_a_resume_goes_on_to_the_letter(make: Any) -> None:
+def test_a_resumed_feeder_yields_identical_batches(make: Any) -> None:
     whole = list(islice(make().feeds(Position()), 25))
     assert max(feed.after.epoch for feed in whole) > 1
     for stop in (1, 7, 24):
@@ -79,7 +79,7 @@ def test_a_resume_goes_on_to_the_letter(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
-def test_budgets_hold_and_lengths_are_true(make: Any) -> None:
+def test_batches_respect_the_budget_and_lengths_are_correct(make: Any) -> None:
     feeder: LengthFeeder = make()
     for feed in islice(feeder.feeds(Position()), 12):
         (lengths,) = feeder.lengths(feed.after.epoch - (feed.after.index == 0))
@@ -94,7 +94,7 @@ def test_budgets_hold_and_lengths_are_true(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", FEEDERS.values(), ids=FEEDERS)
-def test_two_processes_have_the_update_of_one_between_them(make: Any) -> None:
+def test_two_ranks_share_the_update_of_one_process(make: Any) -> None:
     feeders = [make(), make(), make()]
     for rank in (0, 1):
         feeders[rank].rank, feeders[rank].n_ranks = rank, 2
@@ -116,7 +116,7 @@ def test_two_processes_have_the_update_of_one_between_them(make: Any) -> None:
         assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets
 
 
-def test_an_epoch_of_runs_has_every_token_once_and_epochs_cut_elsewhere() -> None:
+def test_an_epoch_has_every_token_once_and_epochs_cut_at_different_places() -> None:
     feeder = masked()
     rows_of: list[list[list[int]]] = []
     for epoch in range(4):
@@ -135,7 +135,7 @@ def test_an_epoch_of_runs_has_every_token_once_and_epochs_cut_elsewhere() -> Non
     assert any(rows != rows_of[0] for rows in rows_of)
 
 
-def test_pairs_are_framed_and_about_half_follow() -> None:
+def test_pairs_have_special_tokens_and_about_half_are_consecutive() -> None:
     feeder, labels = masked(True), []
     for batch in (b for epoch in range(12) for b in feeder.batches(epoch)):
         assert isinstance(batch, MaskedBatch)
@@ -169,7 +169,7 @@ def test_labels_stay_with_their_texts() -> None:
         (FEEDERS["labels"], predict_labels, {"kind": "bert-classifier", "n_labels": 3}),
     ],
 )
-def test_the_update_does_not_depend_on_the_cut(make: Any, criterion: Any, options: dict[str, Any]) -> None:
+def test_the_update_does_not_depend_on_its_micro_batches(make: Any, criterion: Any, options: dict[str, Any]) -> None:
     found = []
     for micro in (32, 128):
         torch.manual_seed(0)
@@ -187,7 +187,7 @@ def test_the_update_does_not_depend_on_the_cut(make: Any, criterion: Any, option
     assert loss == pytest.approx(other_loss, rel=1e-5) and norm == pytest.approx(other_norm, rel=1e-4)
 
 
-def test_the_losses_are_their_definitions() -> None:
+def test_the_losses_equal_their_definitions() -> None:
     torch.manual_seed(0)
     model = build_model(model_settings(**{**MODEL, "next_sentence": True}), n_src=VOCAB, n_tgt=VOCAB).eval()
     feed = next(masked(True, micro_batch_tokens=128).feeds(Position()))
@@ -201,7 +201,7 @@ def test_the_losses_are_their_definitions() -> None:
     assert float(loss) / batch.n_targets == pytest.approx(float(told / batch.n_targets + next_one), rel=1e-5)
 
 
-def test_no_text_is_told() -> None:
+def test_missing_text_is_an_error() -> None:
     empty = LabelStore(np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64), {})
     with pytest.raises(DataError, match="no text"):
         LabelFeeder(empty, settings().training, device=CPU).plan(0)

@@ -33,7 +33,7 @@ def same(one: Feed, other: Feed) -> bool:
     return one.after == other.after and one.epochs == other.epochs and all(torch.equal(a, b) for a, b in tensors)
 
 
-def test_any_position_goes_on_as_the_whole_would() -> None:
+def test_feeds_from_any_position_equal_those_from_the_start() -> None:
     """Over more than two epochs: from each `after` on, the same feeds follow."""
     feeds = list(islice(feeder().feeds(Position()), 12))
     assert feeds[-1].after.epoch >= 2
@@ -41,7 +41,7 @@ def test_any_position_goes_on_as_the_whole_would() -> None:
         assert same(next(feeder().feeds(feed.after)), feeds[number + 1])
 
 
-def test_an_epoch_holds_every_pair_once_and_ends_on_a_whole_number() -> None:
+def test_an_epoch_contains_every_pair_once_and_ends_on_a_whole_number() -> None:
     feeds = list(takewhile(lambda feed: feed.epochs <= 1.0, feeder().feeds(Position())))
     seen = np.concatenate([feed.indices for feed in feeds])
     assert sorted(seen.tolist()) == list(range(60))
@@ -49,7 +49,7 @@ def test_an_epoch_holds_every_pair_once_and_ends_on_a_whole_number() -> None:
     assert feeds[-1].after == Position(1, 0)
 
 
-def test_micro_batches_hold_the_batch_within_their_budget() -> None:
+def test_micro_batches_cover_the_batch_within_their_budget() -> None:
     store = pairs(60, seed=1)
     for feed in islice(feeder(batch_tokens=128, micro_batch_tokens=40).feeds(Position()), 6):
         assert len(feed.batches) > 1 or max(feed.batches[0].src.numel(), feed.batches[0].tgt_out.numel()) <= 40
@@ -67,14 +67,14 @@ def test_counts_are_those_of_the_tensors() -> None:
     assert feed.n_slots == sum(batch.src.numel() + batch.tgt_in.numel() for batch in feed.batches)
 
 
-def test_validation_reads_every_pair_once_and_the_same_at_each_time() -> None:
+def test_validation_reads_every_pair_once_and_always_the_same() -> None:
     held_out = feeder()
     one, two = list(held_out.batches()), list(held_out.batches())
     assert sum(len(batch.src) for batch in one) == 60
     assert all(torch.equal(a.src, b.src) for a, b in zip(one, two, strict=True))
 
 
-def test_no_pairs_at_all_is_told() -> None:
+def test_missing_pairs_are_an_error() -> None:
     empty = PairFeeder(TokenStore.from_lists([], []), settings().training, device=CPU)
     with pytest.raises(DataError, match="no sentence pair"):
         next(empty.feeds(Position()))
@@ -101,7 +101,7 @@ def test_an_error_in_the_thread_is_raised_where_the_item_would_have_come() -> No
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])
-def test_what_ends_ends(n: int) -> None:
+def test_a_finite_iterator_ends(n: int) -> None:
     with ahead(iter(range(5)), n=n) as items:
         assert list(items) == [0, 1, 2, 3, 4]
 
@@ -127,7 +127,7 @@ def texts_of(tokenizers: Tokenizers, batches: tuple[Batch, ...], name: str) -> l
     return sorted(tokenizers.src.decode(row.tolist()) for batch in batches for row in getattr(batch, name))
 
 
-def test_sampled_pieces_say_the_same_and_change_with_the_epoch_only(tokenizers: Tokenizers) -> None:
+def test_sampled_pieces_decode_to_the_same_text_and_depend_on_the_epoch_only(tokenizers: Tokenizers) -> None:
     sampling = SubwordSampling(tokenizers, amount=1.0, seed=7, max_length=256)
     plain, one, two = (text_feeder(tokenizers, s) for s in (None, sampling, sampling))
     feeds, again, best = (list(islice(f.feeds(Position()), 30)) for f in (one, two, plain))
@@ -150,7 +150,7 @@ def test_a_position_resumes_sampled_pieces_too(tokenizers: Tokenizers) -> None:
         assert same(next(text_feeder(tokenizers, sampling).feeds(feed.after)), feeds[number + 1])
 
 
-def test_what_cannot_be_read_back_or_becomes_too_long_keeps_its_pieces(tokenizers: Tokenizers, tmp_path: Path) -> None:
+def test_sentences_with_unknown_or_too_many_pieces_are_not_sampled(tokenizers: Tokenizers, tmp_path: Path) -> None:
     sampling = SubwordSampling(tokenizers, amount=1.0, seed=7, max_length=256)
     unknown = tokenizers.src.encode("the lazy ж dogs")
     assert UNK in unknown
@@ -162,7 +162,7 @@ def test_what_cannot_be_read_back_or_becomes_too_long_keeps_its_pieces(tokenizer
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3, 7])
-def test_several_processes_have_the_update_of_one_between_them(n_ranks: int) -> None:
+def test_several_ranks_share_the_update_of_one_process(n_ranks: int) -> None:
     """Also of few sentences, of which some get none."""
     shares = [feeder(30, batch_tokens=40, micro_batch_tokens=20) for _ in range(n_ranks)]
     for rank, share in enumerate(shares):

@@ -135,7 +135,7 @@ def test_means_of_the_last_and_of_the_best(tmp_path: Path, average: str, chosen:
     assert not (tmp_path / "run" / "averaging").exists(), "snapshots are of no use after the end"
 
 
-def test_loss_alone_is_judged_where_nothing_is_translated(tmp_path: Path) -> None:
+def test_loss_decides_where_nothing_is_translated(tmp_path: Path) -> None:
     _, result = run(tmp_path / "run", max_updates=20, valid_updates=10, stop_by="bleu")
     losses = [event["loss"] for event in events(tmp_path / "run", "validation")]
     assert result.best_update == 10 * (1 + losses.index(min(losses)))
@@ -149,7 +149,7 @@ def test_epochs_are_a_limit(tmp_path: Path, epochs: float, n_updates: float) -> 
     assert events(tmp_path / "run", "validation")[-1]["update"] == result.update
 
 
-def test_a_signal_saves_and_the_same_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_run_stopped_by_a_signal_resumes_to_the_same_result(tmp_path: Path) -> None:
     run(tmp_path / "whole", max_updates=30, valid_updates=10)
     calls = [0]
     original = Updater.update
@@ -176,7 +176,7 @@ def test_a_signal_saves_and_the_same_run_goes_on_to_the_same_end(tmp_path: Path)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     _, first = run(tmp_path / "run", max_updates=10, valid_updates=10)
     before = {
         path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.name == "model.safetensors"
@@ -217,7 +217,9 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
     assert plan[batch["batch"]].tolist() == indices
 
 
-def test_a_full_disk_is_told_and_the_last_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_the_last_checkpoint_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = Checkpoints.save
 
     def full(self: Checkpoints, update: int, *args: Any) -> Path:
@@ -234,7 +236,7 @@ def test_a_full_disk_is_told_and_the_last_state_stays(tmp_path: Path, monkeypatc
     assert [event["update"] for event in events(tmp_path / "run", "validation")] == [10, 20, 30]
 
 
-def test_a_long_way_between_validations_is_saved_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_saved_between_distant_validations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     updates: list[int] = []
     original = Checkpoints.save
@@ -247,7 +249,7 @@ def test_a_long_way_between_validations_is_saved_on_the_way(tmp_path: Path, monk
     assert updates == [1, 2, 3, 4, 5, 5]
 
 
-def test_a_state_is_saved_as_often_as_asked(tmp_path: Path) -> None:
+def test_checkpoints_are_saved_every_save_updates(tmp_path: Path) -> None:
     run(tmp_path / "run", max_updates=20, valid_updates=10, save_updates=4, keep_checkpoints=9)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == [f"u{n:08d}" for n in (4, 8, 10, 12, 16, 20)]
@@ -271,7 +273,7 @@ class Ruined:
         return update
 
 
-def test_a_run_goes_back_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollbacks_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Updater, "update", Ruined(13, *range(25, 500)).patch())
     with pytest.raises(TrainingError, match="rolled back 2 times already"):
         run(tmp_path / "run", max_updates=60, valid_updates=10, on_bad_loss="rollback", max_rollbacks=2)
@@ -279,14 +281,18 @@ def test_a_run_goes_back_a_few_times_only(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]) == 3
 
 
-def test_before_the_first_validation_it_goes_back_to_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_before_the_first_validation_restores_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Updater, "update", Ruined(3).patch())
     _, result = run(tmp_path / "run", max_updates=20, valid_updates=10, on_bad_loss="rollback")
     assert result.update == 20
     assert [e["update"] for e in events(tmp_path / "run", "rollback")] == [0]
 
 
-def test_a_stopped_run_can_be_told_to_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stopped_by_a_bad_loss_can_roll_back_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError, match=r"on_bad_loss=rollback"):
         patch.setattr(Updater, "update", Ruined(17).patch())
         run(tmp_path / "run", max_updates=30, valid_updates=10)

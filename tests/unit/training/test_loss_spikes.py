@@ -25,29 +25,29 @@ def learning(n: int, *, start: float = 9.2, end: float = 4.0, noise: float = 0.1
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("noise", [0.01, 0.1, 0.5])
-def test_learning_is_no_explosion(seed: int, noise: float) -> None:
+def test_ordinary_learning_is_not_an_explosion(seed: int, noise: float) -> None:
     show(Watch(), learning(1000, noise=noise, seed=seed))
 
 
-def test_single_odd_batches_are_none() -> None:
+def test_single_odd_batches_are_not_an_explosion() -> None:
     losses = learning(500)
     losses[300::25] = [9.0] * len(losses[300::25])
     show(Watch(), losses)
 
 
-def test_a_warm_up_that_costs_some_of_a_start_with_weights_is_none() -> None:
+def test_a_rise_during_the_warm_up_of_a_fine_tuning_is_not_an_explosion() -> None:
     bump = [2.0 + 0.3 * math.sin(math.pi * i / 80) for i in range(80)]
     show(Watch(), [2.0] * 80 + bump + [1.9] * 80)
 
 
-def test_rare_large_losses_of_a_classifier_are_none() -> None:
+def test_rare_large_losses_of_a_classifier_are_not_an_explosion() -> None:
     """Sure of itself and wrong: small batches of a fine-tuned classifier."""
     draw = np.random.default_rng(3)
     show(Watch(), [0.7] * 10 + [float(draw.choice([0.02, 0.05, 1.5], p=[0.6, 0.37, 0.03])) for _ in range(2000)])
 
 
 @pytest.mark.parametrize("up_to", [6.8, 9.0, 30.0])
-def test_a_run_that_falls_back_is_found_within_ten_updates_and_its_beginning_too(up_to: float) -> None:
+def test_divergence_and_its_first_update_are_found_within_ten_updates(up_to: float) -> None:
     watch, losses = Watch(), learning(400)
     with pytest.raises(BadLoss, match="explodes") as caught:
         show(watch, losses + [up_to] * 30)
@@ -60,7 +60,7 @@ def test_a_run_that_falls_back_is_found_within_ten_updates_and_its_beginning_too
 
 @pytest.mark.parametrize(("first", "up_to"), [(5.7, 34_195.0), (5.7, 18.0), (10.4, 32.0), (0.01, 16.0), (40.0, 130.0)])
 @pytest.mark.parametrize("at", [2, 5, 30])
-def test_a_run_that_blows_up_in_its_first_updates_is_found_after_ten(first: float, up_to: float, at: int) -> None:
+def test_divergence_in_the_first_updates_is_found_after_ten(first: float, up_to: float, at: int) -> None:
     losses = [first] * (at - 1) + [up_to * (1 + i) for i in range(100)]
     with pytest.raises(BadLoss, match="explodes") as caught:
         show(Watch(), losses)
@@ -70,7 +70,7 @@ def test_a_run_that_blows_up_in_its_first_updates_is_found_after_ten(first: floa
 
 
 @pytest.mark.parametrize("first", [0.0, 0.05, 0.7, 5.7, 10.4, 22.0])
-def test_a_bump_at_the_start_is_none(first: float) -> None:
+def test_a_bump_at_the_start_is_not_an_explosion(first: float) -> None:
     short, low = [1000.0] * 9, [max(2.9 * first, 14.0)] * 30
     show(Watch(), [first, *short, first, *short, *[first] * 60])
     show(Watch(), [first, *low, *[first] * 10])
@@ -85,14 +85,14 @@ def test_the_number_of_deviations_is_a_setting() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_told_at_once_and_even_if_explosions_are_not(bad: float) -> None:
+def test_non_finite_losses_are_reported_at_once_even_without_explosion_detection(bad: float) -> None:
     with pytest.raises(BadLoss, match="not finite") as caught:
         show(Watch(k=0.0), [3.0, bad])
     assert [suspect.update for suspect in caught.value.suspects] == [2]
 
 
 @pytest.mark.parametrize("cut", [1, 4, 10])
-def test_a_saved_watch_knows_of_the_start_too(cut: int) -> None:
+def test_a_restored_watch_remembers_the_first_losses(cut: int) -> None:
     losses = [6.0, 6.1, *[1e4] * 20]
     watch, other = Watch(), Watch()
     show(watch, losses[:cut])
@@ -103,7 +103,7 @@ def test_a_saved_watch_knows_of_the_start_too(cut: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [5, 200, 403])
-def test_a_saved_watch_judges_as_the_other_would_have(cut: int) -> None:
+def test_a_restored_watch_decides_as_the_original(cut: int) -> None:
     losses, found = learning(400) + [8.0] * 20, []
     for saves in (False, True):
         watch = Watch()
@@ -118,7 +118,7 @@ def test_a_saved_watch_judges_as_the_other_would_have(cut: int) -> None:
     assert found[0] == found[1]
 
 
-def test_a_state_of_an_early_version_knows_nothing() -> None:
+def test_a_state_of_an_early_version_restores_to_an_empty_watch() -> None:
     watch = Watch()
     watch.load({})
     assert (watch.first, watch.last) == ([], [])

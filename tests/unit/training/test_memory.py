@@ -73,7 +73,7 @@ def ends_above(n_slots: int, tried: list[int]) -> Callable[..., Any]:
     return criterion
 
 
-def test_an_update_that_did_not_fit_is_that_of_the_halves_to_the_bit() -> None:
+def test_an_update_that_did_not_fit_is_bit_identical_to_one_with_halves() -> None:
     """Gradients of a batch before are there, and half of those of the failed one."""
     small, large = batch_of(3, seed=1), batch_of(12, seed=2)
     tried: list[int] = []
@@ -94,7 +94,7 @@ def test_an_update_that_did_not_fit_is_that_of_the_halves_to_the_bit() -> None:
     assert tried == [6, 6], "a size that did not fit is not tried again"
 
 
-def test_what_did_not_fit_is_part_of_the_state() -> None:
+def test_the_size_that_did_not_fit_is_part_of_the_state() -> None:
     tried: list[int] = []
     updater = make(ends_above(slots_of(batch_of(12)), tried))
     updater.update([batch_of(12)], 0.5)
@@ -108,7 +108,7 @@ def test_what_did_not_fit_is_part_of_the_state() -> None:
     assert again.too_large is None
 
 
-def test_one_sentence_that_does_not_fit_is_told_and_changes_nothing() -> None:
+def test_a_single_sentence_that_does_not_fit_is_an_error_and_changes_nothing() -> None:
     updater = make(ends_above(1, []))
     before, generator = weights(updater), torch.get_rng_state()
     with pytest.raises(DoesNotFit) as caught:
@@ -119,7 +119,7 @@ def test_one_sentence_that_does_not_fit_is_told_and_changes_nothing() -> None:
     assert all(p.grad is None for p in updater.model.parameters())
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_are_raised() -> None:
     def wrong(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("shapes cannot be multiplied")
 
@@ -127,7 +127,7 @@ def test_other_errors_pass() -> None:
         make(wrong).update([batch_of(4)], 0.5)
 
 
-def test_the_gradient_of_the_halves_is_that_of_the_whole() -> None:
+def test_the_gradient_of_the_halves_equals_that_of_the_whole() -> None:
     batch = batch_of(9)
     updater = make()
     updater.model.eval()
@@ -141,7 +141,7 @@ def test_the_gradient_of_the_halves_is_that_of_the_whole() -> None:
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-6)
 
 
-def test_parts_of_every_kind_of_batch_ask_the_same_together() -> None:
+def test_parts_of_every_kind_of_batch_add_up_to_the_whole() -> None:
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0], [5, 0, 0, 0]])
     rows = RowBatch((ids, (ids == 5).cumsum(1)), torch.tensor([[6, 7, 8, 3], [6, 3, 0, 0], [3, 0, 0, 0]]), 7)
     places = torch.tensor([1, 3, 5, 8])
@@ -159,7 +159,7 @@ def test_parts_of_every_kind_of_batch_ask_the_same_together() -> None:
     assert second.targets_a_pair == 1.5 and second.labels.tolist() == [1, 0]
 
 
-def test_what_memory_errors_look_like() -> None:
+def test_out_of_memory_errors_are_recognised() -> None:
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("could not create a primitive"))
     assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not is_out_of_memory(RuntimeError("size mismatch")) and not is_out_of_memory(ValueError("out of memory"))
@@ -203,7 +203,7 @@ BOUNDED = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds of address spaces are Linux's")
-def test_a_process_whose_memory_ends_goes_on_with_the_same_gradient() -> None:
+def test_a_process_out_of_memory_continues_with_the_same_gradient() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1])}
     command = [sys.executable, "-c", textwrap.dedent(BOUNDED)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -214,7 +214,7 @@ def test_a_process_whose_memory_ends_goes_on_with_the_same_gradient() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_whose_memory_ends_goes_on_too() -> None:
+def test_a_gpu_out_of_memory_continues() -> None:
     device = torch.device("cuda")
     tried: list[int] = []
 

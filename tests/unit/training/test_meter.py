@@ -41,7 +41,7 @@ def test_saved_rows_give_the_same_line() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("what", ["loss", "norm"])
-def test_the_first_bad_update_is_named_with_its_place(bad: float, what: str) -> None:
+def test_the_first_bad_update_is_reported_with_its_position(bad: float, what: str) -> None:
     meter = Meter()
     add(meter, 1)
     add(meter, 2, **{what: bad})

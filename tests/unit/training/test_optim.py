@@ -56,7 +56,7 @@ def adam_by_hand(x: np.ndarray, gradients: list[np.ndarray], *, lr: float) -> np
     return x
 
 
-def test_adam_is_the_papers() -> None:
+def test_adam_equals_the_papers_formula() -> None:
     layer = nn.Linear(5, 3, bias=False)
     start, gradients = layer.weight.detach().double().numpy(), [torch.randn(3, 5) for _ in range(6)]
     optimizer = build_optimizer(layer, settings(optimizer="adam", lr=0.01))
@@ -123,7 +123,7 @@ def test_muon_equals_pytorchs(weight_decay: float) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=2 * BFLOAT16 * way)
 
 
-def test_muon_takes_a_packed_matrix_as_several() -> None:
+def test_muon_splits_a_packed_matrix() -> None:
     packed = nn.Parameter(torch.randn(20, 8))
     parts = copies(list(packed.detach().split([8, 8, 4])))
     ours = Muon([{"params": [packed], "rows": [8, 8, 4]}], lr=0.1)
@@ -146,7 +146,7 @@ def test_muon_gets_the_matrices_of_linear_layers_and_adamw_the_rest(options: dic
     assert peaks == {id(p): 0.02 if id(p) in matrices else 0.003 for p in model.parameters()}
 
 
-def test_muon_updates_projections_of_queries_keys_and_values_apart() -> None:
+def test_muon_updates_projections_of_queries_keys_and_values_separately() -> None:
     """As if they were three layers: a large gradient of one does not shrink the step of another."""
     model, _ = make(n_kv_heads=2)
     weight = model.encoder.blocks[0].self_attention.query_key_value.weight
@@ -164,7 +164,7 @@ def test_muon_updates_projections_of_queries_keys_and_values_apart() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_parameter_is_held_once_and_every_group_has_a_peak(name: str) -> None:
+def test_every_parameter_is_in_one_group_and_every_group_has_a_peak(name: str) -> None:
     for options in SINGLE.values():
         model, _ = make(**options)
         optimizer = build_optimizer(model, settings(optimizer=name))
@@ -174,7 +174,7 @@ def test_every_parameter_is_held_once_and_every_group_has_a_peak(name: str) -> N
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_learning_rate_is_the_groups(name: str) -> None:
+def test_steps_use_the_learning_rate_of_the_group(name: str) -> None:
     """A rate of zero moves nothing; the scheduler writes `lr`, and the next step obeys."""
     model, _ = make()
     optimizer, params = build_optimizer(model, settings(optimizer=name)), list(model.parameters())
@@ -190,7 +190,7 @@ def test_the_learning_rate_is_the_groups(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_state_goes_round_bit_by_bit(name: str) -> None:
+def test_optimizer_state_is_restored_bit_by_bit(name: str) -> None:
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer, list[nn.Parameter]]:
         model, _ = make(residual="pre", feed_forward="conv", kernel_size=3)
         return model, build_optimizer(model, settings(optimizer=name, weight_decay=0.01)), list(model.parameters())

@@ -38,7 +38,7 @@ def same(one: Feed, two: Feed) -> bool:
     return np.array_equal(one.indices, two.indices) and all(equal) and one.after == two.after
 
 
-def test_every_token_but_a_beginning_is_asked_for_once_an_epoch_from_those_before_it() -> None:
+def test_every_token_but_the_first_is_a_target_once_per_epoch() -> None:
     text = store()
     feeds = list(islice(feeder(text).feeds(Position()), 60))
     for epoch in (0, 1, 2):
@@ -58,7 +58,7 @@ def test_every_token_but_a_beginning_is_asked_for_once_an_epoch_from_those_befor
         assert mine[-1].epochs == epoch + 1
 
 
-def test_micro_batches_hold_what_the_update_holds() -> None:
+def test_micro_batches_add_up_to_the_update() -> None:
     text = store()
     for feed, whole in zip(
         islice(feeder(text).feeds(Position()), 9),
@@ -105,7 +105,7 @@ def test_texts_and_padding_and_nothing() -> None:
         feeder(empty).plan(0)
 
 
-def test_two_processes_have_the_update_of_one_between_them() -> None:
+def test_two_ranks_share_the_update_of_one_process() -> None:
     feeders = [feeder(store()) for _ in range(3)]
     for rank in (0, 1):
         feeders[rank].rank, feeders[rank].n_ranks = rank, 2

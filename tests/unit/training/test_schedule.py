@@ -27,7 +27,7 @@ def test_inverse_sqrt_is_the_papers_formula() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1, 7])
-def test_every_schedule_rises_evenly_to_the_peak_and_never_rises_again(name: str, warmup: int) -> None:
+def test_every_schedule_rises_linearly_to_the_peak_and_then_never_rises(name: str, warmup: int) -> None:
     values = factors(name, warmup=warmup, updates=50)
     assert values[: max(0, warmup - 1)] == pytest.approx([(n + 1) / warmup for n in range(max(0, warmup - 1))])
     assert max(values) == values[max(0, warmup - 1)] == 1.0
@@ -98,7 +98,7 @@ def test_a_misspelt_schedule_names_the_nearest() -> None:
         find_schedule("cosin")
 
 
-def test_the_clock_goes_on_from_what_was_used() -> None:
+def test_the_clock_continues_from_the_seconds_used() -> None:
     times = iter([1000.0, 1007.5])
     clock = Clock(42.0, now=lambda: next(times))
     assert clock.seconds() == 49.5

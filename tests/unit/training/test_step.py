@@ -58,7 +58,7 @@ def reference(model: nn.Module, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("sizes", [[12], [6, 6], [1, 11], [3, 4, 5], [1] * 12], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_update_does_not_depend_on_how_it_is_cut(optimizer: str, sizes: list[int]) -> None:
+def test_an_update_does_not_depend_on_its_micro_batches(optimizer: str, sizes: list[int]) -> None:
     """Not the mean of the parts' means: their sizes and lengths differ."""
     whole, parted = make(optimizer=optimizer), make(optimizer=optimizer)
     before = weights(whole)
@@ -91,13 +91,13 @@ def test_the_gradient_is_that_of_the_mean_loss_and_is_clipped_by_its_norm() -> N
         torch.testing.assert_close(weights(updater), before - 2.0 * 0.25 * scale * gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_no_gradient_is_left_over() -> None:
+def test_gradients_are_removed_after_the_update() -> None:
     updater, batch = make(), collate(examples(4))
     updater.update([batch], 1.0)
     assert all(p.grad is None for p in updater.model.parameters())
 
 
-def test_rates_are_their_peaks_times_the_factor() -> None:
+def test_learning_rates_are_their_peaks_times_the_factor() -> None:
     updater = make(optimizer="muon", lr=0.003, matrix_lr=0.02)
     updater.update([collate(examples(4))], 0.5)
     assert {group["lr"] for group in updater.optimizer.param_groups} == {0.0015, 0.01}
@@ -127,7 +127,7 @@ def test_bfloat16_learns_as_float32_does(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_resumed_updater_goes_on_bit_by_bit(optimizer: str) -> None:
+def test_a_resumed_updater_is_bit_identical(optimizer: str) -> None:
     """Weights, optimizer and the generator of dropout."""
     updater = make(optimizer=optimizer, dropout=0.3, weight_decay=0.01)
     for seed in range(3):

@@ -12,7 +12,7 @@ import pytest
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
 
 
-def test_bleu_decides_and_loss_among_equals() -> None:
+def test_bleu_decides_and_loss_breaks_ties() -> None:
     assert score_of({"loss": 2.0, "bleu": 30.0}, "bleu") > score_of({"loss": 1.0, "bleu": 29.0}, "bleu")
     assert score_of({"loss": 1.0, "bleu": 0.0}, "bleu") > score_of({"loss": 2.0, "bleu": 0.0}, "bleu")
     assert score_of({"loss": 1.0, "bleu": 0.0}, "loss") > score_of({"loss": 2.0, "bleu": 9.0}, "loss")
@@ -42,7 +42,7 @@ def test_the_state_survives_json() -> None:
         assert not other.see(8, {"loss": 9.0, "bleu": 20.0}) or other.best == (20.0, -9.0)
 
 
-def test_the_first_signal_asks_and_handlers_come_back() -> None:
+def test_the_first_signal_sets_the_request_and_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     said: list[str] = []
     with stop_on_signals(said.append) as request:
@@ -56,7 +56,7 @@ def test_the_first_signal_asks_and_handlers_come_back() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
-def test_a_closed_terminal_asks_too_however_often_it_says_so() -> None:
+def test_repeated_sighups_set_the_request_once() -> None:
     before = signal.getsignal(signal.SIGHUP)
     with stop_on_signals(lambda text: None) as request:
         for _ in range(3):  # from the kernel, from the shell
@@ -67,7 +67,7 @@ def test_a_closed_terminal_asks_too_however_often_it_says_so() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
-def test_under_nohup_a_closed_terminal_is_nothing() -> None:
+def test_sighup_stays_ignored_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_on_signals(lambda text: None) as request:
@@ -96,7 +96,7 @@ with stop_on_signals(lambda text: print(text, flush=True)):
     assert "never" not in done.stdout
 
 
-def test_outside_the_main_thread_nothing_is_touched() -> None:
+def test_other_threads_do_not_change_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGINT)
     seen: list[StopRequest] = []
 

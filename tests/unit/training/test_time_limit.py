@@ -42,7 +42,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_tensors(path / "model.safetensors")
 
 
-def test_the_limit_is_what_fits_into_the_time_that_is_left() -> None:
+def test_the_limit_is_the_number_of_updates_that_fit_into_the_remaining_time() -> None:
     found = derive(done=40, seconds_left=1010.0, seconds_per_update=0.4, validation_seconds=10.0, valid_updates=100)
     assert found == TimeLimit(updates=40 + int(MARGIN * 1000.0 / 0.5), since=40)
     late = derive(done=7, seconds_left=-3.0, seconds_per_update=1.0, validation_seconds=0.0, valid_updates=10)

@@ -22,7 +22,7 @@ def held_out(**training: object) -> PairFeeder:
     return PairFeeder(pairs(50, seed=2), settings(**training).training, device=CPU)
 
 
-def test_the_loss_is_that_of_all_pairs_one_by_one(model: nn.Module) -> None:
+def test_the_loss_equals_that_of_all_pairs_one_by_one(model: nn.Module) -> None:
     """Against log_softmax of each sentence alone, in float64: mean over tokens, not over batches."""
     scores = Validator(model, held_out().batches, smoothing=0.1)()
     model.eval()
@@ -46,7 +46,7 @@ def test_batches_of_another_size_give_the_same(model: nn.Module) -> None:
     assert one == pytest.approx(two, rel=1e-5)
 
 
-def test_training_goes_on_as_if_nothing_had_been(model: nn.Module) -> None:
+def test_validation_does_not_affect_training(model: nn.Module) -> None:
     """Mode, weights and random numbers are as before, even where the judge draws some."""
     weights = [p.detach().clone() for p in model.parameters()]
 
