@@ -24,8 +24,8 @@ from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.plain_text import report_leaks
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.tasks.plain_text import PreparedStores, open_stores, report_leaks
+from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import SAMPLE_LINES, Reservoir
 
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 2_000
@@ -57,13 +57,7 @@ class LabelledTexts:
         return round((sum(map(len, ids)) / len(some) + 1 + len(some[0].texts)) * self.n_train)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedLabels:
-    """Encoded text."""
-
-    tokenizers: Tokenizers
-    train: LabelStore
-    valid: LabelStore
+PreparedLabels = PreparedStores[LabelStore]
 
 
 def read_labelled_texts(
@@ -143,14 +137,13 @@ def encode_labelled_texts(
 def open_prepared_labels(folder: RunFolder) -> PreparedLabels:
     """Open what `encode_labelled_texts` has written into the run folder."""
     tokens = folder.path / "tokens"
-    tokenizers, labels = load_tokenizers(folder), resolved(folder.settings.data.labels, "data.labels")
+    labels = resolved(folder.settings.data.labels, "data.labels")
+    prepared = open_stores(folder, LabelStore.open)
     longest = longest_of(folder.settings.model, folder.settings.data.max_length)
-    stores = {name: LabelStore.open(tokens / name) for name in ("train", "valid")}
-    for name, store in stores.items():
-        check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
+    for name, store in (("train", prepared.train), ("valid", prepared.valid)):
         check_ids(tokens / name / "labels.npy", store.labels, len(labels))
         check_lengths(tokens / name / "offsets.npy", store.offsets, longest)
-    return PreparedLabels(tokenizers, **stores)
+    return prepared
 
 
 def fingerprint(settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:

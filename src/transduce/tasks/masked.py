@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from transduce.config import BertSettings, ModelSettings, Settings, resolved
-from transduce.data.arrays import check_ids, check_lengths, read_names
+from transduce.data.arrays import check_lengths, read_names
 from transduce.data.encoding import encode_sentences
 from transduce.data.sources import Sources
 from transduce.data.store import SentenceStore
@@ -27,10 +27,10 @@ from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
 from transduce.tasks.defaults import MASKED
-from transduce.tasks.plain_text import PlainTexts, PlainTextTask
+from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedStores
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.special import MASK_PIECE, Vocabulary
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import predict_masked_tokens
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.validate import Validator
@@ -38,13 +38,7 @@ from transduce.training.validate import Validator
 N_SAMPLES, SAMPLE_TOKENS = 8, 40
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedSentences:
-    """The encoded sets."""
-
-    tokenizers: Tokenizers
-    train: SentenceStore
-    valid: SentenceStore
+PreparedSentences = PreparedStores[SentenceStore]
 
 
 class MaskedTask(PlainTextTask[PreparedSentences]):
@@ -117,9 +111,10 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         context = resolved(settings.data.context, "data.context")
         tokens.mkdir(exist_ok=True)
         mark, described, checks = self.fingerprint(settings, tokenizers, texts.digests), [], texts.checks()
+        stores = dict[str, SentenceStore]()
         for at, part in texts.parts.items():
             train, name = part is texts.train, at if at in ("train", "valid") else part.name
-            store = encode_sentences(
+            store = stores[at] = encode_sentences(
                 tokens / at,
                 plain_text.watched(part.stream(), checks) if train else part.stream(),
                 vocabulary,
@@ -131,17 +126,15 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             numbers = {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
             described.append({"name": name, "files": part.files, **numbers})
         plain_text.write_records(folder, texts, tokenizers, {"fingerprint": mark, "sets": described}, checks, log)
-        return PreparedSentences(tokenizers, SentenceStore.open(tokens / "train"), SentenceStore.open(tokens / "valid"))
+        return PreparedSentences(tokenizers, stores["train"], stores["valid"])
 
     def open_prepared(self, folder: RunFolder) -> PreparedSentences:
         """Both stores."""
-        tokens = folder.path / "tokens"
-        tokenizers, context = load_tokenizers(folder), resolved(folder.settings.data.context, "data.context")
-        stores = {name: SentenceStore.open(tokens / name) for name in ("train", "valid")}
-        for name, store in stores.items():
-            check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
-            check_lengths(tokens / name / "offsets.npy", store.offsets, context - 3)
-        return PreparedSentences(tokenizers, **stores)
+        tokens, prepared = folder.path / "tokens", plain_text.open_stores(folder, SentenceStore.open)
+        longest = resolved(folder.settings.data.context, "data.context") - 3
+        for name, store in (("train", prepared.train), ("valid", prepared.valid)):
+            check_lengths(tokens / name / "offsets.npy", store.offsets, longest)
+        return prepared
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of files, vocabulary and context."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from transduce.config import Settings
 from transduce.data.arrays import check_ids, read_names
@@ -15,7 +15,7 @@ from transduce.data.encoding import encode_text, fingerprint_of_text
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.sources import Source, Sources, line_sources
 from transduce.data.spool import Spool, Stream
-from transduce.data.store import TextStore
+from transduce.data.store import LabelStore, SentenceStore, TextStore
 from transduce.data.text import DOCUMENTS, Meter, Piece, Size, choose_held_out, is_held_out, part_of
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
@@ -27,6 +27,8 @@ from transduce.tasks.choices import Facts
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.text.training import SAMPLE_LINES, Reservoir
+
+StoreT = TypeVar("StoreT", TextStore, SentenceStore, LabelStore)
 
 HELD_OUT_SHARE, MAX_HELD_OUT_BYTES = 0.05, 1 << 20
 TRIED = 2000  # pieces that are encoded to estimate the number of tokens
@@ -64,13 +66,16 @@ class PlainTexts:
         return [LeakCheck(part.name, ((p.text,) for p in part.stream()), unit="lines") for part in held_out]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedText:
-    """Encoded text."""
+@dataclass(frozen=True)  # no slots: they break the constructors of aliases such as PreparedText
+class PreparedStores(Generic[StoreT]):
+    """Encoded text of one side."""
 
     tokenizers: Tokenizers
-    train: TextStore
-    valid: TextStore
+    train: StoreT
+    valid: StoreT
+
+
+PreparedText = PreparedStores[TextStore]
 
 
 def check_files(settings: Settings) -> None:
@@ -221,11 +226,16 @@ def report_leaks(checks: Sequence[LeakCheck], log: Log) -> list[dict[str, Any]]:
 
 def open_prepared_text(folder: RunFolder) -> PreparedText:
     """Open what `encode_texts` has written into the run folder."""
+    return open_stores(folder, TextStore.open)
+
+
+def open_stores(folder: RunFolder, open_store: Callable[[Path], StoreT]) -> PreparedStores[StoreT]:
+    """Open the training and validation store of a run. Raises `RunFolderError` where one is missing or damaged."""
     tokens, tokenizers = folder.path / "tokens", load_tokenizers(folder)
-    train, valid = TextStore.open(tokens / "train"), TextStore.open(tokens / "valid")
-    for store, name in ((train, "train"), (valid, "valid")):
+    stores = {name: open_store(tokens / name) for name in ("train", "valid")}
+    for name, store in stores.items():
         check_ids(tokens / name / "ids.npy", store.ids, tokenizers.n_tgt)
-    return PreparedText(tokenizers, train, valid)
+    return PreparedStores(tokenizers, **stores)
 
 
 def read_test_stores(folder: RunFolder) -> dict[str, TextStore]:
