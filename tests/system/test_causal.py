@@ -222,11 +222,12 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, text: Path, mo
     command = [sys.executable, "-m", "transduce", "train", "--text", str(text), "--quiet", *more, "--run"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     code = (
-        "import os, signal, sys\nfrom transduce.runs.folder import RunFolder\nfrom transduce.__main__ import main\n"
-        "kept = RunFolder.checkpoints.save\n"
+        "import os, signal, sys\nfrom transduce.runs.checkpoints import Checkpoints\n"
+        "from transduce.__main__ import main\n"
+        "kept = Checkpoints.save\n"
         "def save(self, update, *given):\n    path = kept(self, update, *given)\n"
         "    if update == 20: os.kill(os.getpid(), signal.SIGKILL)\n    return path\n"
-        "RunFolder.checkpoints.save = save\nmain(sys.argv[1:])\n"
+        "Checkpoints.save = save\nmain(sys.argv[1:])\n"
     )
     arguments = ["train", "--text", str(text), "--run", str(tmp_path / "cut"), "--quiet", *more]
     killed = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True)
