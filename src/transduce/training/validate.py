@@ -20,7 +20,7 @@ Judge = Callable[[nn.Module], Mapping[str, float]]
 SHOWN_SCORES = {
     "bleu": "BLEU {:.1f}",
     "chrf": "chrF {:.1f}",
-    "bits_per_byte": "{:.3f} bits a byte",
+    "bits_per_byte": "{:.3f} bits per byte",
     "accuracy": "accuracy {:.1%}",
     "macro_f1": "macro F1 {:.1%}",
     "masked_accuracy": "masked-token accuracy {:.1%}",
