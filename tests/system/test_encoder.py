@@ -201,7 +201,7 @@ def test_fill_prints_candidates(masked: Path) -> None:
     assert len(first["masks"]) == 2 and len(first["masks"][0]) == 5 and second["masks"][0][0]["token"] == "eats"
     assert_refused(transduce("fill", masked, "no gap"), "there is no <mask> in 'no gap'")
     assert_refused(transduce("fill", masked, "<mask> " + "the cat " * 40), "context is 32")
-    assert_refused(transduce("translate", masked, stdin=""), "transduce fill")
+    assert_refused(transduce("translate", masked, stdin=""), "task 'masked', not 'translation'", "README.md")
 
 
 def test_a_classifier_learns_labels(classifier: Path, folder: Path) -> None:

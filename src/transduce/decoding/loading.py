@@ -28,7 +28,9 @@ def open_model(
     folder = RunFolder.open(Path(path))
     settings, tokenizers = folder.settings, load_tokenizers(folder)
     if settings.task != task:
-        raise SettingsError(f"{path} is a run of task '{settings.task[:40]}'; this needs a run of task '{task}'")
+        raise SettingsError(
+            f"{path} is a run of task '{settings.task[:40]}', not '{task}'; its README.md shows the command for it"
+        )
     model = load_model(folder)
     model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
     return folder, model, tokenizers

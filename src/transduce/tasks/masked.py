@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 from transduce.config import BertSettings, ModelSettings, Settings, resolved
 from transduce.data.arrays import check_lengths, read_names
 from transduce.data.encoding import encode_sentences
-from transduce.data.sources import Sources
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller
@@ -93,15 +91,11 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
                 "lower the first or raise the second"
             )
 
-    def read(
-        self, settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
-    ) -> PlainTexts:
-        """Documents of plain text."""
-        texts = super().read(settings, log, sources, spool_in=spool_in)
+    def check_texts(self, texts: PlainTexts, settings: Settings) -> None:
+        """Next-sentence prediction needs two documents in every part."""
         if judges_pairs(settings):
             for name, part in texts.parts.items():
                 _check_documents(name, sum(1 for _ in islice(_documents(part.stream()), 2)))
-        return texts
 
     def encode(
         self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log

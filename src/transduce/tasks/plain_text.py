@@ -153,8 +153,12 @@ class PlainTextTask(Task[PlainTexts, PreparedT]):
     ) -> PlainTexts:
         """Documents of plain text."""
         texts = read_plain_texts(settings, log, sources, spool_in=spool_in)
+        self.check_texts(texts, settings)
         log.say(f"{texts.train.n_bytes:,} bytes of text to train on, {texts.valid.n_bytes:,} to validate on")
         return texts
+
+    def check_texts(self, texts: PlainTexts, settings: Settings) -> None:
+        """Raise `DataError` for text that the task cannot use."""
 
     def facts(self, asked: Settings, texts: PlainTexts, machine: Machine) -> Facts:
         """The number of bytes."""
