@@ -141,7 +141,7 @@ def learn(
         keep_freed_memory()
     torch.manual_seed(training.seed)
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(where)
-    log.say(f"model: {count_parameters(model):,} weights")
+    log.say(f"model: {count_parameters(model):,} parameters")
     if folder.checkpoints.latest() is None:
         if machine is not None:
             warn_of_resources(settings, model, folder.path, machine, log)

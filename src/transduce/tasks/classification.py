@@ -156,13 +156,13 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             samples = [(str(label), tuple(map(str, texts))) for label, texts in read_json(tokens / "samples.json")]
             if not all(1 <= len(texts) <= 2 for _, texts in samples):
                 raise ValueError("one text or two")
-        told = classifier.classify([texts for _, texts in samples])
+        predictions = classifier.classify([texts for _, texts in samples])
         shown = [
             (
                 " | ".join(one.texts),
                 f" → {one.label} ({one.probability:.0%}" + (")" if one.label == label else f"; is {label})"),
             )
-            for (label, _), one in zip(samples, told, strict=True)
+            for (label, _), one in zip(samples, predictions, strict=True)
         ]
         save_generated(folder, "valid", shown, update=update)
         finalize(folder, self.wording, log)

@@ -181,8 +181,8 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         texts = _masked_samples(valid, filler.vocabulary)
         shown = []
         for one in filler.fill(texts) if texts else ():
-            told = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.masks[0])
-            shown.append((one.text, f" → {told}"))
+            predictions = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.masks[0])
+            shown.append((one.text, f" → {predictions}"))
         save_generated(folder, "valid", shown, update=update)
         finalize(folder, self.wording, log)
 
