@@ -139,7 +139,7 @@ def test_a_compressed_file_that_was_cut_short(texts: Path) -> None:
         (["tokenizer.normalization=nfd"], ["tokenizer.normalization = 'nfd'", "known: "]),
         (["tokenizer.vocab_size=20"], ["tokenizer.vocab_size = 20", "characters"]),
         (["data.max_length=1"], ["no sentence pair", "too long", "raise data.max_length"]),
-        (["model.positions=learned", "model.max_positions=10"], ["model.max_positions = 10", "learned positions"]),
+        (["model.positions=learned", "model.max_positions=10"], ["model.max_positions = 10", "at least 257"]),
         (["tokenizer.joint=false", "model.tie=three_way"], ["three_way", "tokenizer.joint"]),
         (["training"], ["--set training: expected key=value"]),
         (["data.demo=100"], ["data.demo = 100", "leave one of them out"]),

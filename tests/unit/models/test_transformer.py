@@ -191,7 +191,7 @@ def test_sinusoids_go_on_past_the_table_and_learned_positions_do_not() -> None:
     model, _ = make(max_positions=12)
     torch.testing.assert_close(logits(model, src, tgt), logits(longer, src, tgt))
     learned, _ = make(positions="learned", max_positions=12)
-    with pytest.raises(ValueError, match="hold 12"):
+    with pytest.raises(ValueError, match="12 learned positions"):
         learned(src, tgt)
 
 

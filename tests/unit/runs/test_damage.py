@@ -173,7 +173,7 @@ def test_integer_weights_are_refused(run: Path) -> None:
     tensors = folder.load_model()
     name = next(iter(tensors))
     folder.save_model({**tensors, name: tensors[name].int()})
-    with pytest.raises(RunFolderError, match=r"of type torch.int32"):
+    with pytest.raises(RunFolderError, match=r"dtype torch.int32"):
         Translator.load(run)
 
 
