@@ -1,1 +1,1 @@
-"""Models: each file says only what is its own; the parts stand in `transduce.nn`."""
+"""Models: one file per architecture, built from the layers in `transduce.nn`."""
