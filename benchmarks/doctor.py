@@ -3,8 +3,8 @@
     python benchmarks/doctor.py memory                       # the built-in corpus, several model sizes
     python benchmarks/doctor.py training RECIPE --data FOLDER --updates 120
 
-`memory`: peak of the whole batch, extrapolated from a sixteenth, an eighth and a quarter of its tokens, and measured in
-a fresh process. `training`: the doctor's figures, and those of a real `transduce train`.
+`memory`: peak of the worst batch, extrapolated from a sixteenth, an eighth and a quarter of its tokens, and measured in
+a fresh process. `training`: the doctor's predictions, and measurements of a real `transduce train`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Damaged files of every kind, put before the commands that read them: a table of how that ended.
+"""Run commands on damaged files of every kind and print a table of the outcomes.
 
     python benchmarks/fuzz.py --count 10000 --seed 1
     python benchmarks/fuzz.py --seed 1 --only 4711        # one case again, with its output
 
 Run folders, checkpoints, encoded text, vocabularies, weights, records, imported folders, pickles, recipes and texts are
-damaged at random (`tests/fuzz`), half of the time with every checksum put right, so that the damage reaches the parser.
-Good ends are `loaded`, `refused` (one line that names the file, exit code 2) and `failed` (the same, exit code 1).
-Everything else is reported and makes the exit code 1: a traceback, a crash, a hang, an error that names nothing, memory
-beyond bounds, damage that a checksum should have found (SILENT), anything written, run or opened outside the folder.
+damaged at random (`tests/fuzz`), most of the time with updated checksums, so that the damage reaches the parser. Good
+outcomes are `loaded`, `refused` (one line that names the file, exit code 2) and `failed` (the same, exit code 1).
+Everything else is reported and makes the exit code 1: a traceback, a crash, a hang, an error that names no file, too
+much memory, damage that a checksum should have found (SILENT), anything written, run or opened outside the folder.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 GOOD = ("loaded", "refused", "failed")
-START = 300.0  # seconds for making the originals
+START = 300.0  # seconds to create the originals
 
 
 class Worker:
-    """A process that does cases; begun anew after a crash or a hang."""
+    """A process that runs cases; restarted after a crash or a hang."""
 
     def __init__(self, folder: Path, seed: str, *, quick: bool, limit: float) -> None:
         self.arguments = [str(folder / "originals"), str(folder / f"scratch{os.getpid()}"), seed, str(int(quick))]
-        self.limit, self._process = limit, None
+        self.limit = limit
+        self._process: Any = None
 
     def _start(self) -> Any:
         source = [str(TESTS), str(TESTS.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -52,11 +53,11 @@ class Worker:
         os.set_blocking(process.stderr.fileno(), False)
         self._process, self._rest = process, b""
         if self._line(START) is None:
-            raise SystemExit(f"the worker does not begin: {self._errors()}")
+            raise SystemExit(f"the worker does not start: {self._errors()}")
         return process
 
     def _line(self, seconds: float) -> dict[str, Any] | None:
-        """The next line; None at the end of the process or of the time."""
+        """The next line; None if the process exits or the time is over."""
         end = time.monotonic() + seconds
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))
@@ -72,8 +73,8 @@ class Worker:
         except OSError:
             return ""
 
-    def do(self, number: int) -> dict[str, Any]:
-        """One case."""
+    def run(self, number: int) -> dict[str, Any]:
+        """Run one case."""
         process = self._process or self._start()
         process.stdin.write(f"{number}\n".encode())
         process.stdin.flush()
@@ -81,13 +82,13 @@ class Worker:
         for seconds in (self.limit * 2, self.limit):
             line = self._line(seconds)
             if line is None:
-                found |= self._fallen()
+                found |= self._crash_or_hang()
                 return found
             found |= line
-        self._errors()  # nobody shall wait for us to read
+        self._errors()  # a full pipe would block the worker
         return found
 
-    def _fallen(self) -> dict[str, Any]:
+    def _crash_or_hang(self) -> dict[str, Any]:
         hung = self._process.poll() is None
         if hung:
             try:
@@ -106,16 +107,16 @@ class Worker:
 
 
 def main() -> None:
-    """Parse, do the cases, print what was bad and the table."""
+    """Run the cases; print the bad ones and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--only", type=int, nargs="+", help="only these cases, with their output")
-    parser.add_argument("--quick", action="store_true", help="the kinds of the short form")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for a case")
-    parser.add_argument("--folder", type=Path, help="keep originals here")
-    parser.add_argument("--results", type=Path, help="file for the output of each case (JSON lines)")
+    parser.add_argument("--only", type=int, nargs="+", help="run only these cases and print their output")
+    parser.add_argument("--quick", action="store_true", help="only the kinds of files in the short test")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds per case")
+    parser.add_argument("--folder", type=Path, help="keep the originals in this folder")
+    parser.add_argument("--results", type=Path, help="write the outcome of each case to this file (JSON lines)")
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="fuzz-"))
     worker = Worker(folder.resolve(), args.seed, quick=args.quick, limit=args.limit)
@@ -124,7 +125,7 @@ def main() -> None:
     bad, slowest = 0, 0.0
     began = time.monotonic()
     for number in numbers:
-        found = worker.do(number)
+        found = worker.run(number)
         table.setdefault(found["kind"], Counter())[found["outcome"]] += 1
         slowest = max(slowest, found["seconds"])
         if found["outcome"] not in GOOD or args.only is not None:

@@ -3,9 +3,9 @@
     python benchmarks/memory.py                      # 20,000 small updates, then 100,000 translated lines
     python benchmarks/memory.py --updates 2000 --lines 10000 --set training.valid_updates=100
 
-The commands run as a user runs them, in a process of their own; its resident size is read twice a second. The first
-quarter of the time is warm-up. After it the line fitted through the samples may rise by at most 2 % (or 8 MiB, if that
-is more) over the rest of the run, and so may the mean of the last quarter over that of the second. Exit code 1 if not.
+The commands run in separate processes, whose resident size is read twice per second. The first quarter of the work is
+warm-up. After it, memory may grow by at most 2 % (or 8 MiB, if that is more): both the line fitted through the samples,
+and the mean of the last quarter compared with the second. Exit code 1 if it grows more.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def judge(name: str, samples: list[Sample]) -> tuple[str, bool]:
         max(s.resident for s in samples),
     )
     cells = " | ".join(f"{number / mib:,.0f}" for number in numbers)
-    told = "flat" if flat else "GROWS"
+    verdict = "flat" if flat else "GROWS"
     head = f"| {name} | {total:,} | {samples[-1].seconds:,.0f}"
-    return f"{head} | {cells} | {rise / mib:+.1f} | {growth / mib:+.1f} | {told} |", flat
+    return f"{head} | {cells} | {rise / mib:+.1f} | {growth / mib:+.1f} | {verdict} |", flat
 
 
 def command(*arguments: object) -> list[str]:
@@ -153,7 +153,7 @@ def main() -> None:
             lines = [f"{pair.src}\n" for pair in demo_pairs("test", 5_000, seed=2)]
             text.write_text("".join(lines[i % len(lines)] for i in range(args.lines)), encoding="utf-8")
             out.mkdir()
-            # Lines are written in the order of the text: bytes tell how far it is.
+            # Lines are written in the order of the text, so the bytes written measure the progress.
             translate = watch(command("translate", run, text, "-o", out / "text"), lambda: size_of(out))
             n_bytes = max(sample.done for sample in translate)
             scaled = [replace(sample, done=round(sample.done * args.lines / n_bytes)) for sample in translate]

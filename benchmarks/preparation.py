@@ -1,4 +1,4 @@
-"""Time, memory, disk and reads of preparing a corpus: reading, cleaning, learning a vocabulary, encoding.
+"""Measure the preparation of a corpus (read, clean, learn a vocabulary, encode): time, memory, disk and bytes read.
 
     python benchmarks/preparation.py --pairs 5000000 --folder /tmp/corpus
     python benchmarks/preparation.py --pairs 5000000 --folder /tmp/corpus --python /path/to/other/python
@@ -92,7 +92,7 @@ def bytes_on_disk(pid: int, run: Path) -> int:
 
 
 def measure(python: str, files: tuple[Path, Path], run: Path, settings: list[str]) -> dict[str, float]:
-    """Run the preparation in a process of its own."""
+    """Run the preparation in a separate process."""
     sets = [part for value in settings for part in ("--set", value)]
     command = [python, "-m", "transduce", "train", "--src", files[0], "--tgt", files[1], "--run", run, *sets]
     began = time.monotonic()

@@ -1,11 +1,11 @@
-"""Several processes against several threads on one CPU: target tokens a second, interleaved in one run, as ratios.
+"""Several processes compared with several threads on one CPU: target tokens per second, interleaved, and their ratio.
 
     python benchmarks/ranks.py --size tiny --updates 30 --rounds 3
 
-The same updates (made-up sentence pairs with the lengths of captions, 4,096 padded tokens an update, Adam) by one
+The same updates (random sentence pairs with the lengths of captions, 4,096 padded tokens per update, Adam) by one
 process with all cores as threads, and by as many processes with one thread each, which share every update. Each round
-runs both, each alone, in processes of their own; the table gives the median of the rounds, and what part of the time
-of an update went into adding up gradients, the wait for the slower process included.
+runs both, one after the other. The table gives the median of the rounds, and the share of the time that was spent on
+summing gradients, including the wait for the slower process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VOCAB = 8000
 
 
 def work(args: argparse.Namespace) -> None:
-    """One process's part; the first prints what was measured."""
+    """Train as one of the processes; the main process prints the measurements."""
     import numpy as np
     import torch
 
@@ -49,29 +49,29 @@ def work(args: argparse.Namespace) -> None:
         feeder = PairFeeder(TokenStore.from_lists(src, tgt), settings, device=cpu)
         feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
         updater = Updater(model, settings, device=cpu, precision=args.precision, ranks=ranks)
-        adding, n_targets, began, all_reduce = 0.0, 0, 0.0, ranks.all_reduce
+        summing, n_targets, began, all_reduce = 0.0, 0, 0.0, ranks.all_reduce
 
         def timed(parameters: object, sums: object) -> object:
-            nonlocal adding
+            nonlocal summing
             start = time.perf_counter()
             try:
                 return all_reduce(parameters, sums)  # type: ignore[arg-type]
             finally:
-                adding += time.perf_counter() - start
+                summing += time.perf_counter() - start
 
         ranks.all_reduce = timed  # type: ignore[assignment, method-assign]
         for number, feed in enumerate(islice(feeder.feeds(Position()), args.updates + WARM)):
             if number == WARM:
-                adding, n_targets, began = 0.0, 0, time.perf_counter()
+                summing, n_targets, began = 0.0, 0, time.perf_counter()
             updater.update(feed.batches, 1.0, feed.n_targets)
             n_targets += feed.n_targets
         seconds = time.perf_counter() - began
         if ranks.is_main_process:
-            print(json.dumps({"tokens_s": n_targets / seconds, "adding": adding / seconds}))
+            print(json.dumps({"tokens_s": n_targets / seconds, "summing": summing / seconds}))
 
 
 def run(n: int, threads: int) -> dict[str, float]:
-    """What `n` processes with so many threads each measure."""
+    """Measure `n` processes with this number of threads each."""
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(n):
@@ -83,8 +83,8 @@ def run(n: int, threads: int) -> dict[str, float]:
             environment = os.environ | process | {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
             command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
             processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-        told = [process.communicate()[0] for process in processes]
-    measured: dict[str, float] = json.loads(told[0].splitlines()[-1])
+        outputs = [process.communicate()[0] for process in processes]
+    measured: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
     return measured
 
 
@@ -109,12 +109,10 @@ def main() -> None:
             found[name].append(run(*way))
             print(f"# {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     first = statistics.median(one["tokens_s"] for one in next(iter(found.values())))
-    print(
-        f"| {args.size}, {args.precision} | target tokens/s | ratio | adding up, share of the time |\n|---|---|---|---|"
-    )
+    print(f"| {args.size}, {args.precision} | target tokens/s | ratio | time spent on summing |\n|---|---|---|---|")
     for name, ones in found.items():
         speeds = [one["tokens_s"] for one in ones]
-        middle, share = statistics.median(speeds), statistics.median(one["adding"] for one in ones)
+        middle, share = statistics.median(speeds), statistics.median(one["summing"] for one in ones)
         print(
             f"| {name} | {middle:,.0f} ({min(speeds):,.0f}-{max(speeds):,.0f}) | {middle / first:.2f} | {share:.1%} |"
         )

@@ -1,9 +1,9 @@
-"""What saving costs: training speed with a checkpoint every 100 updates against none, interleaved in one run.
+"""The cost of saving: the share of training time with a checkpoint every 100 updates.
 
     python benchmarks/saving.py --preset tiny --rounds 6
 
-Blocks of updates take turns, with a saving at the end of every second one: file, checksum, sync to the disk, rename,
-and the old ones removed, as in a training. The share is that of a saving in 100 updates.
+Trains in blocks of updates and saves after every second block as a training does: write, checksum, sync to the disk,
+rename, remove old checkpoints. The share is the time of one saving relative to that of 100 updates.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
         updater = Updater(model, settings.training, device=device, precision="float32")
         validator = Validator(model, feeder.batches, smoothing=0.1)
         trainer = Trainer(model, run, updater=updater, feeder=feeder, validator=validator, log=Log(quiet=True))
-        trainer._take_up()
+        trainer._start_or_resume()
         feeds = feeder.feeds(Position())
         updates: list[float] = []
         savings: list[float] = []
@@ -59,7 +59,7 @@ def main() -> None:
             began = time.perf_counter()
             for _ in range(given.updates):
                 trainer._update(next(feeds))
-            trainer.meter.settle()
+            trainer.session.meter.settle()
             middle = time.perf_counter()
             if number % 2:
                 trainer._save()

@@ -37,7 +37,7 @@ def ours(shape: str) -> Callable[[], object]:
     """A function that makes one update of our model."""
     import torch
 
-    from transduce.config import ModelSettings, TrainingSettings
+    from transduce.config import TrainingSettings, model_settings, resolve_preset
     from transduce.data.batch import MaskedBatch, RowBatch
     from transduce.models.registry import build_model
     from transduce.training.criteria import predict_masked_tokens, predict_tokens
@@ -47,8 +47,8 @@ def ours(shape: str) -> Callable[[], object]:
     preset = {"gpt": "gpt2", "bert": "bert-mini"}[shape]
     layers = {"gpt": "n_decoder_layers", "bert": "n_encoder_layers"}[shape]
     sizes = {layers: SIZE["layers"], "d_model": SIZE["d"], "d_ff": SIZE["ff"], "n_heads": SIZE["heads"]}
-    settings = ModelSettings.model_validate({"preset": preset, "dropout": 0.1, "attention_dropout": 0.1, **sizes})
-    model = build_model(settings, n_src=SIZE["vocab"], n_tgt=SIZE["vocab"])
+    settings = model_settings(preset=preset, dropout=0.1, attention_dropout=0.1, **sizes)
+    model = build_model(resolve_preset(settings), n_src=SIZE["vocab"], n_tgt=SIZE["vocab"])
     training = TrainingSettings(optimizer="adamw", lr=1e-4, label_smoothing=0.0)
     device = torch.device("cpu")
     criterion = {"gpt": predict_tokens, "bert": predict_masked_tokens}[shape]

@@ -1,4 +1,4 @@
-"""How far apart trainings come that are not promised to be equal: other threads, other precision, the seed as measure.
+"""Differences of validation losses that are not promised to be equal: threads, precision; and, to compare, the seed.
 
 python benchmarks/spread.py
 """

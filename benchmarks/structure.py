@@ -1,4 +1,4 @@
-"""Counts of the code's structure: lines, files, long functions, import chains.
+"""Print counts of the code's structure: lines, files, long functions, import chains.
 
 python benchmarks/structure.py [SRC]    # default: src/transduce
 """
@@ -40,7 +40,7 @@ NEEDS = {name: imports(list(ast.walk(tree))) - {name, "transduce"} for name, tre
 def chain(name: str) -> tuple[str, ...]:
     """The longest chain of imports that starts at a module."""
     if "." not in name or (SRC.parent / name.replace(".", "/")).is_dir():
-        return (name,)  # a package hands names on; its files are counted themselves
+        return (name,)  # a package only re-exports names; its files are counted themselves
     return (name, *max((chain(other) for other in sorted(NEEDS[name])), key=len, default=()))
 
 

@@ -1,12 +1,12 @@
-"""Training speed beside the peers': target tokens a second, interleaved in one run, as ratios.
+"""Training speed compared with other toolkits: target tokens per second, interleaved in one run, and their ratios.
 
     python benchmarks/training.py --peers PEERS_FOLDER --python PEERS_PYTHON --size tiny --systems hf torchnn marian
 
-PEERS_FOLDER holds the peers' scripts (common.py, train.py, marian.py); PEERS_PYTHON is the interpreter of an
+PEERS_FOLDER contains the peers' scripts (common.py, train.py, marian.py); PEERS_PYTHON is the interpreter of an
 environment with `transformers` and `pymarian`. All train one architecture on the same pieces of Multi30k in the same
-batches (at most 4,096 padded tokens a side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every
-system once, alone, in a process of its own; the table gives the median of the rounds. Ours also tells its share of the
-machine's measured peak.
+batches (at most 4,096 padded tokens per side, post-norm, label smoothing 0.1, Adam, clipping). Each round runs every
+system once, alone, in a separate process; the table gives the median of the rounds. For ours, the share of the
+machine's measured peak is reported too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM = 3
 
 
 def peak_flops(dtype: str, seconds: float = 1.0) -> float:
-    """Operations a second of a large matrix product on this machine, the best of many."""
+    """Operations per second of a large matrix product on this machine, the best of many."""
     import torch
 
     a = torch.randn(2048, 2048, dtype=getattr(torch, dtype))
@@ -38,7 +38,7 @@ def peak_flops(dtype: str, seconds: float = 1.0) -> float:
 
 
 def training_flops(src_tokens: int, tgt_tokens: int, settings: object, vocab: int) -> float:
-    """Operations of matrix products of forward and backward for so many real tokens (attention scores left out)."""
+    """Operations of the matrix products of forward and backward for these real tokens, without attention scores."""
     d, ff = settings.d_model, settings.d_ff  # type: ignore[attr-defined]
     encoder = settings.n_encoder_layers * (4 * d * d + 2 * d * ff)  # type: ignore[attr-defined]
     decoder = settings.n_decoder_layers * (6 * d * d + 2 * d * ff)  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, obje
 
 
 def command(system: str, args: argparse.Namespace) -> list[str]:
-    """How to run one system once."""
+    """Return the command that runs one system once."""
     if system.startswith("transduce"):
         precision = "float32" if system.endswith("float32") else "bfloat16"
         head = [sys.executable, __file__, "--worker", precision, "--peers", str(args.peers)]
@@ -120,7 +120,7 @@ def main() -> None:
             done = subprocess.run(command(system, args), capture_output=True, text=True, check=False)
             found = re.search(r"(?:tgt_tokens_s|words_s)['\"]: ([\d.]+)", done.stdout)
             if not found:
-                sys.exit(f"{system} gave no figure:\n{done.stdout[-500:]}\n{done.stderr[-1500:]}")
+                sys.exit(f"{system} reported no speed:\n{done.stdout[-500:]}\n{done.stderr[-1500:]}")
             speeds.setdefault(system, []).append(float(found[1]))
             print(f"# {system}: {found[1]}", file=sys.stderr, flush=True)
             if system.startswith("transduce"):

@@ -1,11 +1,11 @@
-"""Translation speed on the same weights beside Hugging Face generate and CTranslate2, interleaved in one run.
+"""Translation speed on the same weights as Hugging Face generate and CTranslate2, interleaved in one run.
 
     python benchmarks/translation.py --peers PEERS_FOLDER --python PEERS_PYTHON --beam 5
 
-PEERS_FOLDER holds the peers' translate.py, common.py and a small trained Marian model, which is imported here as
-`transduce import marian` does. 1,000 sentences of Multi30k's test2016, longest first. Each round runs
-each system once, alone, in a process of its own that warms up and takes the median of three passes; the table gives the
-median of the rounds, and the BLEU of the output, which must agree.
+PEERS_FOLDER contains the peers' translate.py, common.py and a small trained Marian model, which is imported as by
+`transduce import marian`. 1,000 sentences of Multi30k's test2016, longest first. Each round runs each system once,
+alone, in a separate process that warms up and takes the median of three passes. The table gives the median of the
+rounds, and the BLEU of the output, which must agree.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
 
 
 def command(system: str, batch: int, args: argparse.Namespace) -> list[str]:
-    """How to run one system once."""
+    """Return the command that runs one system once."""
     tail = ["--beam", str(args.beam), "--batch", str(batch)]
     if system == "transduce":
         return [sys.executable, __file__, "--worker", "--peers", str(args.peers), *tail]

@@ -192,7 +192,7 @@ def make_case(original: Path, folder: Path, target: Target, draw: random.Random)
         except (RecursionError, MemoryError):  # too deeply nested for the mutation itself
             damage, content = "truncate", BYTES["truncate"](before, draw)
     file.write_bytes(content)
-    fixed = draw.random() < 0.75 and put_right(file)
+    fixed = draw.random() < 0.75 and update_checksum(file)
     command = target.command(folder, file)
     read = command[0] != "train" or file.name != "model.safetensors"  # training does not read the weights
     guarded = not fixed and read and guarded_by_checksum(file) and content != before
@@ -211,10 +211,10 @@ def copy_tree(original: Path, folder: Path) -> None:
             manifest.write_text(manifest.read_text().replace(str(original), str(folder)))
             config = manifest.with_name("config.json")
             config.write_text(config.read_text().replace(str(original), str(folder)))
-            put_right(config)
+            update_checksum(config)
 
 
-# -- checksums put right
+# -- updated checksums
 
 
 def _manifest_of(file: Path) -> tuple[Path, str] | None:
@@ -237,7 +237,7 @@ def guarded_by_checksum(file: Path) -> bool:
     )
 
 
-def put_right(file: Path) -> bool:
+def update_checksum(file: Path) -> bool:
     """Update every checksum of a file to its content; return whether there was one."""
     content, done = file.read_bytes(), False
     if file.suffix == ".safetensors" and (place := _SEAL.search(content[: 1 << 20])):

@@ -1,6 +1,6 @@
 """Mutations of files: bytes, JSON, TOML, tensors, arrays, TMX. Each takes the content and a random generator.
 
-What comes back is the damaged content and a word for the table. Damage may, by chance, leave the content whole.
+Each returns the damaged content and a word for the table. A mutation may leave the content unchanged by chance.
 """
 
 # ruff: noqa: E501  (long tables of strange values)

@@ -42,7 +42,7 @@ class Guard:
         if self.folder is None:
             return
         if event == "subprocess.Popen" and arguments[0] == "uname":
-            return  # how Python finds out the machine's type
+            return  # Python reads the machine's type
         if event in NEVER:
             self.seen.append(f"{event} {str(arguments)[:80]}")
         elif event == "open":

@@ -1,9 +1,9 @@
 """Block the network in tests: an attempt to leave this machine is refused, recorded, and fails the test.
 
-`tests/conftest.py` puts this folder into PYTHONPATH, so that every Python process that a test starts imports this
-module by itself (`sitecustomize`), and imports it too. An audit hook sees all sockets of Python code, whoever opened
-them; nothing can remove it. Loopback is refused as well but in tests marked `loopback`; Unix sockets are free.
-Native code opens sockets of its own: for that, `.ci/run` runs the suite in a network namespace where the system allows.
+`tests/conftest.py` imports this module and puts this folder into PYTHONPATH, so that every Python process that a test
+starts imports it too (Python imports any `sitecustomize`). An audit hook, which cannot be removed, sees all sockets of
+Python code. Loopback is allowed in tests marked `loopback`; Unix sockets are always allowed. Native code is not seen:
+`.ci/run` therefore runs the suite in a network namespace if the system allows one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import platform
 import sys
 
 OFF, LOOPBACK, LOG = "TRANSDUCE_TESTS_NETWORK", "TRANSDUCE_TESTS_LOOPBACK", "TRANSDUCE_TESTS_NETWORK_LOG"
-"""Environment variables: "1" lets everything through; "1" lets loopback through; a file for what was tried."""
+"""Environment variables: "1" allows all connections; "1" allows loopback; a file that lists refused attempts."""
 
 _ADDRESS = {"socket.connect": 1, "socket.bind": 1, "socket.sendto": 1, "socket.sendmsg": 1}
 _NAME = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
@@ -26,7 +26,7 @@ class Blocked(OSError):
 
 
 def is_loopback(host: object) -> bool:
-    """Whether a host names this machine and needs no name server."""
+    """Whether a host names this machine, without a DNS query."""
     if host is None:
         return True
     text = host.decode("ascii", "replace") if isinstance(host, bytes) else str(host)
@@ -52,11 +52,11 @@ def _hook(event: str, arguments: tuple[object, ...]) -> None:
         return
     if is_loopback(host) and os.environ.get(LOOPBACK) == "1":
         return
-    told = f"{event} {host!r}"
+    attempt = f"{event} {host!r}"
     if path := os.environ.get(LOG):
         with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{told} by {' '.join(sys.argv[:3])}\n")
-    raise Blocked(f"no network in tests: {told}")
+            file.write(f"{attempt} by {' '.join(sys.argv[:3])}\n")
+    raise Blocked(f"no network in tests: {attempt}")
 
 
 sys.addaudithook(_hook)

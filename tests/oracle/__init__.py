@@ -1,1 +1,1 @@
-"""Slow, obvious twins in float64 NumPy, and the names that lead from a model's weights to theirs."""
+"""Slow, simple reference implementations in float64 NumPy, and the mapping of weight names."""

@@ -1,4 +1,4 @@
-"""From a model of the project to the oracle: its settings as `Options`, its weights under the oracle's names."""
+"""Convert a model of the project for the oracle: its settings to `Options`, its weights to the oracle's names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fitting(*, kind: str = "transformer", **values: Any) -> Any:
 
 
 def options_of(s: ModelSettings) -> Options:
-    """What the oracle must know of the settings."""
+    """The settings that the oracle needs."""
     return Options(
         n_heads=s.n_heads,
         n_kv_heads=s.n_kv_heads or s.n_heads,
@@ -48,7 +48,7 @@ def options_of(s: ModelSettings) -> Options:
 
 
 def randomize(model: nn.Module, *, seed: int = 0, scale: float = 0.3) -> None:
-    """Give every weight a value that matters: fresh biases are 0 and norms 1, which would hide a mistake."""
+    """Randomize every weight: fresh biases are 0 and norms 1, which would hide a mistake."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -108,7 +108,7 @@ def _projections(
     heads: Mapping[str, int],
     s: ModelSettings,
 ) -> None:
-    """Cut a packed projection into its parts, and put the columns that turn together side by side."""
+    """Split a packed projection into its parts, and make rotary column pairs adjacent."""
     d_head = s.d_model // s.n_heads
     turned = np.arange(d_head).reshape(2, -1).T.ravel() if s.positions == "rotary" else np.arange(d_head)
     for place, name in enumerate(heads):

@@ -88,7 +88,7 @@ CHOICES: dict[str, Sequence[Any]] = {
 
 
 def combination(seed: int) -> dict[str, Any]:
-    """A random choice of every option, the same for the same seed, and one that the model allows."""
+    """A random valid choice of every option, the same for the same seed."""
     generator = random.Random(seed)
     chosen = {key: generator.choice(values) for key, values in CHOICES.items()}
     if chosen["feed_forward"] != "conv":
@@ -107,7 +107,7 @@ def settings(**options: Any) -> ModelSettings:
 
 
 def make(*, dtype: torch.dtype = torch.float32, seed: int = 0, **options: Any) -> tuple[nn.Module, ModelSettings]:
-    """A small model in evaluation mode whose weights all matter, and its settings."""
+    """A small model in evaluation mode with random weights, and its settings."""
     chosen = settings(**options)
     model = build_model(chosen, n_src=VOCAB, n_tgt=VOCAB).eval()
     randomize(model, seed=seed)
@@ -121,7 +121,7 @@ def sentences(lengths: Sequence[int], *, seed: int = 0) -> list[Tensor]:
 
 
 def pad(rows: Sequence[Tensor], *, left: bool = False, extra: int = 0) -> Tensor:
-    """One tensor of all rows, with zeros on the right or on the left, `extra` of them beyond the longest."""
+    """Pad all rows with zeros on the right or on the left, to `extra` more than the longest row."""
     width = max(len(row) for row in rows) + extra
     padded = torch.zeros(len(rows), width, dtype=torch.long)
     for n, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Weights of an encoder alone under the oracle's names: segments are folded into the positions of one sentence."""
+"""Weights of an encoder-only model under the oracle's names. Segments become part of the positions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from transduce.config import ModelSettings
 
 
 def encoder_weights(state: Mapping[str, Tensor], s: ModelSettings, segments: NDArray[np.int64]) -> dict[str, Array]:
-    """What `numpy_transformer.encode` needs for one sentence whose tokens stand in these segments."""
+    """The weights that `numpy_transformer.encode` needs for one sentence; `segments[t]`: the segment of token t."""
     known = {name.replace(".blocks.", "."): tensor.detach().double().numpy() for name, tensor in state.items()}
     weights: dict[str, Array] = {"src_embedding": known["embedding.table.weight"]}
     if s.positions == "learned":
         weights["src_positions"] = known["embedding.positions.embedding.weight"][: len(segments)]
         if s.n_segments:
             weights["src_positions"] = weights["src_positions"] + known["segment_embedding.weight"][segments]
-    elif s.n_segments:  # no positions are added: each token gets an embedding of its own
+    elif s.n_segments:
         raise NotImplementedError("segments without learned positions")
     _copy(known, "embedding.norm", weights, "src_norm")
     _copy(known, "encoder.norm", weights, "encoder.norm")

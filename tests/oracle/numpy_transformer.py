@@ -1,7 +1,7 @@
-"""The Transformer of the paper in NumPy, float64, written from the equations and from nothing else.
+"""The Transformer of the paper in NumPy, float64, written from the equations alone.
 
-Slow and plain on purpose: one sentence at a time, one head at a time, no masks but a table of who may see whom, no
-dropout. It imports nothing of the project; `adapter.py` turns a model's weights into the names used here.
+Slow and simple on purpose: one sentence and one head at a time, a table of which query may see which key, no
+dropout. It imports nothing of the project; `adapter.py` maps a model's weights to the names used here.
 
 Weights are a flat mapping. `encoder.0.self.query.weight` is `[out, in]` as in `y = W x + b`; a missing bias is zero.
 
@@ -34,7 +34,7 @@ Weights = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the oracle must know besides the weights."""
+    """Settings that the oracle needs in addition to the weights."""
 
     n_heads: int
     n_kv_heads: int
@@ -110,7 +110,7 @@ def attention(
 ) -> tuple[Array, Array]:
     """softmax(Q K^T / sqrt(d_k) + bias) V of one head (3.2.1), and the weights; `allowed[t, s]`: query t may see key s.
 
-    A query that may see nothing, which the paper does not define, sees everything alike.
+    A query that may see no key, which the paper does not define, gets equal weights for all keys.
     """
     bias = np.zeros((len(query), len(key))) if bias is None else bias
     n_queries, d_k = query.shape
@@ -151,8 +151,8 @@ def rotate(x: Array) -> Array:
 def alibi(n: int, head: int, n_heads: int) -> Array:
     """-slope * |distance| [n, n] (Press et al. 2022): of 8 heads, head h (from 0) has slope 2^-(h + 1).
 
-    In general the slopes are a geometric sequence that begins with its own ratio 2^(-8 / n_heads); where n_heads is no
-    power of two, the sequence of the power below, then every other slope of the sequence of twice as many heads.
+    In general the slopes are a geometric sequence whose first element and ratio are 2^(-8 / n_heads). If n_heads is
+    not a power of two: the sequence of the next lower power, then every other slope of the next higher power's.
     """
     power = 2 ** int(math.log2(n_heads))
     slope = 2.0 ** (-8 * (head + 1) / power) if head < power else 2.0 ** (-8 * (2 * (head - power) + 1) / (2 * power))
@@ -162,7 +162,7 @@ def alibi(n: int, head: int, n_heads: int) -> Array:
 def t5_bucket(distance: int, *, causal: bool) -> int:
     """The bucket of a key that comes `distance` positions before its query (Raffel et al. 2020, 2.1): 32 in all.
 
-    Half of a direction's buckets are single distances; the others are logarithmic up to 128, where the last begins.
+    Half of a direction's buckets are single distances; the others are logarithmic up to 128, where the last one starts.
     """
     n, first = (32, 0) if causal else (16, 16 if distance < 0 else 0)
     distance = abs(distance)
@@ -173,7 +173,7 @@ def t5_bucket(distance: int, *, causal: bool) -> int:
 
 
 def score_bias(n: int, head: int, weights: Weights, stack: str, options: Options) -> Array:
-    """What positions add to the scores [n, n] of a head's self-attention."""
+    """The bias that positions add to the scores [n, n] of a head's self-attention."""
     if options.positions == "alibi":
         return alibi(n, head, options.n_heads)
     if options.positions == "t5":
@@ -194,7 +194,7 @@ def linear(x: Array, weights: Weights, name: str) -> Array:
 
 
 def heads_of(x: Array, weights: Weights, name: str, n_heads: int, projection: str) -> list[Array]:
-    """The projections of `x [T, D]`, one `[T, K]` a head (3.2.2).
+    """The projections of `x [T, D]`, one `[T, K]` per head (3.2.2).
 
     full: head h has its own rows of the weight, and sees all of x.
     shared: every head sees its own slice of x, all through the same [K, K] weight (W^O stays whole).
@@ -255,7 +255,7 @@ def feed_forward(x: Array, weights: Weights, name: str, options: Options, *, cau
 
 
 def normalise(x: Array, weights: Weights, name: str, options: Options) -> Array:
-    """The chosen norm with the weights under `name`."""
+    """The norm of these options with the weights under `name`."""
     return NORMS[options.norm](
         x, weights[f"{name}.weight"], weights.get(f"{name}.bias", np.float64(0)), options.norm_epsilon
     )
@@ -264,7 +264,7 @@ def normalise(x: Array, weights: Weights, name: str, options: Options) -> Array:
 def embed(ids: NDArray[np.int64], weights: Weights, side: str, options: Options, first: int = 0) -> Array:
     """Embedding times sqrt(d_model) (3.4), plus the position's vector where positions are added (3.5).
 
-    `first` is the position of the first token: not 0 where padding stands before it.
+    `first` is the position of the first token; padding before it makes it larger than 0.
     """
     table = weights[f"{side}_embedding"]
     x = table[ids] * (math.sqrt(table.shape[1]) if options.scale_embeddings else 1.0)
@@ -295,7 +295,7 @@ def block(
     *,
     causal: bool = False,
 ) -> Array:
-    """One block (3.1): self-attention, attention to `memory` where there is one (a decoder's block), feed-forward."""
+    """One block (3.1): self-attention, attention to `memory` if given (a decoder's block), feed-forward."""
 
     def attend(y: Array) -> Array:
         return multi_head(y, y, weights, f"{at}.self", allowed, options)[0]
@@ -323,7 +323,7 @@ def encode(src: NDArray[np.int64], weights: Weights, options: Options, first: in
 
 
 def seen_by(n: int, options: Options) -> Allowed:
-    """Position t of a decoder sees itself and the positions before it, `window` in all where there is one."""
+    """Position t of a decoder sees itself and the positions before it, at most `window` in total if there is one."""
     window = options.window or n
     return np.array([[t - window < s <= t for s in range(n)] for t in range(n)], dtype=bool).reshape(n, n)
 
@@ -338,7 +338,7 @@ def decode(tgt: NDArray[np.int64], memory: Array, weights: Weights, options: Opt
 
 
 def causal_lm(ids: NDArray[np.int64], weights: Weights, options: Options) -> Array:
-    """Logits `[T, V]` of a decoder alone (Radford et al. 2018): every token knows of itself and of those before it."""
+    """Logits `[T, V]` of a decoder alone (Radford et al. 2018): every token sees itself and the tokens before it."""
     x = embed(ids, weights, "tgt", options)
     past = seen_by(len(ids), options)
     for n in range(options.n_decoder_layers):

@@ -1,6 +1,6 @@
-"""Slow, obvious twins of search: every output there is, and a beam search of lists that starts anew at each step.
+"""Slow, simple reference searches: all possible outputs, and a beam search on lists without a cache.
 
-Both know a model only as `next_log_probs(src_ids, prefix) -> list of V log-probabilities`.
+The model is a function `next_log_probs(src_ids, prefix) -> list of V log-probabilities`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ Found = tuple[tuple[int, ...], float, float]  # ids without the end, log-probabi
 
 
 def all_outputs(next_log_probs: NextLogProbs, src: Sequence[int], *, max_length: int, alpha: float) -> list[Found]:
-    """Every output of at most max_length tokens, the end counted, best first."""
+    """Every output of at most max_length tokens including the end, best first."""
     found: list[Found] = []
 
-    def go_on(prefix: tuple[int, ...], log_prob: float) -> None:
+    def extend(prefix: tuple[int, ...], log_prob: float) -> None:
         length = len(prefix) + 1
         for token, more in enumerate(next_log_probs(src, prefix)):
             if token == EOS:
                 found.append((prefix, log_prob + more, (log_prob + more) / length**alpha))
             elif token not in (PAD, BOS) and length < max_length:
-                go_on((*prefix, token), log_prob + more)
+                extend((*prefix, token), log_prob + more)
 
-    go_on((), 0.0)
+    extend((), 0.0)
     return sorted(found, key=lambda one: -one[2])
 
 

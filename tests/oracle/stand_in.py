@@ -1,4 +1,4 @@
-"""Models for tests of search: one that is no network, and networks that nobody trained."""
+"""Models for tests of search: a table of random logits, and networks with random weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
 @dataclass
 class State:
-    src: Tensor  # [B], a number that stands for the source
+    src: Tensor  # [B], a hash of the source
     history: Tensor  # [N, t]
     n_beams: int
 
@@ -63,14 +63,14 @@ class StandIn:
         return hidden.clone()
 
     def next_log_probs(self, src: list[int], prefix: tuple[int, ...]) -> list[float]:
-        """What the oracles ask for."""
+        """The same logits as the function that `oracle.search` expects."""
         number = self.of_source(torch.tensor([src]))
         history = torch.tensor([[BOS, *prefix]])
         return self.logits_of(number, history)[0].double().log_softmax(-1).tolist()
 
 
 def untrained(settings: Settings, *, n_src: int, n_tgt: int, seed: int = 0) -> nn.Module:
-    """A model that ends its sentences at some time, and whose choices depend on the source: no two are alike."""
+    """A model with random weights whose outputs end at some point and depend on the source."""
     torch.manual_seed(seed)
     model = build_model(settings.model, n_src=n_src, n_tgt=n_tgt)
     with torch.no_grad():

@@ -106,7 +106,7 @@ def rows_of(n: int, pad: int) -> Rows:
 def test_search_equals_generate(tmp_path: Path, seed: int) -> None:
     """Patience inf equals early_stopping "never".
 
-    At the length limit they differ: theirs lets what was cut off compete, ours puts it behind all that is finished.
+    At the length limit they differ: theirs compares truncated with finished hypotheses, ours ranks finished ones first.
     """
     other = theirs(tmp_path / "theirs", seed, eos=4.0)
     list(import_run("marian", tmp_path / "theirs", tmp_path / "run"))
@@ -168,7 +168,7 @@ def test_encoding_of_any_text_equals_theirs(pair: tuple[Any, Any, Any], text: st
 
 
 def test_special_pieces_in_text_are_text_here_and_ids_there(pair: tuple[Any, Any, Any]) -> None:
-    """The one intended difference: a text cannot end its sentence."""
+    """The one intended difference: `</s>` in a text does not end the sentence."""
     other, ours, ids = pair
     assert ids["</s>"] in other("a </s> man", add_special_tokens=False)["input_ids"]
     assert EOS not in ours.src.encode("a </s> man")

@@ -1,4 +1,4 @@
-"""The oracle itself, held against PyTorch in float64: a judge can err too."""
+"""The oracle itself, compared with PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ def test_encoder_and_decoder_equal_pytorch(residual: str, activation: str) -> No
         norm_first=pre,
         dtype=torch.float64,
     )
-    if not pre:  # the paper has no norm after the last block's own; PyTorch adds one
+    if not pre:  # the paper has no norm after the last block; PyTorch adds one
         model.encoder.norm = model.decoder.norm = None
-    for parameter in model.parameters():  # biases and norms begin as zeros and ones, which would hide a mistake
+    for parameter in model.parameters():  # biases and norms start as zeros and ones, which would hide a mistake
         nn.init.normal_(parameter, std=0.3)
     weights: dict[str, np.ndarray] = {
         "src_embedding": rand(vocab_size, d_model),

@@ -1,6 +1,6 @@
 """Marian, BERT and GPT-2 of transformers compared with ours, float32: random configurations, padded batches, one step.
 
-More of them, and what they differed by at most: TRANSDUCE_MODELS=200 pytest -s tests/oracle/test_random_models.py
+More of them, with the largest differences: TRANSDUCE_MODELS=200 pytest -s tests/oracle/test_random_models.py
 """
 
 from __future__ import annotations

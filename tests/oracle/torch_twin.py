@@ -1,4 +1,4 @@
-"""PyTorch's own layers beside ours: which of their parameters is which of ours."""
+"""Which parameter of PyTorch's layers corresponds to which of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def attention_pairs(ours: nn.Module, theirs: nn.MultiheadAttention) -> Iterator[Pair]:
-    """(our parameter, the part of theirs that is the same)."""
+    """(our parameter, the corresponding part of theirs)."""
     if hasattr(ours, "query_key_value"):
         yield ours.query_key_value.weight, theirs.in_proj_weight
         yield ours.query_key_value.bias, theirs.in_proj_bias
@@ -25,7 +25,7 @@ def attention_pairs(ours: nn.Module, theirs: nn.MultiheadAttention) -> Iterator[
 
 
 def module_pairs(ours: nn.Module, theirs: nn.Module) -> Iterator[Pair]:
-    """Pairs of two modules that name their parameters alike."""
+    """Pairs of two modules with the same parameter names."""
     for (name, mine), (other, yours) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert name == other
         yield mine, yours
@@ -57,7 +57,7 @@ def transformer_pairs(ours: nn.Module, theirs: nn.Transformer) -> Iterator[Pair]
 
 
 def copy(pairs: Iterator[Pair]) -> None:
-    """Their weights become ours."""
+    """Copy their weights into ours."""
     with torch.no_grad():
         for mine, yours in pairs:
             yours.copy_(mine)

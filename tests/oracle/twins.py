@@ -1,8 +1,8 @@
-"""Random models of transformers' Marian, BERT and GPT-2, and ours with the same weights, by way of a folder.
+"""Random models of transformers' Marian, BERT and GPT-2, and ours with the same weights, imported from a folder.
 
-A family makes a folder of a random configuration, brings it in as a user would, and gives both sides the same batch.
-Everything that an import claims to support is drawn: activations, tied matrices or not, vocabularies of one or two,
-padded to a round number or not, heads of several kinds, odd sizes, one layer to six, rows of one token to the longest.
+Each function writes a folder with a random configuration, imports it as a user would, and gives both sides the same
+batch. Everything that an import supports is drawn: activations, tied matrices or not, one vocabulary or two, padded to
+a round number or not, several kinds of heads, odd sizes, one to six layers, rows of one token to the longest.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Twins:
 
     @property
     def kinked(self) -> bool:
-        """Whether an activation has a corner: a number that rounding carries over it has another gradient there."""
+        """Whether the activation has a kink, where rounding can change a gradient."""
         config = self.theirs.config
         named = (getattr(config, key, None) for key in ("activation_function", "hidden_act"))
         return "relu" in named
 
     def differences(self) -> tuple[float, float, float]:
-        """The largest of the logits; of the loss, in parts of it; of a gradient, in parts of its tensor's largest."""
+        """Largest differences: of logits; of the loss, relative; of gradients, relative to their tensor's largest."""
         pairs = zip(self.found.ours, self.found.theirs, strict=True)
         logits = max(float((ours - theirs).detach().abs().max()) for ours, theirs in pairs)
         self.found.loss.backward()
@@ -78,7 +78,7 @@ class Twins:
         worst, n_seen = 0.0, 0
         for name, grad in expected.items():
             if not grad.abs().max():
-                continue  # sinusoids, and what no logit depends on
+                continue  # sinusoids, and weights that no logit depends on
             got = mine[self.found.names.get(name, name)].reshape(grad.shape)
             if name in self.found.silent:
                 rows = torch.arange(len(grad)) != self.found.silent[name]
@@ -129,7 +129,7 @@ def batch(draw: random.Random, allowed: range, longest: int) -> Tensor:
 
 
 def brought_in(kind: str, path: Path) -> tuple[Any, Any]:
-    """The import of a folder, and its model."""
+    """Import a folder and load its model."""
     found = IMPORTERS[kind].importer(path)
     n = found.tokenizers
     ours = build_model(found.settings.model, n_src=n.n_src, n_tgt=n.n_tgt).eval()

@@ -1,4 +1,4 @@
-"""`--processes 2` and torchrun as a user runs them: one is stopped, the other goes on."""
+"""`--processes 2` and torchrun as a user runs them: torchrun resumes a run that `--processes` started."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def wait_for(text: str, metrics: Path, process: subprocess.Popen[str]) -> None:
-    """Until the log holds it."""
+    """Wait until the log contains the text."""
     while process.poll() is None and not (metrics.exists() and text in metrics.read_text()):
         time.sleep(0.002)
 
 
-def told(error: str) -> list[str]:
+def error_lines(error: str) -> list[str]:
     return [line for line in error.splitlines() if line.startswith("transduce: error:")]
 
 
-def test_stopped_and_finished(tmp_path: Path) -> None:
+def test_torchrun_resumes_a_run_of_processes_after_sigterm(tmp_path: Path) -> None:
     src, tgt = write_corpus(tmp_path, "train", 200)
     run = tmp_path / "run"
     limits = ("training.max_updates=150", "training.valid_updates=50", "training.batch_tokens=128")
@@ -45,7 +45,7 @@ def test_stopped_and_finished(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 143
-    assert len(told(error)) == 1 and "SIGTERM: stopped after update" in error and "Traceback" not in error
+    assert len(error_lines(error)) == 1 and "SIGTERM: stopped after update" in error and "Traceback" not in error
 
     process = start(*TORCHRUN, *asked)
     _, error = process.communicate(timeout=300)

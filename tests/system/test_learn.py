@@ -1,4 +1,4 @@
-"""The whole of training and search learns what has one right answer: to copy and to reverse, without one mistake."""
+"""Training and search together learn to copy and to reverse strings without a mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify` and `doctor` that a signal stops leave no process and no folder behind."""
+"""`verify` and `doctor` leave no process and no folder behind after a signal."""
 
 from __future__ import annotations
 

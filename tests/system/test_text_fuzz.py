@@ -1,4 +1,4 @@
-"""Any text whatever through training, translation, scoring and evaluation: as many lines out as in, or one clear line.
+"""Random text in training, translation, scoring and evaluation: as many lines out as in, or a one-line error.
 
 `TRANSDUCE_FUZZ=20 pytest tests/system/test_text_fuzz.py` tries twenty times as many texts, and a million lines.
 """
@@ -27,7 +27,7 @@ STRANGE = (
     "\u05e9\u05dc\u05d5\u05dd", "\u202eevil\u202c", "e\u0301\u0301\u0301", "\u0301", "👩‍👩‍👧‍👦", "🏴\U000e0067\U000e007f", "\U0010ffff", "\ufffe", "ﷺ" * 20,
     "▁", "▁a", "<unk>", "<s>", "</s>", "<pad>", "<0x0A>", ">>deu<<", ">>", "<mask>", "a\tb", "\\n", "%s", "{}", "null", "-1", "--help", "ß" * 300,
 )  # fmt: skip
-CHARACTERS = st.characters(blacklist_categories=("Cs",), blacklist_characters="\n")  # all that UTF-8 can hold
+CHARACTERS = st.characters(blacklist_categories=("Cs",), blacklist_characters="\n")  # all characters of UTF-8
 LINE = st.one_of(st.sampled_from(STRANGE), st.text(CHARACTERS, max_size=30), st.sampled_from(marians.LINES))
 LINES = st.lists(LINE, max_size=12)
 QUICKLY = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=MORE == 1)
@@ -44,12 +44,12 @@ def content_of(lines: list[str], *, crlf: bool = False, last: bool = True) -> by
 
 
 def n_lines(content: bytes) -> int:
-    """As `wc -l` counts, and a last line without its end."""
+    """The count of `wc -l`, plus one for a last line without a line end."""
     return content.count(b"\n") + (bool(content) and not content.endswith(b"\n"))
 
 
-def assert_told(done: Done) -> None:
-    """One line, exit code 2."""
+def assert_refused(done: Done) -> None:
+    """Check for a one-line error and exit code 2."""
     assert done.code == 2, done
     errors = [line for line in done.err.splitlines() if line.startswith("transduce: error: ")]
     assert len(errors) == 1 and "Traceback" not in done.err, done.err
@@ -57,7 +57,7 @@ def assert_told(done: Done) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A translator with random weights, which write all sorts of things."""
+    """A translator with random weights."""
     return marians.make_run(tmp_path_factory.mktemp("fuzz") / "run")
 
 
@@ -76,8 +76,8 @@ def test_as_many_lines_out_as_in(
     done = transduce("translate", run, *short, "--beam", "2")
     assert done.code == 0 and done.out.count("\n") == n, done
     as_json = transduce("translate", run, *short, "--beam", "1", "--json")
-    told = [json.loads(line) for line in as_json.out.split("\n")[:-1]]
-    assert [one["line"] for one in told] == list(range(1, n + 1))
+    objects = [json.loads(line) for line in as_json.out.split("\n")[:-1]]
+    assert [one["line"] for one in objects] == list(range(1, n + 1))
     best = transduce("translate", run, *short, "--nbest", "2").out.split("\n")[:-1]
     assert [line.split("\t")[0] for line in best] == [str(i) for i in range(1, n + 1) for _ in range(2)]
     (folder / "out").write_text(done.out, encoding="utf-8", newline="\n")
@@ -86,8 +86,8 @@ def test_as_many_lines_out_as_in(
         "evaluate", run, "--src", folder / "in", "--ref", folder / "out", "--hyp", folder / "out", "--json"
     )
     if not n:
-        assert_told(scored)
-        assert_told(judged)
+        assert_refused(scored)
+        assert_refused(judged)
         return
     assert scored.code == 0 and scored.out.count("\n") == n, scored
     assert judged.code == 0 and json.loads(judged.out), judged
@@ -107,9 +107,7 @@ def test_standard_input_and_output_keep_lines_too(run: Path, tmp_path: Path, mon
     "bad", [b"\xed\xa0\x80", b"\xff", b"\xc3", b"\xf4\x90\x80\x80", b"\xc0\x80", b"a\xed\xbf\xbfb"]
 )
 @pytest.mark.parametrize("command", ["translate", "score", "evaluate", "train"])
-def test_bytes_that_are_no_characters_are_told_with_file_and_line(
-    run: Path, tmp_path: Path, command: str, bad: bytes
-) -> None:
+def test_invalid_utf8_is_refused_with_file_and_line(run: Path, tmp_path: Path, command: str, bad: bytes) -> None:
     good, broken = tmp_path / "good", tmp_path / "broken"
     good.write_bytes(b"a\n" * 9)
     broken.write_bytes(b"a\n" * 6 + bad + b"\n" + b"a\n" * 2)
@@ -120,7 +118,7 @@ def test_bytes_that_are_no_characters_are_told_with_file_and_line(
         "train": ["--src", good, "--tgt", broken, "--run", tmp_path / "run"],
     }[command]
     done = transduce(command, *arguments)
-    assert_told(done)
+    assert_refused(done)
     assert f"{broken}, line 7: not valid UTF-8" in done.err and not (tmp_path / "run").exists()
 
 
@@ -140,14 +138,14 @@ def test_training_on_any_text_works_or_is_refused_in_one_line(
                  "training.max_updates=1", "model.d_model=8", "model.d_ff=8")  # fmt: skip
     done = transduce("train", "--src", folder / "a", "--tgt", folder / "b", "--run", folder / "run", "--quiet", *sets)
     if done.code != 0:
-        assert_told(done)
+        assert_refused(done)
         assert not (folder / "run").exists()
         return
     found = transduce("translate", folder / "run", folder / "a", "--beam", "2", "--max-length", "6")
     assert found.code == 0 and found.out.count("\n") == len(src), found
 
 
-def test_a_line_of_a_megabyte_is_one_line_and_the_others_keep_their_places(run: Path, tmp_path: Path) -> None:
+def test_a_line_of_a_megabyte_does_not_shift_the_other_lines(run: Path, tmp_path: Path) -> None:
     lines = [
         "a man reads books .",
         "x" * (1 << 20),
@@ -161,11 +159,11 @@ def test_a_line_of_a_megabyte_is_one_line_and_the_others_keep_their_places(run: 
     assert done.code == 0 and len(found) == 6 and found[0] == found[2] == found[4] and found[3] == ""
     assert "line 4: not translated" in done.err
     scored = transduce("score", run, "--src", tmp_path / "in", "--tgt", tmp_path / "in")
-    assert_told(scored)
+    assert_refused(scored)
     assert "line 4" in scored.err
 
 
-def test_training_text_with_a_line_of_a_megabyte(tmp_path: Path) -> None:
+def test_training_drops_a_line_of_a_megabyte(tmp_path: Path) -> None:
     lines = [*marians.LINES, "y" * (1 << 20), "z " * (1 << 19)]
     (tmp_path / "a").write_bytes(content_of(lines))
     sets = small("tokenizer.vocab_size=120", "training.max_updates=1", "model.d_model=8")
@@ -176,7 +174,7 @@ def test_training_text_with_a_line_of_a_megabyte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "n", [10_000, pytest.param(1_000_000, marks=pytest.mark.skipif(MORE == 1, reason="only with TRANSDUCE_FUZZ"))]
 )
-def test_identical_lines_by_the_thousand(run: Path, tmp_path: Path, n: int) -> None:
+def test_thousands_of_identical_lines(run: Path, tmp_path: Path, n: int) -> None:
     (tmp_path / "in").write_bytes(b"a man reads books .\n" * n)
     command = [sys.executable, "-m", "transduce", "translate", run, tmp_path / "in", "--beam", "1", "--max-length", "3"]
     out = subprocess.run(command, capture_output=True, check=True).stdout
@@ -184,6 +182,6 @@ def test_identical_lines_by_the_thousand(run: Path, tmp_path: Path, n: int) -> N
     sets = small("tokenizer.vocab_size=120", "training.max_updates=1", "model.d_model=8")
     sides = ["--src", tmp_path / "in", "--tgt", tmp_path / "in", "--run", tmp_path / "run"]
     few = tmp_path / "few"
-    few.write_bytes(b"a man reads books .\n" * 2_000)  # each of which stands in the training text n times
+    few.write_bytes(b"a man reads books .\n" * 2_000)  # each occurs in the training text n times
     trained = transduce("train", *sides, "--valid-src", few, "--valid-tgt", few, *sets)
     assert trained.code in (0, 2) and "Traceback" not in trained.err, trained.err

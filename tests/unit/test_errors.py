@@ -23,7 +23,7 @@ from transduce.process import c_function
     ],
     ids=str,
 )
-def test_every_library_reports_out_of_memory_in_its_own_words(error: BaseException) -> None:
+def test_out_of_memory_errors_of_every_library_are_recognised(error: BaseException) -> None:
     assert is_out_of_memory(error)
 
 

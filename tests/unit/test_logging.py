@@ -133,7 +133,7 @@ def test_control_characters_are_escaped_on_terminals_only() -> None:
     assert escape_controls(kept, Terminal()) == kept
 
 
-def test_only_the_colours_of_our_own_pictures_pass_and_only_if_allowed() -> None:
+def test_only_our_own_colours_pass_and_only_if_allowed() -> None:
     picture = "\x1b[48;5;17m  \x1b[0m"
     assert escape_controls(f"{picture}{HOSTILE}", Terminal(), colours=True) == f"{picture}{ESCAPED}"
     assert "\x1b" not in escape_controls(picture, Terminal())

@@ -1,4 +1,4 @@
-"""Memory limits of containers, as the kernel writes them into files."""
+"""Free memory and threads, with the memory limits of containers."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def group(path: Path, **files: object) -> Path:
         ),
     ],
 )
-def test_what_a_control_group_leaves(files: dict[str, object], room: int | None, tmp_path: Path) -> None:
+def test_memory_left_in_a_control_group(files: dict[str, object], room: int | None, tmp_path: Path) -> None:
     assert machine.container_memory(group(tmp_path, **files)) == room
 
 
-def test_no_limit_of_version_1_is_a_very_large_one(tmp_path: Path) -> None:
+def test_a_missing_limit_of_version_1_is_a_very_large_number(tmp_path: Path) -> None:
     files = {"memory/memory.limit_in_bytes": NO_LIMIT_V1, "memory/memory.usage_in_bytes": GIB}
     room = machine.container_memory(group(tmp_path, **files))
     assert room is not None and room > 2**60
 
 
-def test_looking_at_the_machine_draws_none_of_a_run_s_random_numbers() -> None:
+def test_measuring_the_machine_keeps_the_random_state() -> None:
     before = torch.get_rng_state()
     machine.this_machine("cpu")
     assert torch.equal(torch.get_rng_state(), before)
@@ -69,7 +69,7 @@ def test_processes_of_one_machine_share_its_memory_but_not_its_gpus() -> None:
     assert card.shared(2, 2) == card
 
 
-def test_the_smaller_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smaller_of_machine_and_container_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     free = machine.this_machine("cpu").memory
     monkeypatch.setattr(machine, "container_memory", lambda path: free // 16)
     assert machine.this_machine("cpu").memory == free // 16

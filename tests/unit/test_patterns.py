@@ -1,4 +1,4 @@
-"""Every regular expression of the package takes linear time, whatever text it meets."""
+"""Every regular expression of the package takes linear time on any text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before any work; and runs that are cut short at one place or another and go on."""
+"""Runs that are interrupted or damaged and continued; contradictions that are refused before any work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def train(texts: Path, *more: str, tests: bool = True) -> Done:
 
 
 def cut_short(texts: Path, monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
-    """Train until the update before `at`, as if a signal had come then."""
+    """Train until the update before `at`, as if a signal had arrived then."""
     calls, original = [0], Updater.update
 
     def update(*args: Any, **kwargs: Any) -> Any:
@@ -48,8 +48,8 @@ def cut_short(texts: Path, monkeypatch: pytest.MonkeyPatch, *, at: int) -> None:
         assert train(texts).code == 130
 
 
-def test_a_run_goes_on_when_its_text_is_gone(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is needed of it, test sets too, lies in the folder by then."""
+def test_a_run_resumes_without_its_text(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder contains everything that is needed, test sets included."""
     cut_short(texts, monkeypatch, at=4)
     for path in texts.iterdir():
         path.unlink()
@@ -62,7 +62,7 @@ def test_a_run_goes_on_when_its_text_is_gone(texts: Path, monkeypatch: pytest.Mo
     assert again.code == 0 and "is finished" in again.err
 
 
-def test_a_damaged_line_of_the_log_stops_nothing(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_line_of_the_log_is_skipped_with_a_warning(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_short(texts, monkeypatch, at=4)
     log = texts.parent / "run" / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -75,7 +75,7 @@ def test_a_damaged_line_of_the_log_stops_nothing(texts: Path, monkeypatch: pytes
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without a test set, that translated nothing."""
+    """A run without a test set and without validation translations."""
     folder = tmp_path_factory.mktemp("finished") / "texts"
     folder.mkdir()
     write_corpus(folder, "train", 60)
@@ -86,7 +86,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def again(finished: Path, tmp_path: Path, spoil: Callable[[Path], object]) -> tuple[Done, Path]:
-    """The same command once more, after something has happened to the run."""
+    """Repeat the command after `spoil` has changed the run."""
     shutil.copytree(finished, tmp_path / "x")
     run = finished / "run"
     spoil(run)
@@ -111,7 +111,7 @@ def test_without_anything_to_score_there_is_still_a_report_and_a_model(finished:
 
 @pytest.mark.parametrize("name", ["report.html", "README.md"])
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"# half a ca"])
-def test_a_lost_report_or_card_is_written_anew(
+def test_a_missing_or_damaged_report_or_card_is_rewritten(
     finished: Path, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     before = (finished / "run" / name).read_bytes()
@@ -125,15 +125,15 @@ def test_a_lost_report_or_card_is_written_anew(
     assert (tmp_path / "then" / name).read_bytes() == before
 
 
-def test_what_is_whole_or_edited_stays(finished: Path, tmp_path: Path) -> None:
+def test_an_edited_card_is_kept(finished: Path, tmp_path: Path) -> None:
     words = "# Our own words\n\nabout this model\n"
     done, _ = again(finished, tmp_path, lambda run: (run / "README.md").write_text(words))
     assert done.code == 0 and "rewritten" not in done.err
     assert (tmp_path / "then" / "README.md").read_text() == words
 
 
-def test_a_change_in_the_log_of_a_finished_run_is_told(finished: Path, tmp_path: Path) -> None:
-    """It has a checksum from the end on; a change is no reason to refuse the run."""
+def test_a_changed_log_of_a_finished_run_is_reported(finished: Path, tmp_path: Path) -> None:
+    """A finished log has a checksum; a change does not make the run unusable."""
     run = finished / "run"
     assert "ok        metrics.jsonl" in transduce("verify", run, "--files").out
 
@@ -151,7 +151,7 @@ def test_a_change_in_the_log_of_a_finished_run_is_told(finished: Path, tmp_path:
 @pytest.mark.parametrize("preset", [{}, {"preset": "small"}])
 @pytest.mark.parametrize("vocab_size", [None, 500], ids=["chosen", "equal on both sides"])
 def test_separate_vocabularies_cannot_be_tied_three_ways(preset: dict[str, Any], vocab_size: int | None) -> None:
-    """Not even where both happen to have the same size: piece 7 of one is not piece 7 of the other."""
+    """Even if both have the same size: piece 7 of one is not piece 7 of the other."""
     separate = {"joint": False, "vocab_size": vocab_size}
     with pytest.raises(SettingsError, match=r"'three_way' needs one vocabulary: set tokenizer\.joint = true"):
         check(Settings.from_mapping({"tokenizer": separate, "model": {"tie": "three_way", **preset}}))
@@ -160,7 +160,7 @@ def test_separate_vocabularies_cannot_be_tied_three_ways(preset: dict[str, Any],
 
 
 def test_separate_vocabularies_get_a_two_way_tie(texts: Path) -> None:
-    """Of the same size here, which must not bring the three-way tie back."""
+    """Even if both have the same size."""
     done = train(texts, "tokenizer.joint=false", "tokenizer.kind=char", "tokenizer.vocab_size=30", tests=False)
     assert done.code == 0, done.err
     config = json.loads((texts.parent / "run" / "config.json").read_text())

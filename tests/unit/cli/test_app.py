@@ -138,7 +138,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 def test_help_imports_no_heavy_module() -> None:
-    """So that it stays instant: 0.1 s of processor time including Python's start-up."""
+    """It takes 0.1 s of processor time including Python's start-up."""
     code = (
         "import sys\nfrom transduce.__main__ import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     )

@@ -54,7 +54,7 @@ def test_every_setting_is_explained_in_a_sentence(section: type[BaseModel]) -> N
         ({"data": {"train": [{"src": "a", "tgt": "b", "path": "c"}]}}, "a corpus is either src and tgt, or path"),
     ],
 )
-def test_a_bad_value_is_told_in_one_line(values: dict[str, Any], message: str) -> None:
+def test_a_bad_value_is_a_one_line_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_mapping(values)
     assert message in str(caught.value)
@@ -69,7 +69,7 @@ def test_settings_are_frozen_and_round_trip_through_json() -> None:
     assert Settings.from_mapping(json.loads(settings.model_dump_json())) == settings
 
 
-def test_with_values_checks_and_keeps_what_was_not_given_open() -> None:
+def test_with_values_checks_and_leaves_other_settings_unset() -> None:
     settings = Settings.from_mapping({"model": {"preset": "base", "dropout": 0.2}})
     changed = settings.with_values("model", d_ff=100)
     assert changed.model.model_fields_set == {"preset", "kind", "dropout", "d_ff"}
@@ -89,7 +89,7 @@ def test_with_values_checks_and_keeps_what_was_not_given_open() -> None:
         ("", ""),
     ],
 )
-def test_overrides_are_read_as_toml_or_else_as_words(text: str, value: object) -> None:
+def test_overrides_are_read_as_toml_or_else_as_strings(text: str, value: object) -> None:
     values: dict[str, Any] = {}
     apply_override(values, f"a.b={text}")
     assert values == {"a": {"b": value}}
@@ -128,7 +128,7 @@ words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @given(name=words, folder=words.filter(lambda word: "\0" not in word), lr=st.floats(1e-9, 1.0), joint=st.booleans())
-def test_settings_become_a_recipe_that_asks_for_the_same(name: str, folder: str, lr: float, joint: bool) -> None:
+def test_a_recipe_written_from_settings_gives_the_same_settings(name: str, folder: str, lr: float, joint: bool) -> None:
     corpus = {"src": f"/{folder}/a", "tgt": "/b", "weight": 0.5}
     values = {"name": name, "data": {"train": [corpus]}, "training": {"lr": lr}, "tokenizer": {"joint": joint}}
     settings = Settings.from_mapping(values)
@@ -139,7 +139,7 @@ def test_settings_become_a_recipe_that_asks_for_the_same(name: str, folder: str,
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_loads_and_tells_what_to_expect(recipe: Path) -> None:
+def test_every_recipe_loads_and_documents_what_to_expect(recipe: Path) -> None:
     from transduce.models.registry import check_model
 
     settings = Settings.from_toml(recipe)

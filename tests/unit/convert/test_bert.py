@@ -169,13 +169,13 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     assert "word_embeddings.weight is [32, 16], should be [9, 16]" in refused(vocab_size=9)
     path.write_text(json.dumps(whole))
     (folder / "tokenizer.json").write_text("{")
-    assert "damaged" in _told(folder)
+    assert "damaged" in _message(folder)
     for name in ("tokenizer.json", "vocab.txt"):
         (folder / name).unlink()
-    assert "has no vocabulary" in _told(folder)
+    assert "has no vocabulary" in _message(folder)
 
 
-def _told(folder: Path) -> str:
+def _message(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
         import_bert(folder)
     return str(caught.value)
