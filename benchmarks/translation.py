@@ -31,7 +31,7 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
     from transduce.convert.importing import import_run
-    from transduce.decoding.batches import Source
+    from transduce.decoding.engine import Source
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
     from transduce.training.step import keep_freed_memory

@@ -7,9 +7,12 @@ import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from transduce.errors import SettingsError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +56,23 @@ def this_machine(device: str) -> Machine:
 
     from transduce.training.step import choose_precision
 
-    if device not in ("auto", "cpu", "cuda"):
-        raise SettingsError(f"training.device = {device!r}: allowed are auto, cpu and cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("training.device = 'cuda', but PyTorch finds no CUDA device here; use auto or cpu")
-    if device != "cpu" and torch.cuda.is_available():
+    where = find_device(device, setting="training.device")
+    precision = choose_precision(where)
+    if where.type == "cuda":
         free, _ = torch.cuda.mem_get_info()
-        precision = choose_precision(torch.device("cuda"))
         return Machine("cuda", torch.cuda.get_device_name(), os.cpu_count() or 1, free, precision)
-    precision = choose_precision(torch.device("cpu"))
     return Machine("cpu", _processor(), torch.get_num_threads(), _free_memory(), precision)
+
+
+def find_device(name: str, *, setting: str = "device") -> torch.device:
+    """The device called auto, cpu or cuda. Raises `SettingsError`, which names the setting, if there is none."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise SettingsError(f"{setting} = {name!r}: allowed are auto, cpu and cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(f"{setting} = 'cuda': PyTorch finds no CUDA device; use auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _processor() -> str:

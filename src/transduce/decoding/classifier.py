@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,11 @@ from transduce.data.batching import plan
 from transduce.data.encoding import pack_texts
 from transduce.data.sentence_pairs import Packed
 from transduce.data.store import LabelStore
-from transduce.decoding.loading import Precision, open_model
+from transduce.decoding.loading import RunModel
 from transduce.errors import DataError
+from transduce.runs.folder import RunFolder
 from transduce.text.special import Vocabulary
+from transduce.text.tokenizer import Tokenizers
 
 BATCH_TOKENS = 4096
 
@@ -38,8 +39,10 @@ class Classification:
     full: bool = False
 
 
-class TextClassifier:
+class TextClassifier(RunModel):
     """Predicts the label of a text, or of a pair of texts."""
+
+    task = "classification"
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary, labels: Sequence[str], *, longest: int) -> None:
         self.model: Any = model
@@ -47,14 +50,7 @@ class TextClassifier:
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> TextClassifier:
-        """Load the model of a run folder of task "classification".
-
-        Raises:
-            RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device.
-        """
-        folder, model, tokenizers = open_model(path, task="classification", device=device, precision=precision)
+    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> TextClassifier:
         data = folder.settings.data
         labels = resolved(data.labels, "data.labels")
         return cls(model, tokenizers.tgt, labels, longest=longest_of(folder.settings.model, data.max_length))

@@ -5,25 +5,39 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from transduce.config import DecodingSettings
 from transduce.data.batch import Example, RowExample, TrainingBatch, collate, collate_rows, pad_sources
-from transduce.decoding.batches import Source, make_batches
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.sample import Watch, sample
-from transduce.decoding.score import token_log_probs
 from transduce.decoding.search import Hypothesis, beam_search
+from transduce.text.tokenizer import PAD
 
 MAX_ROWS = 320  # hypotheses per batch: enough for wide matrix products, few enough for a CPU's caches
 MAX_WORKERS = 4  # with more, threads mostly wait for each other's Python
+_SCORED_ROWS = 1024  # of logits in memory at once when outputs are scored
 
 _POOL_LOCK = threading.Lock()
 InT = TypeVar("InT")
 OutT = TypeVar("OutT")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Token ids to translate or to continue.
+
+    `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
+    """
+
+    key: tuple[int, ...]
+    ids: Sequence[int]
+    limit: int
 
 
 @runtime_checkable
@@ -62,7 +76,7 @@ class TorchEngine:
         """`settings`: the values of options that are not given."""
         self.model: Any = model  # of any architecture in the registry
         self.settings = settings
-        self._workers: _Workers | None = None
+        self._workers: ThreadPoolExecutor | None = None
 
     @property
     def device(self) -> torch.device:
@@ -161,7 +175,7 @@ class TorchEngine:
         found: list[list[float]] = [[] for _ in examples]
         for batch in make_batches(examples, budget=budget, most=budget, width=width):
             tensors = collated([example for _, example in batch]).to(self.device)
-            known = token_log_probs(self.model, tensors.inputs, tensors.targets).tolist()
+            known = _token_log_probs(self.model, tensors).tolist()
             for (place, example), row in zip(batch, known, strict=True):
                 found[place] = row[: n_targets(example)]
         return found
@@ -172,27 +186,53 @@ class TorchEngine:
             return [work(batch) for batch in batches]
         with _POOL_LOCK:
             if self._workers is None:
-                self._workers = _Workers(torch.get_num_threads())
-        return self._workers.map(work, batches)
+                self._workers = _start_workers(torch.get_num_threads())
+        return list(self._workers.map(work, batches))
 
 
-class _Workers:
-    """A few threads, each with its share of PyTorch's threads: small products gain little from more than one core."""
+def make_batches(
+    items: Sequence[InT], *, budget: int, most: int, width: Callable[[InT], int]
+) -> list[list[tuple[int, InT]]]:
+    """Batches of (place in `items`, item), widest first.
 
-    def __init__(self, n_threads: int) -> None:
-        """`n_threads`: PyTorch's, to be shared."""
-        n_workers = min(MAX_WORKERS, n_threads)
-        self._pool = ThreadPoolExecutor(n_workers, thread_name_prefix="decode")
-        started = threading.Barrier(n_workers)
+    Each has at most `most` items and at most `budget` padded tokens, but at least one item.
+    """
+    batches: list[list[tuple[int, InT]]] = []
+    room = 0
+    for place, item in sorted(enumerate(items), key=lambda pair: width(pair[1]), reverse=True):
+        if not room:
+            room = max(1, min(most, budget // max(1, width(item))))
+            batches.append([])
+        batches[-1].append((place, item))
+        room -= 1
+    return batches
 
-        def start() -> None:
-            torch.set_num_threads(n_threads // n_workers)  # of this thread, and of threads that begin from now on
-            started.wait()
 
-        for future in [self._pool.submit(start) for _ in range(n_workers)]:
-            future.result()
-        torch.set_num_threads(n_threads)  # threads that begin later have as many as before
+def _start_workers(n_threads: int) -> ThreadPoolExecutor:
+    """A few threads that share PyTorch's `n_threads`: small products gain little from more than one core."""
+    n_workers = min(MAX_WORKERS, n_threads)
+    pool = ThreadPoolExecutor(n_workers, thread_name_prefix="decode")
+    started = threading.Barrier(n_workers)
 
-    def map(self, work: Callable[[InT], OutT], batches: Sequence[InT]) -> list[OutT]:
-        """The result of `work` for each batch, in order. After an error, batches that have not begun are dropped."""
-        return list(self._pool.map(work, batches))
+    def start() -> None:
+        torch.set_num_threads(n_threads // n_workers)  # of this thread, and of threads that begin from now on
+        started.wait()
+
+    for future in [pool.submit(start) for _ in range(n_workers)]:
+        future.result()
+    torch.set_num_threads(n_threads)  # threads that begin later have as many as before
+    return pool
+
+
+def _token_log_probs(model: Any, batch: TrainingBatch) -> Float[Tensor, "B T"]:
+    """Log-probability (nats) of each target, given what the model sees of the inputs there; 0 at padding."""
+    targets = batch.targets
+    with torch.inference_mode():
+        hidden = model(*batch.inputs)
+        real = (targets != PAD).flatten().nonzero().squeeze(1)
+        hidden, gold = hidden.flatten(0, 1).index_select(0, real), targets.flatten().index_select(0, real)
+        scored = torch.zeros(targets.numel(), device=hidden.device)
+        for rows in torch.arange(len(real), device=real.device).split(_SCORED_ROWS):
+            known = model.logits(hidden[rows]).float().log_softmax(-1)
+            scored[real[rows]] = known.gather(1, gold[rows, None]).squeeze(1)
+        return scored.view_as(targets)

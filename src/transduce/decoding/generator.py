@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,14 @@ from torch import nn
 from transduce.config import Settings, resolved
 from transduce.data.batch import RowExample
 from transduce.data.store import TextStore
-from transduce.decoding.batches import Source
-from transduce.decoding.engine import Engine, TorchEngine
-from transduce.decoding.loading import Precision, open_model
+from transduce.decoding.engine import Engine, Source, TorchEngine
+from transduce.decoding.loading import RunModel
 from transduce.decoding.options import GenerationOptions
 from transduce.decoding.results import Generation, Score, TextScore
 from transduce.errors import DataError, SettingsError
+from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
-from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer
+from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer, Tokenizers
 
 MAX_ROWS = 64  # prompts per batch
 SCORED_ROWS = 256  # rows of running text scored at once
@@ -44,20 +43,25 @@ class _Abandoned(Exception):
 class _Job:
     """A text in progress: the numbers of its prompt and sample, all its ids, and how many of them are the prompt's."""
 
-    number: int
-    sample: int
+    key: tuple[int, int]
     ids: tuple[int, ...]
     n_given: int
     log_prob: float = 0.0
     finished: bool = False
 
+    @property
+    def n_new(self) -> int:
+        return len(self.ids) - self.n_given
 
-class Generator:
+
+class Generator(RunModel):
     """A language model with its vocabulary. Safe to use from several threads.
 
     >>> generator = Generator.load("runs/x")                          # doctest: +SKIP
     >>> generator.generate(["ROMEO:"])[0].text                        # doctest: +SKIP
     """
+
+    task = "causal"
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer | HubTokenizer, settings: Settings) -> None:
         """`settings`: those of the run."""
@@ -68,14 +72,7 @@ class Generator:
         self._begins = settings.data.documents != "file"
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Generator:
-        """Load the model of a run folder of task "causal".
-
-        Raises:
-            RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device.
-        """
-        folder, model, tokenizers = open_model(path, task="causal", device=device, precision=precision)
+    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> Generator:
         assert isinstance(tokenizers.tgt, Tokenizer | HubTokenizer), "a language model has one of these"
         return cls(model, tokenizers.tgt, folder.settings)
 
@@ -95,12 +92,13 @@ class Generator:
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text: generate([text])")
-        jobs = [
-            _Job(number, i, ids, len(ids))
-            for number, ids in enumerate([self._prompt(text, n, options) for n, text in enumerate(prompts)])
-            for i in range(options.n_samples)
-        ]
-        return [self._generation(prompts[job.number], job) for job in self._run(jobs, options)]
+        encoded = [self._prompt(text, number, options) for number, text in enumerate(prompts)]
+        jobs = [_Job((n, i), ids, len(ids)) for n, ids in enumerate(encoded) for i in range(options.n_samples)]
+        found = []
+        for job in self._run(jobs, options):
+            new = job.ids[job.n_given :]
+            found.append(Generation(prompts[job.key[0]], self.tokenizer.decode(new), new, job.log_prob, job.finished))
+        return found
 
     def stream(self, prompt: str, options: GenerationOptions = _DEFAULT) -> Iterator[str]:
         """Yield what `generate` returns for one prompt in parts, as it is written. No part ends within a character.
@@ -118,7 +116,7 @@ class Generator:
 
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self._run, [_Job(0, 0, ids, len(ids))], options, on_token)
+            done = pool.submit(self._run, [_Job((0, 0), ids, len(ids))], options, on_token)
             done.add_done_callback(lambda _: tokens.put(None))
             try:
                 while (token := tokens.get()) is not None:
@@ -187,29 +185,27 @@ class Generator:
         return tuple(ids)
 
     def _run(self, jobs: list[_Job], options: GenerationOptions, on_token: OnToken | None = None) -> list[_Job]:
-        """All jobs, finished, in their order. `on_token` sees the tokens of the first one as they are written.
+        """All jobs, finished. `on_token` sees the tokens of the first one as they are written.
 
         Jobs advance in rounds: in each, those of one length share batches until their context is full.
         """
         limit = self.settings.decoding.max_length if options.max_length is None else options.max_length
-        done: dict[tuple[int, int], _Job] = {}
-        active, part = jobs, 0
-        while active:
-            groups: dict[tuple[int, int], list[_Job]] = defaultdict(list)
-            for job in active:
-                n_seen = len(self._window(job))
-                room = self.context + 1 - n_seen  # the last token is written, and never read
-                groups[n_seen, min(limit - len(job.ids) + job.n_given, room)].append(job)
-            active = []
+        for part in count():
+            groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+            for place, job in enumerate(jobs):
+                if not job.finished and job.n_new < limit:
+                    n_seen = len(self._window(job))
+                    room = self.context + 1 - n_seen  # the last token is written, and never read
+                    groups[n_seen, min(limit - job.n_new, room)].append(place)
+            if not groups:
+                break
             for (_, room), members in sorted(groups.items()):
                 for at in range(0, len(members), MAX_ROWS):
-                    for job in self._extend(members[at : at + MAX_ROWS], room, part, options, on_token):
-                        if job.finished or len(job.ids) - job.n_given >= limit:
-                            done[job.number, job.sample] = job
-                        else:
-                            active.append(job)
-            part += 1
-        return [done[job.number, job.sample] for job in jobs]
+                    places = members[at : at + MAX_ROWS]
+                    extended = self._extend([jobs[place] for place in places], room, part, options, on_token)
+                    for place, job in zip(places, extended, strict=True):
+                        jobs[place] = job
+        return jobs
 
     def _window(self, job: _Job) -> tuple[int, ...]:
         """What the model reads: the whole text, or its last half context where the text fills the context."""
@@ -221,21 +217,15 @@ class Generator:
         """Jobs of one length, each extended by at most `room` tokens."""
 
         def watch(places: list[int], tokens: list[list[int]]) -> None:
-            if on_token and jobs[0].number == jobs[0].sample == places[0] == 0 and tokens[0][0] != PAD:
+            if on_token and jobs[0].key == (0, 0) and places[0] == 0 and tokens[0][0] != PAD:
                 on_token(tokens[0][0])
 
-        prompts = [Source((part, job.number, job.sample), self._window(job), room) for job in jobs]
-        found = self.engine.sample(
-            prompts, options.sampling, seed=options.seed, watch=None if on_token is None else watch
-        )
+        prompts = [Source((part, *job.key), self._window(job), room) for job in jobs]
+        found = self.engine.sample(prompts, options.sampling, seed=options.seed, watch=watch if on_token else None)
         return [
             replace(job, ids=job.ids + new.ids, log_prob=job.log_prob + new.log_prob, finished=new.finished)
             for job, new in zip(jobs, found, strict=True)
         ]
-
-    def _generation(self, prompt: str, job: _Job) -> Generation:
-        ids = job.ids[job.n_given :]
-        return Generation(prompt, self.tokenizer.decode(ids), ids, job.log_prob, job.finished)
 
     def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int | None) -> list[list[float]]:
         """Log-probability of every token of each row but the first, given those before it."""

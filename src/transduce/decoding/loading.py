@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from transduce.errors import RunFolderError, SettingsError
+from transduce.machine import find_device
 from transduce.models.registry import build_from
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 Precision = Literal["float32", "bfloat16"]
+ModelT = TypeVar("ModelT", bound="RunModel")
+
+
+class RunModel(ABC):
+    """A model of one task that can be loaded from a run folder."""
+
+    task: ClassVar[str]
+
+    @classmethod
+    def load(cls: type[ModelT], path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> ModelT:
+        """Load the model of a run folder.
+
+        Raises:
+            RunFolderError: The folder is missing or damaged.
+            SettingsError: The run is of another task, or there is no such device.
+        """
+        return cls._from_run(*open_model(path, task=cls.task, device=device, precision=precision))
+
+    @classmethod
+    @abstractmethod
+    def _from_run(cls: type[ModelT], folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> ModelT: ...
 
 
 def open_model(
     path: str | Path, *, task: str, device: str, precision: Precision
 ) -> tuple[RunFolder, nn.Module, Tokenizers]:
-    """The run folder, its model on the device in eval mode, and its vocabularies.
-
-    Raises:
-        RunFolderError: The folder is missing or damaged.
-        SettingsError: The run is not of `task`, or there is no such device.
-    """
+    """The run folder, its model on the device in eval mode, and its vocabularies; errors as for `RunModel.load`."""
     folder = RunFolder.open(Path(path))
-    settings, tokenizers = folder.settings, load_tokenizers(folder)
-    if settings.task != task:
+    if folder.settings.task != task:
         raise SettingsError(
-            f"{path} is a run of task '{settings.task[:40]}', not '{task}'; its README.md shows the command for it"
+            f"{path} is a run of task '{folder.settings.task[:40]}', not '{task}'; its README.md shows the command "
+            "for it"
         )
-    model = load_model(folder)
-    model = model.to(device=find_device(device), dtype=getattr(torch, precision)).eval().requires_grad_(False)
-    return folder, model, tokenizers
-
-
-def find_device(name: str) -> torch.device:
-    """The device called auto, cpu or cuda."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise SettingsError(f"device = {name!r}: allowed are auto, cpu and cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("device = 'cuda': PyTorch finds no CUDA device; use auto or cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    model = load_model(folder).to(device=find_device(device), dtype=getattr(torch, precision))
+    return folder, model.eval().requires_grad_(False), load_tokenizers(folder)
 
 
 def load_model(folder: RunFolder) -> nn.Module:

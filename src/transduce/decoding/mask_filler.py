@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import Settings
-from transduce.data.batch import pad_rows
+from transduce.config import BertSettings, Settings, resolved
+from transduce.data.batch import MaskedBatch, TrainingBatch, pad_rows
 from transduce.data.encoding import sentences_in_memory
+from transduce.data.masking import word_starts
 from transduce.data.sentence_pairs import pack
+from transduce.data.store import SentenceStore
 from transduce.data.text import read_pieces
-from transduce.decoding.loading import Precision, open_model
-from transduce.decoding.masked_scoring import masked_feeder, score_masked
+from transduce.decoding.loading import RunModel
 from transduce.decoding.results import MaskedScore
-from transduce.errors import DataError, RunFolderError
+from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.runs.folder import RunFolder
 from transduce.text.masks import bare, encode_gaps
 from transduce.text.special import MASK, MASK_PIECE, Vocabulary
+from transduce.text.tokenizer import Tokenizers
+from transduce.training.criteria import predict_masked_tokens
+from transduce.training.encoder_feed import MaskedFeeder
+from transduce.training.validate import Judge, Validator
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,10 @@ class Filling:
     masks: tuple[tuple[Prediction, ...], ...]
 
 
-class MaskFiller:
+class MaskFiller(RunModel):
     """Predicts the words behind <mask>."""
+
+    task = "masked"
 
     def __init__(self, model: nn.Module, vocabulary: Vocabulary, settings: Settings) -> None:
         """`settings`: those of the run."""
@@ -51,14 +60,7 @@ class MaskFiller:
         self.device = next(model.parameters()).device
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> MaskFiller:
-        """Load the model of a run folder of task "masked".
-
-        Raises:
-            RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device.
-        """
-        folder, model, tokenizers = open_model(path, task="masked", device=device, precision=precision)
+    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> MaskFiller:
         if MASK not in encode_gaps(tokenizers.tgt, f"a {MASK_PIECE} b"):
             raise RunFolderError(f"{folder.path}: its vocabulary has no {MASK_PIECE}, or is damaged")
         return cls(model, tokenizers.tgt, folder.settings)
@@ -89,7 +91,7 @@ class MaskFiller:
         if store.n_documents < 2:
             changes["model"] = self.settings.model.model_copy(update={"next_sentence": False})
         settings = self.settings.model_copy(update=changes)
-        return score_masked(self.model, masked_feeder(store, self.vocabulary, settings, self.device))
+        return _score_masked(self.model, masked_feeder(store, self.vocabulary, settings, self.device))
 
     def _fill(self, text: str, ids: list[int], top: int) -> Filling:
         framed = pack(ids)
@@ -106,18 +108,85 @@ class MaskFiller:
             logits = self.model.logits(hidden).float()
             logits[:, : MASK + 1] = float("-inf")
             found = logits.softmax(-1).topk(min(top, logits.shape[1] - MASK - 1))
-        likely, chosen = found.values.tolist(), found.indices.tolist()
-        filled = framed.ids.tolist()
-        for place, row in zip(places, chosen, strict=True):
-            filled[place] = row[0]
-        return Filling(
-            text,
-            tuple(
-                tuple(self._candidate(filled, place, i, p) for i, p in zip(row, numbers, strict=True))
-                for place, row, numbers in zip(places, chosen, likely, strict=True)
-            ),
-        )
+        filled = framed.ids.copy()
+        filled[places] = found.indices[:, 0].cpu().numpy()
 
-    def _candidate(self, filled: list[int], place: int, token: int, probability: float) -> Prediction:
-        text = self.vocabulary.decode([*filled[:place], token, *filled[place + 1 :]])
-        return Prediction(bare(self.vocabulary.pieces([token])[0]), text, probability)
+        def prediction(place: int, token: int, probability: float) -> Prediction:
+            ids = [*filled[:place].tolist(), token, *filled[place + 1 :].tolist()]
+            return Prediction(bare(self.vocabulary.pieces([token])[0]), self.vocabulary.decode(ids), probability)
+
+        tokens, probabilities = found.indices.tolist(), found.values.tolist()
+        masks = (
+            tuple(prediction(place, *one) for one in zip(*row, strict=True))
+            for place, *row in zip(places, tokens, probabilities, strict=True)
+        )
+        return Filling(text, tuple(masks))
+
+
+def judges_pairs(settings: Settings) -> bool:
+    """Whether the model predicts next sentences."""
+    return isinstance(settings.model, BertSettings) and settings.model.next_sentence
+
+
+def masked_feeder(
+    store: SentenceStore, vocabulary: Vocabulary, settings: Settings, device: torch.device
+) -> MaskedFeeder:
+    """Rows with masked tokens; pairs of segments if the model predicts next sentences."""
+    data = settings.data
+    starts: np.ndarray | None = None
+    if data.whole_words:
+        starts = word_starts(vocabulary.pieces(range(vocabulary.vocab_size)))
+        if starts is None:
+            raise SettingsError("data.whole_words = true: the pieces of this vocabulary do not mark the start of words")
+    return MaskedFeeder(
+        store,
+        settings.training,
+        device=device,
+        context=resolved(data.context, "data.context"),
+        vocab_size=vocabulary.vocab_size,
+        share=data.masked,
+        pairs=judges_pairs(settings),
+        starts=starts,
+    )
+
+
+def masked_judge(feeder: MaskedFeeder) -> Judge:
+    """Computes the accuracy on masked tokens and, with pairs, on next sentences."""
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        right = n = followed = n_pairs = 0
+        known: Any = model
+        for batch in feeder.batches():
+            assert isinstance(batch, MaskedBatch)
+            hidden, follows = known(*batch.inputs)
+            right += int((known.logits(hidden).argmax(-1) == batch.targets).sum())
+            n += batch.n_targets
+            if follows is not None:
+                followed += int((follows.argmax(-1) == batch.labels).sum())
+                n_pairs += len(batch.labels)
+        scores = {"masked_accuracy": right / max(1, n)}
+        return scores | ({"next_sentence_accuracy": followed / n_pairs} if n_pairs else {})
+
+    return judge
+
+
+def _score_masked(model: nn.Module, feeder: MaskedFeeder) -> MaskedScore:
+    """Score a model on the masked tokens of the feeder's text."""
+    n_hidden = 0
+
+    def batches() -> Iterator[TrainingBatch]:
+        nonlocal n_hidden
+        for batch in feeder.batches():
+            n_hidden += batch.n_targets
+            yield batch
+
+    found = Validator(model, batches, smoothing=0.0, judge=masked_judge(feeder), criterion=predict_masked_tokens)()
+    return MaskedScore(
+        loss=found["loss"] if feeder.pairs else found["nll"],  # includes the loss on pairs
+        nll=found["nll"],
+        masked_accuracy=found["masked_accuracy"],
+        next_sentence_accuracy=found.get("next_sentence_accuracy") if feeder.pairs else None,
+        n_hidden=n_hidden,
+        n_tokens=len(feeder.store.ids),
+        n_bytes=feeder.store.facts["bytes"],
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from transduce.config import DecodingSettings
@@ -22,12 +21,9 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:  # nan too
-            raise SettingsError(f"temperature = {self.temperature}: must be a number, at least 0")
-        if self.top_k < 0:
-            raise SettingsError(f"top_k = {self.top_k}: must be at least 0")
-        if not 0 <= self.top_p <= 1:
-            raise SettingsError(f"top_p = {self.top_p}: must be from 0 to 1")
+        _check("temperature", self.temperature, 0, 1e9)
+        _check("top_k", self.top_k, 0, 1 << 31)
+        _check("top_p", self.top_p, 0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,4 +94,4 @@ class GenerationOptions:
 
 def _check(name: str, value: float | None, least: int, most: float) -> None:
     if value is not None and not least <= value <= most:  # nan too
-        raise SettingsError(f"{name} = {value}: must be from {least} to {most:,}")
+        raise SettingsError(f"{name} = {value}: must be from {least} to {most:,.0f}")

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.filters import apply_temperature, keep_top_k, keep_top_p
 from transduce.decoding.options import Sampling
 from transduce.decoding.search import Hypothesis, Stepper, check_limits
 from transduce.text.tokenizer import BOS, EOS, PAD
@@ -22,11 +21,32 @@ Watch = Callable[[list[int], list[list[int]]], None]
 """Called after each step with the places of the active sentences and the token of each of their samples (0: ended)."""
 
 
-def filter_logits(logits: Float[Tensor, "N V"], sampling: Sampling) -> Float[Tensor, "N V"]:
-    """The logits to draw from."""
+def filter_logits(logits: Float[Tensor, "*B V"], sampling: Sampling) -> Float[Tensor, "*B V"]:
+    """The logits to draw from; excluded tokens become -inf."""
     if sampling.temperature == 0:
-        return keep_top_k(logits, 1)
-    return keep_top_p(keep_top_k(apply_temperature(logits, sampling.temperature), sampling.top_k), sampling.top_p)
+        return _keep_top_k(logits, 1)
+    sharpened = logits if sampling.temperature == 1 else logits / sampling.temperature
+    return _keep_top_p(_keep_top_k(sharpened, sampling.top_k), sampling.top_p)
+
+
+def _keep_top_k(logits: Float[Tensor, "*B V"], k: int) -> Float[Tensor, "*B V"]:
+    """Only the k largest of each row (Fan et al. 2018), with all that equal the k-th; 0 keeps all."""
+    if k == 0 or k >= logits.shape[-1]:
+        return logits
+    least = logits.topk(k, dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < least, -math.inf)
+
+
+def _keep_top_p(logits: Float[Tensor, "*B V"], p: float) -> Float[Tensor, "*B V"]:
+    """The fewest most likely tokens of each row that sum to at least p (Holtzman et al. 2020), at least one."""
+    if p == 1:
+        return logits
+    ordered, place = logits.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(-1)
+    before = probability.cumsum(-1) - probability  # of all tokens that are more likely
+    ruled_out = before >= p
+    ruled_out[..., 0] = False
+    return logits.masked_fill(ruled_out.scatter(-1, place, ruled_out), -math.inf)
 
 
 def draw(probability: Float[Tensor, "N V"], number: Float[Tensor, " N"]) -> Int[Tensor, " N"]:

@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.topk import best_continuations
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 _DEAD = -math.inf  # log-probability of an empty place
 _LEAVE = 8  # sentences that are done leave the batch together, as soon as they are an eighth of it
+_TOGETHER = 64  # rows of logits in memory at once on a CPU
+_COLUMNS = 64  # tokens that the first stage of finding the best represents by their maximum
 
 
 @runtime_checkable
@@ -156,10 +157,10 @@ class _BeamState:
         """The 2 * beam best continuations of every sentence: sums, beams, tokens. What is done gets no logits."""
         n = 2 * self.beam
         if not self._n_done:
-            return best_continuations(logits, hidden, self.live, n, banned=(PAD, BOS))
+            return _best_continuations(logits, hidden, self.live, n, banned=(PAD, BOS))
         going = (~self.done).nonzero().squeeze(1)
         hidden = hidden.unflatten(0, (-1, self.beam)).index_select(0, going).flatten(0, 1)
-        found = best_continuations(logits, hidden, self.live.index_select(0, going), n, banned=(PAD, BOS))
+        found = _best_continuations(logits, hidden, self.live.index_select(0, going), n, banned=(PAD, BOS))
         values = self.live.new_full((self.n_sentences, n), _DEAD)
         parent = (torch.arange(n, device=going.device) % self.beam).repeat(self.n_sentences, 1)  # each from itself
         whole = values, parent, torch.full_like(parent, PAD)
@@ -258,3 +259,57 @@ _OF_A_SENTENCE = ("live", "live_ids", "score", "log_prob", "n_ids", "ids", "cut"
 def _pick(ids: Int[Tensor, "B m C"], place: Int[Tensor, "B n"]) -> Int[Tensor, "B n C"]:
     """The sequences of ids at `place` in each sentence."""
     return ids.gather(1, place[:, :, None].expand(-1, -1, ids.shape[2]))
+
+
+def _best_continuations(
+    logits: Callable[[Tensor], Tensor],
+    hidden: Float[Tensor, "N D"],
+    log_prob: Float[Tensor, "B k"],
+    n: int,
+    *,
+    banned: Sequence[int] = (),
+) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
+    """The n best of log_prob[b, i] + log_softmax(logits(hidden[b * k + i])) of every sentence b, best first.
+
+    Returns the sums, the beams i and the tokens, [B, n] each; n is at most the number of continuations of one beam.
+    Tokens that are `banned` are never chosen, though their probability counts. Log-probabilities are float32.
+    On a CPU some rows at a time go from hidden states to the best, so that their logits never leave its cache.
+    """
+    n_sentences, beam = log_prob.shape
+    at_once = n_sentences if hidden.is_cuda else max(1, _TOGETHER // beam)
+    ban = torch.tensor(banned, device=hidden.device)
+    parts = []
+    for part_hidden, part in zip(hidden.split(at_once * beam), log_prob.split(at_once), strict=True):
+        known = logits(part_hidden).float().log_softmax(-1).index_fill_(1, ban, -math.inf)
+        small = known.shape[1] < 4 * _COLUMNS or n > known.shape[1] // _COLUMNS
+        parts.append((_best_at_once if small else _best_in_two_stages)(known, part, n))
+    if len(parts) == 1:
+        return parts[0]
+    values, parents, tokens = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return values, parents, tokens
+
+
+def _best_at_once(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    n_tokens = known.shape[1]
+    values, place = (known.view(*log_prob.shape, n_tokens) + log_prob[:, :, None]).flatten(1).topk(n)
+    return values, place // n_tokens, place % n_tokens
+
+
+def _best_in_two_stages(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The n best are in the n chunks with the highest maxima: select these, then the best in them."""
+    n_sentences, beam = log_prob.shape
+    n_tokens = known.shape[1]
+    n_full = n_tokens // _COLUMNS
+    maxima = known[:, : n_full * _COLUMNS].unflatten(1, (n_full, _COLUMNS)).amax(-1)  # [N, chunks]
+    if n_full * _COLUMNS < n_tokens:
+        maxima = torch.cat([maxima, known[:, n_full * _COLUMNS :].amax(-1, keepdim=True)], dim=1)
+    n_chunks = maxima.shape[1]
+    chunk = (maxima.view(n_sentences, beam, n_chunks) + log_prob[:, :, None]).flatten(1).topk(n, sorted=False).indices
+    parent, first = chunk // n_chunks, chunk % n_chunks * _COLUMNS  # [B, n]
+    token = first[:, :, None] + torch.arange(_COLUMNS, device=known.device)  # [B, n, _COLUMNS]
+    row = parent + torch.arange(n_sentences, device=known.device)[:, None] * beam
+    inside = token < n_tokens
+    values = known.take(row[:, :, None] * n_tokens + token.clamp_max(n_tokens - 1))
+    values = (values + log_prob.gather(1, parent)[:, :, None]).masked_fill_(~inside, -math.inf)
+    values, place = values.flatten(1).topk(n)
+    return values, parent.gather(1, place // _COLUMNS), token.flatten(1).gather(1, place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,22 +11,23 @@ from torch import nn
 
 from transduce.config import DecodingSettings
 from transduce.data.batch import Example
-from transduce.decoding.batches import Source, chunks
-from transduce.decoding.engine import Engine, TorchEngine
-from transduce.decoding.loading import Precision, open_model
+from transduce.decoding.engine import Engine, Source, TorchEngine
+from transduce.decoding.loading import RunModel
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.search import Hypothesis
 from transduce.errors import DataError, TransduceError
+from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers
 
 MAX_SOURCE = 4096  # tokens; the memory of attention grows with the square
+CHUNK_LINES, CHUNK_CHARACTERS = 4096, 1 << 20  # a chunk is sorted and translated at once; only one is in memory
 
 _DEFAULT = TranslationOptions()
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
 
 
-class Translator:
+class Translator(RunModel):
     """A translation model with its vocabularies. Safe to use from several threads.
 
     >>> translator = Translator.load("runs/x")                       # doctest: +SKIP
@@ -35,6 +35,8 @@ class Translator:
     'Ein Hund.'
     >>> translator.translate(["A dog."], TranslationOptions(beam=1)) # doctest: +SKIP
     """
+
+    task = "translation"
 
     def __init__(
         self,
@@ -61,14 +63,7 @@ class Translator:
         self.trained_length, self.longest = trained_length, longest
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", precision: Precision = "float32") -> Translator:
-        """Load the model of a run folder of task "translation".
-
-        Raises:
-            RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device.
-        """
-        folder, model, tokenizers = open_model(path, task="translation", device=device, precision=precision)
+    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> Translator:
         settings = folder.settings
         learned = settings.model.positions == "learned"
         longest = min(MAX_SOURCE, settings.model.max_positions - 1) if learned else MAX_SOURCE
@@ -107,9 +102,13 @@ class Translator:
             raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to score")
         src_ids = self.tokenizers.src.encode_batch(srcs)
         tgt_ids = [self.tokenizers.tgt.encode(tgt) if isinstance(tgt, str) else list(tgt) for tgt in tgts]
-        for side, ids in (("source", src_ids), ("translation", tgt_ids)):
-            for number, sentence in enumerate(ids):
-                self._check_length(sentence, number, side)
+        for side, sentences in (("source", src_ids), ("translation", tgt_ids)):
+            for number, ids in enumerate(sentences, 1):
+                if len(ids) > self.longest:
+                    raise DataError(
+                        f"line {number}: a {side} of {len(ids)} tokens; this model takes at most {self.longest}; "
+                        "split the line into sentences"
+                    )
         scores = [Score(()) for _ in srcs]
         numbers = [i for i, (src, tgt) in enumerate(zip(src_ids, tgt_ids, strict=True)) if src or tgt]
         pairs = [Example(src_ids[i], tgt_ids[i]) for i in numbers]
@@ -144,13 +143,6 @@ class Translator:
                 found[place] = translation
         return found
 
-    def _check_length(self, ids: Sequence[int], number: int, side: str) -> None:
-        if len(ids) > self.longest:
-            raise DataError(
-                f"line {number + 1}: a {side} of {len(ids)} tokens; this model takes at most {self.longest}; "
-                "split the line into sentences"
-            )
-
     def _translation(self, source: Source, hypotheses: Sequence[Hypothesis]) -> Translation:
         if not hypotheses:
             raise TransduceError("the model gives no output a finite probability: its weights are not usable")
@@ -162,3 +154,19 @@ class Translator:
             notes.append(f"output cut off at {source.limit} tokens")
         candidates = (Candidate(decode(h.ids), h.ids, h.log_prob, h.score, h.finished) for h in hypotheses)
         return Translation(tuple(candidates), "; ".join(notes))
+
+
+def chunks(
+    lines: Iterable[str], *, n_lines: int = CHUNK_LINES, n_characters: int = CHUNK_CHARACTERS
+) -> Iterator[list[str]]:
+    """Lists of at most `n_lines` lines; a list also ends with the line that brings it to `n_characters`."""
+    chunk: list[str] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += len(line)
+        if len(chunk) == n_lines or size >= n_characters:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -15,8 +15,7 @@ from transduce.data.arrays import check_lengths, read_names
 from transduce.data.encoding import encode_sentences
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece
-from transduce.decoding.mask_filler import MaskFiller
-from transduce.decoding.masked_scoring import judges_pairs, masked_feeder, masked_judge
+from transduce.decoding.mask_filler import MaskFiller, judges_pairs, masked_feeder, masked_judge
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.records import save_generated, save_task_scores

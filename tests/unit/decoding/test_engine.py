@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import marians
-from transduce.decoding.batches import Source
-from transduce.decoding.engine import Engine, TorchEngine
+from transduce.decoding.engine import Engine, Source, TorchEngine
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.translator import Translator

@@ -7,11 +7,14 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn
 from transduce.decoding.options import Sampling
-from transduce.decoding.sample import draw, sample
+from transduce.decoding.sample import draw, filter_logits, sample
 
 SRC = torch.tensor([[4, 5, EOS, PAD], [6, EOS, PAD, PAD], [4, 4, 6, EOS]])
 
@@ -76,3 +79,43 @@ def test_log_probabilities_ignore_temperature_and_cuts() -> None:
 
 def test_an_empty_batch() -> None:
     assert sample(StandIn(9), SRC[:0], max_length=4, seeds=[], sampling=Sampling()) == []
+
+
+# --- filters
+
+LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]).log()
+
+
+def kept(logits: torch.Tensor) -> list[list[int]]:
+    return [(row > -math.inf).nonzero().flatten().tolist() for row in logits]
+
+
+def test_temperature() -> None:
+    assert filter_logits(LOGITS, Sampling()) is LOGITS
+    sharp = filter_logits(LOGITS, Sampling(0.5)).softmax(-1)
+    torch.testing.assert_close(sharp, LOGITS.exp() ** 2 / (LOGITS.exp() ** 2).sum(-1, keepdim=True))
+
+
+def test_top_k() -> None:
+    assert kept(filter_logits(LOGITS, Sampling(top_k=2))) == [[0, 1], [2, 3]]
+    assert filter_logits(LOGITS, Sampling(top_k=4)) is LOGITS
+
+
+@pytest.mark.parametrize(
+    ("p", "first"), [(0.0, [0]), (0.5, [0]), (0.51, [0, 1]), (0.9, [0, 1, 2]), (1.0, [0, 1, 2, 3])]
+)
+def test_top_p(p: float, first: list[int]) -> None:
+    assert kept(filter_logits(LOGITS, Sampling(top_p=p))) == [first, sorted(3 - i for i in first)]
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1000), p=st.floats(0.0, 1.0), n=st.integers(2, 40))
+def test_top_p_keeps_the_smallest_set_that_reaches_p(seed: int, p: float, n: int) -> None:
+    logits = (torch.randn(3, n, generator=torch.Generator().manual_seed(seed)) * 3).double()
+    for row, filtered in zip(logits, filter_logits(logits, Sampling(top_p=p)), strict=True):
+        probability = row.softmax(-1)
+        chosen = probability[filtered > -math.inf]
+        assert torch.equal(filtered[filtered > -math.inf], row[filtered > -math.inf])
+        assert chosen.min() >= probability[filtered == -math.inf].max() if len(chosen) < n else True
+        assert chosen.sum() >= p - 1e-9
+        assert len(chosen) == 1 or chosen.sum() - chosen.min() < p + 1e-9

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from transduce.decoding import translator as translator_module
-from transduce.decoding.batches import chunks, make_batches
+from transduce.decoding.engine import make_batches
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import Translation
-from transduce.decoding.translator import Translator
+from transduce.decoding.translator import Translator, chunks
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.text.tokenizer import EOS
 
