@@ -23,7 +23,7 @@ def import_model(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Create a run folder from a model in the format of Hugging Face transformers.
+    """Create a run folder from a Hugging Face transformers model.
 
     A model folder contains config.json, model.safetensors (or pytorch_model.bin) and the vocabulary: source.spm,
     target.spm and vocab.json for marian, tokenizer.json (or the older files) for bert and gpt2. OWNER/NAME is
@@ -50,12 +50,12 @@ def export_model(
         Option(help="For ctranslate2: int8, int16, float16, ...; for onnx: int8 (default: none).", show_default=False),
     ] = None,
 ) -> None:
-    """Export a model for transformers, onnxruntime or CTranslate2, and compare its outputs with the run's.
+    """Export a model to transformers, ONNX or CTranslate2.
 
-    In transformers a translator becomes a MarianMTModel, a language model a GPT2LMHeadModel, an encoder a BERT model.
-    A setting that the format cannot express is refused by name; for transformers, train a translator with
-    model.residual=post and a language model with model.positions=learned. ONNX supports every model, CTranslate2
-    translators only.
+    The outputs are compared with the run's. In transformers a translator becomes a MarianMTModel, a language model a
+    GPT2LMHeadModel, an encoder a BERT model. A setting that the format cannot express is refused by name; for
+    transformers, train a translator with model.residual=post and a language model with model.positions=learned. ONNX
+    supports every model, CTranslate2 translators only.
 
     \b
     transduce export runs/x --to huggingface x-marian

@@ -39,9 +39,9 @@ def demo(
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train on the built-in corpus for a few minutes, translate, and show attention and scores.
+    """Train on a built-in corpus; show translations and attention.
 
-    The number of updates is fixed, so a slower machine takes longer and gets the same model.
+    Takes a few minutes. The number of updates is fixed, so a slower machine takes longer and gets the same model.
 
     \b
     transduce demo

@@ -20,7 +20,7 @@ def evaluate(
     ref: Annotated[
         Path | None, opt.option(metavar="FILE", help="Reference translations, aligned line by line.")
     ] = None,
-    text: Annotated[Path | None, opt.option(metavar="FILE", help="Text file to compute perplexity on.")] = None,
+    text: Annotated[Path | None, opt.option(metavar="FILE", help="Plain text, for a language model.")] = None,
     labels: Annotated[Path | None, opt.option(metavar="FILE", help="Labelled text: label<TAB>text lines.")] = None,
     stride: Annotated[
         int | None,
@@ -46,7 +46,7 @@ def evaluate(
     device: opt.Device = "auto",
     json: opt.Json = False,
 ) -> None:
-    """Compute BLEU, chrF and TER of translations, perplexity of text, or accuracy of labels.
+    """Compute BLEU, chrF and TER, perplexity, or label accuracy.
 
     \b
     transduce evaluate runs/x --src test.en --ref test.de

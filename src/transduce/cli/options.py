@@ -20,7 +20,7 @@ def option(*names: str, help: str, metavar: str | None = None, min: Any = None) 
 
 Run = Annotated[Path, argument("RUN", "Run folder.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings only.")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 Overrides = Annotated[
     list[str] | None,

@@ -72,7 +72,7 @@ def generate(
 def fill(
     run: opt.Run,
     texts: Annotated[
-        list[str] | None, opt.argument("TEXT...", "Text with <mask> for each word to predict (default: stdin).")
+        list[str] | None, opt.argument("TEXT", "Text with <mask> for each word to predict (default: stdin).")
     ] = None,
     top: Annotated[int, Option(help="Candidates per mask.", min=1)] = 5,
     device: opt.Device = "auto",
@@ -105,7 +105,7 @@ def classify(
     device: opt.Device = "auto",
     json: opt.Json = False,
 ) -> None:
-    """Predict the label of each line with a run of task "classification". Prints LABEL<TAB>PROBABILITY.
+    """Predict the label of each line of text. Prints LABEL<TAB>PROBABILITY.
 
     \b
     transduce classify runs/sst2 reviews.txt > labels.tsv

@@ -23,10 +23,10 @@ def train(
     processes: Processes = 1,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model: a translator on sentence pairs, a language model on plain text.
+    """Train a translator, a language model or a classifier.
 
     Unset settings are derived from the data and the machine, and printed with the reason. The same command resumes an
-    interrupted run. Text files may be compressed (.gz, .xz, .zst).
+    interrupted run. Text files may be compressed (.gz, .xz, .zst). Masked models and classifiers need a recipe.
 
     \b
     transduce train --src train.en --tgt train.de --run runs/x

@@ -25,7 +25,7 @@ MAX_NOTES = 5
 
 def translate(
     run: opt.Run,
-    files: Annotated[list[Path] | None, opt.argument("FILE...", "Text files (default: stdin).")] = None,
+    files: Annotated[list[Path] | None, opt.argument("FILE", "Text files (default: stdin).")] = None,
     output: Annotated[
         Path | None, opt.option("--output", "-o", metavar="FILE", help="Write to FILE (default: stdout).")
     ] = None,
@@ -80,7 +80,7 @@ def score(
     device: opt.Device = "auto",
     json: opt.Json = False,
 ) -> None:
-    """Print the log-probability (nats) of each given translation, one per line.
+    """Print the log-probability (nats) of each given translation.
 
     \b
     transduce score runs/x --src in.en --tgt in.de

@@ -27,7 +27,7 @@ def verify(
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Check every file of a run, and that a kill and a resume change nothing on this machine.
+    """Check the files of a run, and that resuming is exact.
 
     Trains briefly with the run's settings and text in a temporary folder next to the run, then again with SIGKILL at
     random moments, and compares losses and weights bit for bit. The run is not changed. Exit code 1: a file is damaged
