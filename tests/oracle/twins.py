@@ -240,7 +240,7 @@ def bert_twins(path: Path, seed: int, larger: bool) -> Twins:
     theirs.save_pretrained(path)
     (path / "vocab.txt").write_text("\n".join(words(s["rows"])) + "\n")
     found, ours = brought_in("bert", path)
-    rows = Rows(torch.tensor(found.tokenizers.src._theirs), s["rows"])
+    rows = Rows(torch.tensor(found.tokenizers.src.theirs), s["rows"])
     assert [words(s["rows"])[i] for i in rows.index[:5]] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     ids = batch(draw, range(UNK, s["rows"]), s["longest"])
     segments = torch.randint(0, config.type_vocab_size, ids.shape, generator=torch.Generator().manual_seed(seed))
@@ -330,7 +330,7 @@ def gpt2_twins(path: Path, seed: int, larger: bool) -> Twins:
     (path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
     (path / "merges.txt").write_text("#version: 0.2\n")
     found, ours = brought_in("gpt2", path)
-    rows = Rows(torch.tensor(found.tokenizers.tgt._theirs), s["rows"])
+    rows = Rows(torch.tensor(found.tokenizers.tgt.theirs), s["rows"])
     assert rows.index[:4].tolist() == [-1, -1, end, end]
     ids = batch(draw, range(EOS, s["rows"] + 3), s["longest"])
     out = torch.cat([ids[:, 1:], torch.full((len(ids), 1), EOS)], 1)

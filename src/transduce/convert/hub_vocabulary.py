@@ -12,8 +12,7 @@ import torch
 from transduce.convert.folder import read_bytes, read_object
 from transduce.convert.weight_map import Rows, check_padding
 from transduce.errors import RunFolderError, UserError
-from transduce.text.hub import HubTokenizer
-from transduce.text.hub_parts import check_ids
+from transduce.text.hub import HubTokenizer, check_ids
 
 TOKENIZER, WORDS, PIECES, MERGES, ADDED = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"
 

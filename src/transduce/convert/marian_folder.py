@@ -32,9 +32,8 @@ from transduce.convert.weight_map import NEVER, Rows, check, check_padding, read
 from transduce.errors import RunFolderError, UserError
 from transduce.runs.atomic import write_json, write_text
 from transduce.runs.tensors import write_tensors
-from transduce.text.pieces import PieceTokenizer
 from transduce.text.special import BOS, EOS, PAD, UNK
-from transduce.text.tokenizer import Tokenizers
+from transduce.text.tokenizer import PieceTokenizer, Tokenizers
 
 _OWN = "transduce"
 """The key in an exported config.json for what only we read: the kind of positions."""

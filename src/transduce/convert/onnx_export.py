@@ -26,8 +26,8 @@ from transduce.convert.parity import (
 from transduce.errors import UserError
 from transduce.runs.atomic import write_json
 from transduce.text.hub import HubTokenizer
-from transduce.text.pieces import PieceTokenizer
 from transduce.text.special import BOS, EOS, MASK, PAD, UNK, Vocabulary
+from transduce.text.tokenizer import PieceTokenizer
 
 DESCRIPTION = "transduce.json"
 """The file that says how to use the graphs."""

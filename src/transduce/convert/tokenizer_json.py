@@ -13,9 +13,8 @@ from typing import Any
 
 from transduce.convert.parity import TEXTS
 from transduce.errors import UserError
-from transduce.text.hub_parts import SPACES
-from transduce.text.masks import encode_gaps
-from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, UNK
+from transduce.text.hub import SPACES
+from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, UNK, encode_gaps
 from transduce.text.tokenizer import Tokenizer
 
 _SPACE = "\u2581"

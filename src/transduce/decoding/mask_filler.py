@@ -22,8 +22,7 @@ from transduce.decoding.loading import RunModel
 from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.runs.folder import RunFolder
-from transduce.text.masks import bare, encode_gaps
-from transduce.text.special import MASK, MASK_PIECE, Vocabulary
+from transduce.text.special import MASK, MASK_PIECE, Vocabulary, bare, encode_gaps
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.criteria import predict_masked_tokens
 from transduce.training.encoder_feed import MaskedFeeder

@@ -13,7 +13,7 @@ import math
 import struct
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
@@ -21,11 +21,9 @@ from itertools import chain, pairwise, zip_longest
 import sentencepiece
 
 from transduce.errors import SettingsError
-from transduce.text.pieces import PieceTokenizer
-from transduce.text.sampling import kind_of
 from transduce.text.scripts import script
-from transduce.text.special import Vocabulary, characters
-from transduce.text.tokenizer import Tokenizer, Tokenizers
+from transduce.text.special import SPACE, Vocabulary, characters
+from transduce.text.tokenizer import PieceTokenizer, SentencePieceVocabulary, Tokenizer, Tokenizers
 from transduce.text.training import sample_of
 
 SAMPLE_LINES = 100_000
@@ -34,7 +32,6 @@ SAMPLE_LINES = 100_000
 _LEAST = 5  # occurrences that a pair needs to become a piece
 _LONGEST = 16  # maximum characters of a piece, as in SentencePiece
 _ABOVE = 0.01  # minimum by which the score of a new piece exceeds that of its parts
-_SPACE = "\u2581"
 
 Parts = tuple[int, ...]
 
@@ -70,22 +67,20 @@ def extend(tokenizers: Tokenizers, src: Iterable[str], tgt: Iterable[str], *, n:
     vocabulary that cannot be extended.
     """
     if tokenizers.joint:
-        both, parts = _extended(tokenizers.tgt, [_learned(tokenizers.tgt, chain(src, tgt), n)])
+        learned = _learned(tokenizers.tgt, chain(src, tgt), n)
+        both, parts = _extended(tokenizers.tgt, learned, listed=learned)
         return Extended(Tokenizers(both, both), parts, parts)
-    if not _one_list(tokenizers):
-        (new_src, src_parts), (new_tgt, tgt_parts) = (
-            _extended(vocabulary, [_learned(vocabulary, lines, n)])
-            for vocabulary, lines in ((tokenizers.src, src), (tokenizers.tgt, tgt))
-        )
-        return Extended(Tokenizers(new_src, new_tgt), src_parts, tgt_parts)
-    shared = _shared_out(_learned(tokenizers.src, src, n), _learned(tokenizers.tgt, tgt, n), n)
-    (new_src, parts), (new_tgt, _) = (
-        _extended(vocabulary, shared, own=own) for own, vocabulary in enumerate((tokenizers.src, tokenizers.tgt))
-    )
-    return Extended(Tokenizers(new_src, new_tgt), parts, parts)
+    of_src, of_tgt = _learned(tokenizers.src, src, n), _learned(tokenizers.tgt, tgt, n)
+    listed = of_src, of_tgt
+    if _share_list(tokenizers):
+        of_src, of_tgt = _alternating(of_src, of_tgt, n)
+        listed = of_src + of_tgt, of_src + of_tgt
+    new_src, src_parts = _extended(tokenizers.src, of_src, listed=listed[0])
+    new_tgt, tgt_parts = _extended(tokenizers.tgt, of_tgt, listed=listed[1])
+    return Extended(Tokenizers(new_src, new_tgt), src_parts, tgt_parts)
 
 
-def _shared_out(of_src: Sequence[NewPiece], of_tgt: Sequence[NewPiece], n: int) -> Sequence[list[NewPiece]]:
+def _alternating(of_src: list[NewPiece], of_tgt: list[NewPiece], n: int) -> tuple[list[NewPiece], list[NewPiece]]:
     """Choose `n` pieces from both sides: characters first, then merged pieces, alternately."""
     taken = list[NewPiece](), list[NewPiece]()
     texts = set[str]()
@@ -106,7 +101,7 @@ def new_pieces(old: Vocabulary, new: Vocabulary) -> list[str]:
 
 def of_characters(vocabulary: Vocabulary) -> bool:
     """Whether the pieces of a vocabulary are single characters."""
-    return kind_of(sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model)) == "char"
+    return isinstance(vocabulary, SentencePieceVocabulary) and vocabulary.algorithm == "char"
 
 
 def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]]) -> bytes:
@@ -131,30 +126,25 @@ def _varint(n: int) -> bytes:
     return bytes([*found, n])
 
 
-def _one_list(tokenizers: Tokenizers) -> bool:
-    """Whether two tokenizers give the same ids to the same pieces."""
-    src, tgt = tokenizers.src, tokenizers.tgt
-    marian = isinstance(src, PieceTokenizer) and isinstance(tgt, PieceTokenizer)
-    return (
-        marian
-        and src.vocab_size == tgt.vocab_size
-        and src.pieces(range(src.vocab_size)) == tgt.pieces(range(tgt.vocab_size))
-    )
+def _share_list(tokenizers: Tokenizers) -> bool:
+    """Whether two tokenizers are Marian's and give the same ids to the same pieces."""
+    both = tokenizers.src, tokenizers.tgt
+    src, tgt = (side.pieces(range(side.vocab_size)) for side in both)
+    return all(isinstance(side, PieceTokenizer) for side in both) and src == tgt
 
 
 def _extended(
-    vocabulary: Vocabulary, learned: Sequence[Sequence[NewPiece]], *, own: int = 0
+    vocabulary: Vocabulary, own: Sequence[NewPiece], *, listed: Sequence[NewPiece]
 ) -> tuple[Vocabulary, tuple[Parts, ...]]:
-    """Append all learned pieces; also the old ids of each. Text is split only with the pieces of side `own`."""
+    """Append all `listed` pieces; also the old ids of each. Text is split only with the pieces in `own`."""
     pieces = vocabulary.pieces(range(vocabulary.vocab_size))
     known = {piece: i for i, piece in enumerate(pieces)}
     found: dict[str, Parts] = {}
-    for piece in chain.from_iterable(learned):
+    for piece in listed:
         if piece.text not in known and piece.text not in found:
             parts = [found[p] if p in found else (known[p],) for p in piece.made_of if p in found or p in known]
             found[piece.text] = tuple(chain.from_iterable(parts)) or _bytes_of(piece.text, known)
-    scored = [(piece.text, piece.score) for piece in learned[own] if piece.score is not None]
-    model = with_pieces(vocabulary.model, scored)
+    model = with_pieces(vocabulary.model, [(piece.text, piece.score) for piece in own if piece.score is not None])
     if isinstance(vocabulary, PieceTokenizer):
         return PieceTokenizer(model, [*pieces, *found]), tuple(found.values())
     return Tokenizer(model), tuple(found.values())
@@ -168,14 +158,14 @@ def _bytes_of(text: str, known: Mapping[str, int]) -> Parts:
 
 def _learned(vocabulary: Vocabulary, lines: Iterable[str], n: int) -> list[NewPiece]:
     """Learn up to `n` new pieces: missing characters first, then merges of frequent pairs."""
-    if not isinstance(vocabulary, Tokenizer | PieceTokenizer):
+    if not isinstance(vocabulary, SentencePieceVocabulary):
         raise SettingsError(
             "tokenizer.extend: a vocabulary of the tokenizers library (as BERT's and GPT-2's) stays as it came"
         )
     sample = [characters(line) for line in sample_of(lines, SAMPLE_LINES, seed=0)]
     sp = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model)
     known = {sp.id_to_piece(i): sp.get_score(i) for i in range(sp.vocab_size())}
-    kind, lowest = kind_of(sp), min(known.values())
+    kind, lowest = vocabulary.algorithm, min(known.values())
     lacking = Counter(c for line in sample for c in sp.normalize(line) if c not in known).most_common(n)
     whole = with_pieces(vocabulary.model, [(c, lowest) for c, _ in lacking])
     sp = sentencepiece.SentencePieceProcessor(model_proto=whole)
@@ -220,16 +210,10 @@ def _as_unigram(lacking: Sequence[str], joined: Joined, words: Words, known: Map
     return found
 
 
-def _words(pieces: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _words(pieces: Sequence[str]) -> list[tuple[str, ...]]:
     """The pieces of a text, word by word."""
-    word: list[str] = []
-    for piece in pieces:
-        if piece.startswith(_SPACE) and word:
-            yield tuple(word)
-            word = []
-        word.append(piece)
-    if word:
-        yield tuple(word)
+    starts = [0, *(i for i, piece in enumerate(pieces) if i and piece.startswith(SPACE)), len(pieces)]
+    return [tuple(pieces[a:b]) for a, b in pairwise(starts) if a < b]
 
 
 def _join(words: Words, n: int, *, known: Iterable[str]) -> Joined:
@@ -278,7 +262,7 @@ def _merged(word: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 def _may_join(a: str, b: str, old: set[str]) -> bool:
     """Whether two neighbours may be merged: letters of one script within one word, and not in the old vocabulary."""
-    left, right = _script(a.removeprefix(_SPACE)), _script(b)
+    left, right = _script(a.removeprefix(SPACE)), _script(b)
     if left is None or not right or len(a) + len(b) > _LONGEST or a + b in old:
         return False
     return left in ("", right)
@@ -287,11 +271,8 @@ def _may_join(a: str, b: str, old: set[str]) -> bool:
 @lru_cache(maxsize=1 << 16)
 def _script(text: str) -> str | None:
     """The script of letters; empty for no text; None for several scripts or characters other than letters."""
-    found = {_script_of(c) for c in text if not unicodedata.category(c).startswith("M")}
-    if not text or not found:
-        return None if text else ""
-    return found.pop() if len(found) == 1 else None
-
-
-def _script_of(c: str) -> str | None:
-    return "Han" if (found := script(c)) == "Kana" else found or None  # a Japanese word has both
+    if not text:
+        return ""
+    found = {script(c) for c in text if not unicodedata.category(c).startswith("M")}
+    found = {"Han" if name == "Kana" else name for name in found}  # a Japanese word has both
+    return (found.pop() or None) if len(found) == 1 else None

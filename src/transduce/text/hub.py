@@ -2,25 +2,75 @@
 
 The run folder contains the unchanged file and a list of the library's id for each of ours; our special ids come first.
 The library is an extra: `pip install transduce[interchange]`.
+
+An untrusted file could contain a regular expression that does not terminate, a replacement that grows without bound, or
+a part that makes the library abort. Allowed are the parts of BERT's and GPT-2's vocabularies, and those that
+`convert.tokenizer_json` writes for a SentencePiece vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from transduce.errors import RunFolderError, UserError
-from transduce.runs.atomic import read_json, write_aside, write_json
-from transduce.text.hub_parts import MOST_IDS, check_content
-from transduce.text.special import BOS, EOS, UNK, characters, opened
+from transduce.errors import UserError, nearest
+from transduce.text.special import BOS, EOS, SPACE, UNK, Vocabulary, characters
 
+PARTS: dict[str, tuple[str, ...]] = {
+    "model": ("WordPiece", "BPE", "WordLevel", "Unigram"),
+    "normalizer": (
+        *("BertNormalizer", "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip"),
+        *("Precompiled", "Replace"),
+    ),
+    "pre_tokenizer": (
+        *("BertPreTokenizer", "ByteLevel", "Sequence", "Split", "Whitespace", "WhitespaceSplit"),
+        *("Punctuation", "Digits", "Metaspace"),
+    ),
+    "post_processor": ("TemplateProcessing", "BertProcessing", "RobertaProcessing", "ByteLevel", "Sequence"),
+    "decoder": ("WordPiece", "ByteLevel", "BPEDecoder", "Metaspace", "Sequence", "ByteFallback", "Fuse"),
+}
+"""The allowed parts of a tokenizer.json."""
+
+PATTERNS = frozenset(
+    {
+        # GPT-2's, and what followed it: GPT-4's with numbers of three digits, of one, or of any length
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        *(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+            + numbers
+            + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            for numbers in (r"\p{N}{1,3}", r"\p{N}", r"\p{N}+")
+        ),
+    }
+)
+"""Regular expressions that are known to run in linear time on any text."""
+
+SPACES = ((" {2,}", " "), (r" +\z", ""))
+"""What SentencePiece does to spaces: expressions, and what each match becomes, which is never longer."""
+
+CHARSMAPS = frozenset(
+    {
+        "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",  # nmt_nfkc
+        "2c03512e62f9ed965ec90d85314211b63b5b8aa0395311ea2147eec9ff738907",  # nmt_nfkc_cf
+        "7e46d9e08af4b6a37991b04fb8388644c1595a0abcd0f26d6a5d575e2a3663ea",  # nfkc
+        "d8dfef3d6db0eef0742f8b55a73aee7fce6c1e21d26a09b8d3d4b52c42a791cb",  # nfkc_cf
+    }
+)
+"""sha256 of SentencePiece's own normalization tables; any other table could corrupt the library's memory."""
+
+_MOST_IDS = 1 << 24
 _PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabulary that lacks its own UNK fails here
 
 
-class HubTokenizer:
-    """A tokenizer.json with our ids. Immutable and thread-safe; adds no special tokens and does not truncate."""
+class HubTokenizer(Vocabulary):
+    """A tokenizer.json with our ids. It adds no special tokens and does not truncate.
+
+    Ids of a text may be special: `UNK`, and those that the text names, such as `[MASK]`.
+    """
 
     kind = "hub"
 
@@ -29,28 +79,18 @@ class HubTokenizer:
 
         Raises `ValueError` if either is invalid.
         """
-        self.model, self.notes = model, tuple[str, ...]()
-        self._tokenizer = _open(model)
-        self._theirs = list(theirs)
-        if len(self._theirs) <= EOS or any(type(i) is not int or not -1 <= i < MOST_IDS for i in self._theirs):
+        self.model, self.theirs = model, list(theirs)
+        self._tokenizer = open_tokenizer(model)
+        if len(self.theirs) <= EOS or any(type(i) is not int or not -1 <= i < _MOST_IDS for i in self.theirs):
             raise ValueError("it does not list the ids of a vocabulary")
-        self._ours = {their: ours for ours, their in reversed(list(enumerate(self._theirs))) if their >= 0}
-        if (end := self._theirs[EOS]) == self._theirs[BOS] and end >= 0:
+        self._ours = {their: ours for ours, their in reversed(list(enumerate(self.theirs))) if their >= 0}
+        if (end := self.theirs[EOS]) == self.theirs[BOS] and end >= 0:
             self._ours[end] = EOS  # one piece for both: in a text it is read as EOS, which is predicted
 
     @property
     def vocab_size(self) -> int:
         """Pieces, special ones included."""
-        return len(self._theirs)
-
-    @property
-    def theirs(self) -> list[int]:
-        """The library's id for each of ours, -1 for none."""
-        return list(self._theirs)
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text. Special ids are `UNK` and those that the text names, such as `[MASK]`."""
-        return self.encode_batch([text])[0]
+        return len(self.theirs)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts."""
@@ -61,7 +101,7 @@ class HubTokenizer:
         """The text of ids. Special ids are left out, except `UNK`, which becomes the library's piece for it."""
         if self._named_bytes:  # the library would drop a whole run of bytes for one invalid byte
             return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
-        theirs = [self._theirs[i] for i in map(int, ids) if i > EOS or i == UNK]
+        theirs = [self.theirs[i] for i in map(int, ids) if i > EOS or i == UNK]
         return str(self._tokenizer.decode([i for i in theirs if i >= 0], skip_special_tokens=False))
 
     def normalize(self, text: str) -> str:
@@ -71,7 +111,9 @@ class HubTokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of ids, including special ones."""
-        return [self._piece(int(i)) for i in ids]
+        theirs = [(int(i), self.theirs[int(i)]) for i in ids]
+        names = [self._tokenizer.id_to_token(their) if their >= 0 else None for _, their in theirs]
+        return [name or f"<unnamed {i}>" for name, (i, _) in zip(names, theirs, strict=True)]
 
     def unknown(self, text: str) -> list[str]:
         """The parts of a text that are not in the vocabulary, in order, each once."""
@@ -79,10 +121,6 @@ class HubTokenizer:
         found = self._tokenizer.encode(text, add_special_tokens=False)
         parts = [text[a:b] for i, (a, b) in zip(found.ids, found.offsets, strict=True) if self._ours.get(i, UNK) == UNK]
         return list(dict.fromkeys(parts))
-
-    def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """The usual segmentation: these vocabularies have only one."""
-        return self.encode_batch(texts)
 
     @cached_property
     def bytes_of(self) -> list[bytes]:
@@ -109,24 +147,8 @@ class HubTokenizer:
         whole = self._tokenizer.pre_tokenizer is None and named.keys() <= set(self.pieces(range(self.vocab_size)))
         return named if whole else {}
 
-    def save(self, path: Path) -> None:
-        """Write the library's file as `path`, and the list of ids as .json (each atomically)."""
-        with write_aside(path) as aside:
-            aside.write_bytes(self.model)
-        write_json(path.with_suffix(".json"), {"kind": self.kind, "theirs": self._theirs})
-
-    @classmethod
-    def load(cls, path: Path) -> HubTokenizer:
-        """Read what `save` wrote; a `RunFolderError` names a file that is missing or damaged."""
-        content: Any = read_json(path.with_suffix(".json"))
-        theirs = content.get("theirs") if isinstance(content, dict) and content.get("kind") == cls.kind else None
-        if not isinstance(theirs, list):
-            raise RunFolderError(f"{path.with_suffix('.json')} is damaged: it does not list the ids of a vocabulary")
-        return opened(path, lambda model: cls(model, theirs))
-
-    def _piece(self, i: int) -> str:
-        their = self._theirs[i]
-        return (self._tokenizer.id_to_token(their) if their >= 0 else None) or f"<unnamed {i}>"
+    def _listed(self) -> dict[str, Any]:
+        return {"kind": self.kind, "theirs": self.theirs}
 
 
 def _byte_of() -> dict[str, int]:
@@ -139,20 +161,66 @@ def _byte_of() -> dict[str, int]:
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _open(model: bytes) -> Any:
-    """The library's tokenizer, without the truncation and padding that a file may ask for."""
+def open_tokenizer(model: bytes) -> Any:
+    """The library's tokenizer, without the truncation and padding that a file may ask for.
+
+    Raises `ValueError` if the file is invalid or contains parts that are not allowed.
+    """
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise UserError("this vocabulary needs the tokenizers library: pip install transduce[interchange]") from None
-    check_content(model)
     try:
+        _check(json.loads(model))
         tokenizer = Tokenizer.from_str(model.decode("utf-8"))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_batch(_PROBES, add_special_tokens=False)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, ValueError):
         raise
     except BaseException as error:  # the library raises nothing narrower, and panics are no Exception
         raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split()[:12])})") from None
     return tokenizer
+
+
+def check_ids(ids: Iterable[object]) -> None:
+    """Raise `ValueError` for ids that would crash the library, which allocates memory up to the largest one."""
+    if not all(type(i) is int and 0 <= i < _MOST_IDS for i in ids):
+        raise ValueError(f"its vocabulary needs one id per piece, each below {_MOST_IDS:,}")
+
+
+def _check(content: Any) -> None:
+    """Refuse what is unsafe or random; the library itself refuses what is otherwise invalid."""
+    vocabulary, dropout = content["model"]["vocab"], content["model"].get("dropout")
+    if dropout not in (None, 0):
+        raise ValueError(f"its model has dropout {str(dropout)[:20]}: a text would be split at random")
+    check_ids(vocabulary.values() if isinstance(vocabulary, dict) else ())
+    check_ids([one["id"] for one in content.get("added_tokens") or ()])
+    for place, kinds in PARTS.items():
+        for part in _flat(content.get(place)):
+            kind = str(part.get("type") or ("BPE" if "merges" in part else "WordPiece" if place == "model" else None))
+            if kind not in kinds:
+                raise ValueError(f"its {place} is {kind[:60]!r}{nearest(kind, kinds)}; known: {', '.join(kinds)}")
+            if not _is_known_form(kind, part):
+                raise ValueError(f"its {place} is {kind!r} in a form that is not allowed: {str(part)[:120]}")
+
+
+def _is_known_form(kind: str, part: Mapping[str, Any]) -> bool:
+    """Whether a part is as SentencePiece's vocabularies have it, or its regular expression is known."""
+    pattern = part.get("pattern")
+    if kind == "Precompiled":
+        return hashlib.sha256(base64.b64decode(part["precompiled_charsmap"])).hexdigest() in CHARSMAPS
+    if kind == "Replace":
+        return (pattern, part.get("content")) in [({"Regex": regex}, content) for regex, content in SPACES]
+    if kind == "Metaspace":
+        return part.get("replacement") == SPACE
+    return not isinstance(pattern, dict) or "Regex" not in pattern or str(pattern["Regex"]) in PATTERNS
+
+
+def _flat(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A part and the parts inside it, recursively."""
+    if part is not None:
+        yield part
+        for key in ("normalizers", "pretokenizers", "processors", "decoders"):
+            for inner in part.get(key) or ():
+                yield from _flat(inner)

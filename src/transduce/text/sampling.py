@@ -10,13 +10,15 @@ import heapq
 import itertools
 import math
 import random
+import re
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from transduce.text.special import SPACE
+
 _SMOOTHING = 0.2  # alpha of sampling from all segmentations of a sentence (Kudo 2018, section 3.2)
-_BLANK = "\u2581"  # begins a word
 _WORDS = 1 << 16  # words in the cache
 
 Scores = dict[str, float]
@@ -38,10 +40,8 @@ def kind_of(sp: Any) -> str:
         return "char"
 
 
-def resegmented(
-    sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed: int, out_type: type = int
-) -> dict[int, list[Any]]:
-    """Segment some of the texts at random; the result maps their indices to ids, or to pieces if `out_type` is str.
+def resegmented(sp: Any, texts: Sequence[str], *, kind: str, amount: float, seed: int) -> dict[int, list[str]]:
+    """Segment some of the texts at random; the result maps their indices to pieces.
 
     Depends only on the arguments, in every process. `amount`: for a unigram model, the fraction of texts to resegment,
     where a segmentation is drawn in proportion to its probability to the power of 0.2 (Kudo 2018); for BPE, the
@@ -54,13 +54,10 @@ def resegmented(
     chosen = [i for i in range(len(texts)) if draw.random() < (amount if kind == "unigram" else 1.0)]
     scores, words_of = _scores(sp), _splitter(sp)
     word = _unigram_word(sp) if kind == "unigram" else lambda text, draw: _bpe_word(scores, text, amount, draw)
-    found: dict[int, list[Any]] = {}
+    found: dict[int, list[str]] = {}
     for i, pieces in zip(chosen, sp.encode([texts[i] for i in chosen], out_type=str, num_threads=1), strict=True):
-        drawn: list[str] = []
-        if all(piece in scores for piece in pieces):
-            drawn = [piece for part in words_of("".join(pieces)) for piece in word(part, draw)]
-        pieces = drawn or pieces
-        found[i] = pieces if out_type is str else [sp.piece_to_id(piece) for piece in pieces]
+        known = all(piece in scores for piece in pieces)
+        found[i] = [p for part in words_of("".join(pieces)) for p in word(part, draw)] if known else pieces
     return found
 
 
@@ -75,14 +72,9 @@ def _scores(sp: Any) -> Scores:
 @lru_cache(maxsize=8)
 def _splitter(sp: Any) -> Callable[[str], list[str]]:
     """A function that splits a text into words; it does not split if the vocabulary has pieces that span spaces."""
-    if any(_BLANK in piece[1:] for piece in _scores(sp)):
+    if any(SPACE in piece[1:] for piece in _scores(sp)):
         return lambda text: [text]
-    return lambda text: [part for part in _cut(text) if part]
-
-
-def _cut(text: str) -> list[str]:
-    first, *others = text.split(_BLANK)
-    return [first, *(_BLANK + other for other in others)]
+    return re.compile(f"{SPACE}[^{SPACE}]*|[^{SPACE}]+").findall
 
 
 @lru_cache(maxsize=8)
@@ -121,15 +113,14 @@ def _bpe_word(scores: Scores, word: str, amount: float, draw: random.Random) -> 
     after, before = [*range(1, len(word)), -1], [-1, *range(len(word) - 1)]
     waiting: list[tuple[float, int, str]] = []
     offered = list(range(len(word) - 1))
-    while offered or waiting:
+    while True:
         for left in offered:
             if left >= 0 and after[left] >= 0 and (merged := parts[left] + parts[after[left]]) in scores:
                 heapq.heappush(waiting, (-scores[merged], left, merged))
-        offered = []
         if not waiting:
-            break
+            return [part for part in parts if part]
         _, left, merged = heapq.heappop(waiting)
-        right = after[left]
+        right, offered = after[left], []
         if not parts[left] or right < 0 or parts[left] + parts[right] != merged:
             continue  # one of its sides has become part of another
         if draw.random() >= amount:
@@ -137,4 +128,3 @@ def _bpe_word(scores: Scores, word: str, amount: float, draw: random.Random) -> 
             if after[left] >= 0:
                 before[after[left]] = left
             offered = [before[left], left]
-    return [part for part in parts if part]

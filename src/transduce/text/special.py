@@ -1,17 +1,14 @@
-"""What all vocabularies share: the special ids, and the protocol of a tokenizer."""
+"""What all vocabularies share: the special ids, masked words, and the methods of a tokenizer."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any
 
-from transduce.errors import RunFolderError
-from transduce.runs.atomic import read_bytes
-
-T = TypeVar("T")
+from transduce.runs.atomic import write_aside, write_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -20,43 +17,63 @@ MASK = 4
 MASK_PIECE = "<mask>"
 """The mask token. Only vocabularies of masked models have it; in these, BOS is BERT's [CLS] and EOS its [SEP]."""
 
+SPACE = "\u2581"
+"""SentencePiece's sign for a space, which begins a word."""
+
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
-@runtime_checkable
-class Vocabulary(Protocol):
-    """The tokenizer of one side, as the rest of the package uses it."""
+class Vocabulary(ABC):
+    """The tokenizer of one side. Immutable, safe to use from several threads.
+
+    `model`: the content of its file. `notes`: remarks of its training.
+    """
 
     model: bytes
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
+    @abstractmethod
     def vocab_size(self) -> int:
         """Pieces, special ones included."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special ones but `UNK`."""
+        return self.encode_batch([text])[0]
 
+    @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts."""
+        """The ids of many texts; the same as `encode` of each, and faster."""
 
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids."""
+        """The text of ids. Special ids are left out, except `UNK`, which becomes visible."""
 
+    @abstractmethod
     def normalize(self, text: str) -> str:
         """The text as the vocabulary sees it."""
 
+    @abstractmethod
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of ids."""
+        """The pieces of ids, including special ones."""
 
+    @abstractmethod
     def unknown(self, text: str) -> list[str]:
-        """The parts of a text that are not in the vocabulary."""
+        """The parts of a text that are not in the vocabulary, in order, each once."""
 
     def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """Random segmentations."""
+        """Segmentations drawn at random. Here the usual ones: most vocabularies have only one."""
+        return self.encode_batch(texts)
 
     def save(self, path: Path) -> None:
-        """Write its files: `path`, and others with the same stem."""
+        """Write the model file and, for kinds that list pieces or ids, a .json beside it (each atomically)."""
+        with write_aside(path) as aside:
+            aside.write_bytes(self.model)
+        if listed := self._listed():
+            write_json(path.with_suffix(".json"), listed)
+
+    def _listed(self) -> dict[str, Any]:
+        return {}
 
 
 def characters(text: str) -> str:
@@ -64,10 +81,22 @@ def characters(text: str) -> str:
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
-def opened(path: Path, make: Callable[[bytes], T]) -> T:
-    """Read a vocabulary with `make`; a `RunFolderError` names a file that is missing or damaged."""
-    content = read_bytes(path, most=sys.maxsize)
-    try:
-        return make(content)
-    except ValueError as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from None
+def encode_gaps(vocabulary: Vocabulary, text: str) -> list[int]:
+    """The ids of a text. Each <mask> becomes one MASK, which replaces a word and the space before it.
+
+    The vocabulary's own mask token, such as [MASK], is accepted too.
+    """
+    ids = vocabulary.encode(text.replace(MASK_PIECE, vocabulary.pieces([MASK])[0]))
+    lone = {i for i in set(ids) if i != MASK and vocabulary.pieces([i])[0] == SPACE}
+    return [i for i, behind in zip(ids, [*ids[1:], -1], strict=True) if not (i in lone and behind == MASK)]
+
+
+def bare(piece: str) -> str:
+    """A piece without the marks that say whether it begins a word.
+
+    >>> [bare(piece) for piece in ("\u2581cat", "##s", "\u0120dog", "#")]
+    ['cat', 's', 'dog', '#']
+    """
+    if piece.startswith("##") and len(piece) > 2:
+        return piece[2:]
+    return piece.lstrip("\u2581\u0120") or piece

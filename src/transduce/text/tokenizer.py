@@ -10,37 +10,84 @@ which SentencePiece uses for spaces.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
-from transduce.runs.atomic import read_json, write_aside
+from transduce.errors import RunFolderError
+from transduce.runs.atomic import read_bytes, read_json
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
-from transduce.text.pieces import PieceTokenizer
 from transduce.text.sampling import kind_of, resegmented
-from transduce.text.special import BOS, EOS, PAD, UNK, Vocabulary, characters, opened
+from transduce.text.special import BOS, EOS, PAD, SPACE, SPECIAL_PIECES, UNK, Vocabulary, characters
 
-_SPACE = "\u2581"
 _PROBE = "\n \n  \n"  # only an exact vocabulary gives it back
 _MANY = 1000  # texts from which on the library's threads pay
 
 
-class Tokenizer:
-    """A vocabulary. Immutable, safe to use from several threads."""
+class SentencePieceVocabulary(Vocabulary):
+    """What both kinds of vocabularies with a SentencePiece model share."""
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        try:
+            self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self._unknown: str = self._sp.id_to_piece(self._sp.unk_id())
+        except (RuntimeError, ValueError, IndexError):
+            raise ValueError("not a SentencePiece model") from None
+
+    def normalize(self, text: str) -> str:
+        """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
+        return str(self._sp.normalize(characters(text))).replace(SPACE, " ").strip(" ")
+
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a text that are not in the vocabulary, in order, each once."""
+        (code,), (rest,) = self._split([text])
+        pieces = code + self._sp.encode(rest, out_type=str, num_threads=1)
+        return [piece for piece in dict.fromkeys(pieces) if self._look_up([piece]) == [UNK]]
+
+    def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
+        """Segmentations drawn at random, for subword regularisation: a function of (texts, amount, seed) alone.
+
+        `amount` is, for a unigram vocabulary, the share of texts that are segmented at random (Kudo 2018), for BPE the
+        share of merges dropped in every text (Provilkov et al. 2020). Characters have one segmentation only.
+        """
+        codes, rests = self._split(texts)
+        drawn = resegmented(self._sp, rests, kind=self.algorithm, amount=amount, seed=seed)
+        found = {i: self._look_up(codes[i] + pieces) for i, pieces in drawn.items()}
+        usual = enumerate(self.encode_batch(texts)) if len(found) < len(texts) else ()
+        return list((dict(usual) | found).values())
+
+    @cached_property
+    def algorithm(self) -> str:
+        """unigram, bpe or char."""
+        return kind_of(self._sp)
+
+    def _look_up(self, pieces: list[str]) -> list[int]:
+        return self._sp.piece_to_id(pieces)
+
+    def _split(self, texts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+        """The pieces at the start of each text that SentencePiece must not split, and the rest of the text."""
+        return [[] for _ in texts], [characters(text) for text in texts]
+
+    def _cut(self, texts: Sequence[str], out_type: type) -> list[list[Any]]:
+        return self._sp.encode(texts, out_type=out_type, num_threads=-1 if len(texts) >= _MANY else 1)
+
+
+class Tokenizer(SentencePieceVocabulary):
+    """A vocabulary with SentencePiece's own ids."""
 
     def __init__(self, model: bytes, *, notes: Sequence[str] = ()) -> None:
         """`model`: a serialised SentencePiece model; `notes`: remarks of its training. Raises `ValueError`."""
-        self.model, self.notes = model, tuple(notes)
-        try:
-            self._sp = sentencepiece.SentencePieceProcessor(model_proto=model)
-            special = self._sp.pad_id(), self._sp.unk_id(), self._sp.bos_id(), self._sp.eos_id()
-        except (RuntimeError, ValueError):
-            raise ValueError("not a SentencePiece model") from None
+        super().__init__(model)
+        self.notes = tuple(notes)
+        special = self._sp.pad_id(), self._sp.unk_id(), self._sp.bos_id(), self._sp.eos_id()
         if special != (PAD, UNK, BOS, EOS):
             raise ValueError(
                 f"its ids of padding, unknown, beginning and end are {special}, not {(PAD, UNK, BOS, EOS)}"
@@ -51,18 +98,11 @@ class Tokenizer:
         """Pieces, special ones included."""
         return int(self._sp.vocab_size())
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special ones but `UNK`."""
-        if self.exact and _SPACE in text:
-            return self._around_spaces(text)
-        return self._sp.encode(characters(text), num_threads=1)
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts; the same as `encode` of each, and faster."""
-        threads = -1 if len(texts) >= _MANY else 1
-        if self.exact and any(_SPACE in text for text in texts):
-            return [self.encode(text) for text in texts]
-        return self._sp.encode([characters(text) for text in texts], num_threads=threads)
+        if self.exact and any(SPACE in text for text in texts):
+            return [self._around_spaces(text) for text in texts]
+        return self._cut([characters(text) for text in texts], int)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
@@ -78,65 +118,78 @@ class Tokenizer:
     @cached_property
     def bytes_of(self) -> list[bytes]:
         """The UTF-8 bytes of each piece of an exact vocabulary; a piece may be a part of a character."""
-        return [self._bytes(i) for i in range(self.vocab_size)]
 
-    def _bytes(self, i: int) -> bytes:
-        piece = self._sp.id_to_piece(i)
-        if self._sp.is_byte(i):
-            return bytes([int(piece[3:5], 16)])
-        text = "" if self._sp.is_control(i) else "\u2047" if i == UNK else piece.replace(_SPACE, " ")
-        return text.encode("utf-8")
+        def content(i: int) -> bytes:
+            piece = self._sp.id_to_piece(i)
+            if self._sp.is_byte(i):
+                return bytes([int(piece[3:5], 16)])
+            text = "" if self._sp.is_control(i) else "\u2047" if i == UNK else piece.replace(SPACE, " ")
+            return text.encode("utf-8")
+
+        return [content(i) for i in range(self.vocab_size)]
 
     def _around_spaces(self, text: str) -> list[int]:
         """The ids of a text whose U+2581 are encoded as bytes."""
-        own = [self._sp.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE.encode("utf-8")]
-        parts = self._sp.encode([characters(part) for part in text.split(_SPACE)], num_threads=1)
+        own = self._look_up([f"<0x{byte:02X}>" for byte in SPACE.encode("utf-8")])
+        parts = self._cut([characters(part) for part in text.split(SPACE)], int)
         return list(chain(parts[0], *(own + part for part in parts[1:])))
 
     def normalize(self, text: str) -> str:
         """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
-        if self.exact:
-            return characters(text)
-        return self._sp.normalize(characters(text)).replace("\u2581", " ").strip(" ")
+        return characters(text) if self.exact else super().normalize(text)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of ids, including special ones; U+2581 marks the beginning of a word."""
         return [self._sp.id_to_piece(int(i)) for i in ids]
 
-    def unknown(self, text: str) -> list[str]:
-        """The parts of a text that are not in the vocabulary, in order, each once."""
-        ids, parts = self.encode(text), self._sp.encode(characters(text), out_type=str, num_threads=1)
-        return list(dict.fromkeys(part for i, part in zip(ids, parts, strict=True) if i == UNK))
 
-    def sample(self, texts: Sequence[str], *, amount: float, seed: int) -> list[list[int]]:
-        """Segmentations drawn at random, for subword regularisation: a function of (texts, amount, seed) alone.
+class PieceTokenizer(SentencePieceVocabulary):
+    """Marian's tokenizer: SentencePiece splits the text, and a separate list of pieces gives the ids.
 
-        `amount` is, for a unigram vocabulary, the share of texts that are segmented at random (Kudo 2018), for BPE the
-        share of merges dropped in every text (Provilkov et al. 2020). Characters have one segmentation only.
-        """
+    The ids of the SentencePiece model itself are not used. What the list lacks is `UNK`. A text may begin with a
+    language code, `>>deu<< ...`, which is one piece.
+    """
+
+    kind = "marian"
+
+    def __init__(self, model: bytes, pieces: Sequence[str]) -> None:
+        """`pieces`: of all ids, the special ones first. Raises `ValueError` if either is invalid."""
+        super().__init__(model)
+        if tuple(pieces[: len(SPECIAL_PIECES)]) != SPECIAL_PIECES or not all(isinstance(p, str) for p in pieces):
+            raise ValueError(f"its list must contain texts, and its first pieces must be {list(SPECIAL_PIECES)}")
+        self._pieces = list(pieces)
+        self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > EOS}
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces, special ones included."""
+        return len(self._pieces)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts; the same as `encode` of each, and faster."""
+        codes, rests = self._split(texts)
+        return [self._look_up(code + pieces) for code, pieces in zip(codes, self._cut(rests, str), strict=True)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
+        pieces = [self._unknown if i == UNK else self._pieces[i] for i in map(int, ids) if i > EOS or i == UNK]
+        return str(self._sp.decode_pieces(pieces)).replace(SPACE, " ").strip(" ")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of ids, including special ones; U+2581 marks the beginning of a word."""
+        return [self._pieces[int(i)] for i in ids]
+
+    def _look_up(self, pieces: list[str]) -> list[int]:
+        return [self._ids.get(piece, UNK) for piece in pieces]
+
+    def _split(self, texts: Sequence[str]) -> tuple[list[list[str]], list[str]]:
         texts = [characters(text) for text in texts]
-        drawn = resegmented(self._sp, texts, kind=self.algorithm, amount=amount, seed=seed)
-        if len(drawn) == len(texts):
-            return list(drawn.values())
-        ids = self.encode_batch(texts)
-        for i, other in drawn.items():
-            ids[i] = other
-        return ids
+        ends = [text.find("<<") + 2 if text.startswith(">>") and "<<" in text else 0 for text in texts]
+        cut = [(text[:end], text[end:]) for text, end in zip(texts, ends, strict=True)]
+        return [[code] if code else [] for code, _ in cut], [rest for _, rest in cut]
 
-    @cached_property
-    def algorithm(self) -> str:
-        """unigram, bpe or char."""
-        return kind_of(self._sp)
-
-    def save(self, path: Path) -> None:
-        """Write the model file (aside, then renamed)."""
-        with write_aside(path) as aside:
-            aside.write_bytes(self.model)
-
-    @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Read a model file; a `RunFolderError` names one that is missing or damaged."""
-        return opened(Path(path), cls)
+    def _listed(self) -> dict[str, Any]:
+        return {"kind": self.kind, "pieces": self._pieces}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +237,8 @@ class Tokenizers:
         """Read what `save` wrote; a `RunFolderError` names a file that is missing or damaged."""
         joint, src, tgt = _files(folder)
         if not joint.exists() and (src.exists() or tgt.exists()):
-            return cls(_load(src), _load(tgt))
-        both = _load(joint)
+            return cls(load_vocabulary(src), load_vocabulary(tgt))
+        both = load_vocabulary(joint)
         return cls(both, both)
 
 
@@ -195,15 +248,27 @@ def load_tokenizers(folder: RunFolder) -> Tokenizers:
     return Tokenizers.load(folder.path)
 
 
-def _load(path: Path) -> Vocabulary:
-    """The tokenizer at `path`. A JSON file with the same stem, if there is one, names its kind."""
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The tokenizer at `path`; a `RunFolderError` names a file that is missing or damaged.
+
+    A JSON file with the same stem, if there is one, names its kind and lists its pieces or ids.
+    """
     listed = path.with_suffix(".json")
-    if not listed.exists():
-        return Tokenizer.load(path)
-    content = read_json(listed)
-    kind = content.get("kind") if isinstance(content, dict) else None
-    return (HubTokenizer if kind == HubTokenizer.kind else PieceTokenizer).load(path)
+    content = read_json(listed) if listed.exists() else None
+    model = read_bytes(path, most=sys.maxsize)
+    try:
+        match content:
+            case None:
+                return Tokenizer(model)
+            case {"kind": PieceTokenizer.kind, "pieces": [*pieces]}:
+                return PieceTokenizer(model, pieces)
+            case {"kind": HubTokenizer.kind, "theirs": [*theirs]}:
+                return HubTokenizer(model, theirs)
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from None
+    raise RunFolderError(f"{listed} is damaged: it does not list the pieces or ids of a vocabulary")
 
 
 def _files(folder: Path) -> tuple[Path, Path, Path]:
-    return tuple(Path(folder) / name for name in ("tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"))  # type: ignore[return-value]
+    joint, src, tgt = (Path(folder) / f"tokenizer{side}.model" for side in ("", ".src", ".tgt"))
+    return joint, src, tgt

@@ -76,7 +76,10 @@ def train_tokenizer(
         raise _explained(error, settings, vocab_size) from None
     tokenizer = Tokenizer(written.getvalue())
     wanted = settings.kind == "char" and settings.exact  # all characters, however few they are
-    return tokenizer if wanted or tokenizer.vocab_size >= vocab_size else _with_note(tokenizer, vocab_size)
+    if wanted or (n := tokenizer.vocab_size) >= vocab_size:
+        return tokenizer
+    note = f"vocabulary: {n:,} pieces instead of {vocab_size:,}, which is all that the text supports"
+    return Tokenizer(tokenizer.model, notes=(note,))
 
 
 def train_tokenizers(
@@ -137,12 +140,6 @@ def parts_of(lines: Iterable[str]) -> Iterator[str]:
             yield line[:cut]
             line = line[cut:]
         yield line
-
-
-def _with_note(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    got = tokenizer.vocab_size
-    note = f"vocabulary: {got:,} pieces instead of {vocab_size:,}, which is all that the text supports"
-    return Tokenizer(tokenizer.model, notes=(note,))
 
 
 def _explained(error: RuntimeError, settings: TokenizerSettings, vocab_size: int) -> Exception:

@@ -92,7 +92,7 @@ def test_the_same_logits_and_pieces(tmp_path: Path, seed: int) -> None:
         with torch.no_grad():
             expected = theirs(torch.tensor([[0, *their_ids]])).logits[0].log_softmax(-1)
             got = ours.logits(ours(torch.tensor([[BOS, *ids]])))[0].log_softmax(-1)
-        rows = torch.tensor([tokenizer._theirs])[0]
+        rows = torch.tensor([tokenizer.theirs])[0]
         real = torch.tensor([i for i in range(tokenizer.vocab_size) if i not in (PAD, UNK, BOS)])
         assert float((got[:, real] - expected[:, rows[real]]).abs().max()) <= BOUND * max(
             1.0, float(expected.abs().max())

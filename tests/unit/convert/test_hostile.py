@@ -520,42 +520,48 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
     "brackets": (lambda: Path("bert/tokenizer.json").write_text("[" * 100_000), "tokenizer.json is damaged"),
     "not UTF-8": (lambda: Path("bert/tokenizer.json").write_bytes(b'{"\xff":1}'), "tokenizer.json is damaged"),
     "empty": (lambda: Path("bert/tokenizer.json").write_text(""), "tokenizer.json is damaged"),
-    "a regular expression without end": (lambda: _tokenizer(pre_tokenizer=_split("(a+)+$")), "regular expression"),
-    "one that breaks": (lambda: _tokenizer(pre_tokenizer=_split("(((")), "regular expression"),
+    "a regular expression without end": (
+        lambda: _tokenizer(pre_tokenizer=_split("(a+)+$")),
+        "'Split' in a form that is not allowed",
+    ),
+    "one that breaks": (lambda: _tokenizer(pre_tokenizer=_split("(((")), "'Split' in a form that is not allowed"),
     "one inside": (
         lambda: _tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [_split("(.*)*x")]}),
-        "regular expression",
+        "'Split' in a form that is not allowed",
     ),
-    "text that grows": (lambda: _tokenizer(normalizer=_grown(30)), "its normalizer is 'Replace' of what is not known"),
+    "text that grows": (
+        lambda: _tokenizer(normalizer=_grown(30)),
+        "its normalizer is 'Replace' in a form that is not allowed",
+    ),
     "text that grows where ours shrinks": (
         lambda: _tokenizer(normalizer={"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "   "}),
-        "its normalizer is 'Replace' of what is not known",
+        "its normalizer is 'Replace' in a form that is not allowed",
     ),
     "what aborts": (
         lambda: _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-        "its normalizer is 'Precompiled' with a table that is none",
+        "its normalizer is 'Precompiled' in a form that is not allowed",
     ),
     "a table that is no text": (
         lambda: _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": [1]}),
-        "its normalizer is 'Precompiled' with a table that is none",
+        "cannot be used",
     ),
     "an expression that is no text": (
         lambda: _tokenizer(pre_tokenizer={**_split(""), "pattern": {"Regex": []}}),
-        "regular expression that is not known: '[]'",
+        "'Split' in a form that is not allowed",
     ),
     "normalizers that are a number": (
         lambda: _tokenizer(normalizer={"type": "Sequence", "normalizers": 5}),
-        "its normalizers are no list",
+        "cannot be used",
     ),
     "a decoder that is a list": (lambda: _tokenizer(decoder=[[]]), "cannot be used"),
     "a list of no pieces": (lambda: _tokenizer(model={"type": "Unigram", "vocab": [["a"], 3]}), "one id per piece"),
     "scores that are none": (
         lambda: _tokenizer(model={"type": "Unigram", "unk_id": 0, "vocab": _scored({"a": True})}),
-        "no list of pieces with their scores",
+        "cannot be used",
     ),
     "scores without end": (
         lambda: _tokenizer(model={"type": "Unigram", "unk_id": 0, "vocab": _scored({"a": float("inf")})}),
-        "no list of pieces with their scores",
+        "cannot be used",
     ),
     "an unknown beyond the pieces": (
         lambda: _tokenizer(model={"type": "Unigram", "unk_id": 99, "vocab": _scored({})}),

@@ -12,9 +12,8 @@ from transduce.demo.corpus import demo_pairs
 from transduce.errors import SettingsError
 from transduce.text.extension import extend, new_pieces, with_pieces
 from transduce.text.hub import HubTokenizer
-from transduce.text.pieces import PieceTokenizer
 from transduce.text.special import SPECIAL_PIECES, UNK
-from transduce.text.tokenizer import Tokenizer, Tokenizers
+from transduce.text.tokenizer import PieceTokenizer, Tokenizer, Tokenizers
 from transduce.text.training import train_tokenizer
 
 OLD = [pair.src for pair in demo_pairs("train", 300, seed=1)]

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from transduce.config import TokenizerSettings
-from transduce.text.masks import encode_gaps
-from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, PAD, UNK
+from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, PAD, UNK, encode_gaps
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.training import train_tokenizer
 

@@ -25,7 +25,7 @@ import transduce
 from transduce.config import TokenizerSettings
 from transduce.errors import RunFolderError
 from transduce.text import sampling
-from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers
+from transduce.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, load_vocabulary
 from transduce.text.training import train_tokenizer, train_tokenizers
 
 KINDS = ("unigram", "bpe", "char")
@@ -126,8 +126,8 @@ def test_sampling_is_the_same_in_every_process(kind: str) -> None:
         file.write(tokenizer.model)
         file.flush()
         code = (
-            "import json, sys\nfrom pathlib import Path\nfrom transduce.text.tokenizer import Tokenizer\n"
-            "print(Tokenizer.load(Path(sys.argv[1])).sample(json.loads(sys.argv[2]), amount=0.5, seed=7))"
+            "import json, sys\nfrom pathlib import Path\nfrom transduce.text.tokenizer import load_vocabulary\n"
+            "print(load_vocabulary(Path(sys.argv[1])).sample(json.loads(sys.argv[2]), amount=0.5, seed=7))"
         )
         command = [sys.executable, "-c", code, file.name, json.dumps(lines)]
         environment = {**os.environ, "PYTHONPATH": str(path)}
@@ -200,7 +200,7 @@ def test_character_models_have_only_one_segmentation() -> None:
 def test_a_vocabulary_is_unchanged_after_save_and_load(tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["bpe", "identity"]
     tokenizer.save(tmp_path / "t.model")
-    loaded = Tokenizer.load(tmp_path / "t.model")
+    loaded = load_vocabulary(tmp_path / "t.model")
     assert loaded.model == tokenizer.model and loaded.encode_batch(LINES) == tokenizer.encode_batch(LINES)
 
 
@@ -209,10 +209,10 @@ def test_errors_name_a_damaged_or_missing_file(tmp_path: Path, damage: Callable[
     path = tmp_path / "tokenizer.model"
     path.write_bytes(damage(TOKENIZERS["bpe", "identity"].model))
     with pytest.raises(RunFolderError, match=r"tokenizer\.model is damaged") as caught:
-        Tokenizer.load(path)
+        load_vocabulary(path)
     assert "\n" not in str(caught.value)
     with pytest.raises(RunFolderError, match=r"other\.model is missing"):
-        Tokenizer.load(tmp_path / "other.model")
+        load_vocabulary(tmp_path / "other.model")
 
 
 def test_a_model_with_other_special_ids_is_refused() -> None:
