@@ -34,8 +34,9 @@ def work(args: argparse.Namespace) -> None:
     from transduce.data.store import TokenStore
     from transduce.distributed.group import join_ranks
     from transduce.models.registry import build_model
+    from transduce.process import keep_freed_memory
     from transduce.training.feed import PairFeeder, Position
-    from transduce.training.step import Updater, keep_freed_memory
+    from transduce.training.step import Updater
 
     keep_freed_memory()
     draw, cpu = np.random.default_rng(1), torch.device("cpu")

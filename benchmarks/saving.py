@@ -21,10 +21,11 @@ from transduce.config import Settings, resolve_preset
 from transduce.data.store import TokenStore
 from transduce.logging import Log
 from transduce.models.registry import build_model
+from transduce.process import keep_freed_memory
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import PairFeeder, Position
 from transduce.training.loop import Trainer
-from transduce.training.step import Updater, keep_freed_memory
+from transduce.training.step import Updater
 from transduce.training.validate import Validator
 
 

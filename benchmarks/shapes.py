@@ -39,9 +39,11 @@ def ours(shape: str) -> Callable[[], object]:
 
     from transduce.config import TrainingSettings, model_settings, resolve_preset
     from transduce.data.batch import MaskedBatch, RowBatch
+    from transduce.machine import choose_precision
     from transduce.models.registry import build_model
-    from transduce.training.criteria import predict_masked_tokens, predict_tokens
-    from transduce.training.step import Updater, choose_precision, keep_freed_memory
+    from transduce.process import keep_freed_memory
+    from transduce.training.loss import predict_masked_tokens, predict_tokens
+    from transduce.training.step import Updater
 
     keep_freed_memory()
     preset = {"gpt": "gpt2", "bert": "bert-mini"}[shape]

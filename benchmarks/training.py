@@ -55,7 +55,8 @@ def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, obje
     from transduce.config import TrainingSettings, model_settings, resolve_preset
     from transduce.data.batch import Example, collate
     from transduce.models.registry import build_model
-    from transduce.training.step import Updater, keep_freed_memory
+    from transduce.process import keep_freed_memory
+    from transduce.training.step import Updater
 
     keep_freed_memory()
     sizes = resolve_preset(model_settings(preset=size, **SIZES[size]))

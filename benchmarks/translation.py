@@ -34,7 +34,7 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     from transduce.decoding.engine import Source
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
-    from transduce.training.step import keep_freed_memory
+    from transduce.process import keep_freed_memory
 
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:

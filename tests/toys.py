@@ -26,9 +26,8 @@ from transduce.models.registry import build_model
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Feed, PairFeeder, Position
-from transduce.training.loop import train
+from transduce.training.loop import TrainingResult, train
 from transduce.training.ranks import SINGLE_RANK, Ranks
-from transduce.training.state import TrainingResult
 from transduce.training.step import Updater
 from transduce.training.validate import Validator
 

@@ -21,14 +21,17 @@ _LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times as much memory
 class MetricsFile:
     """`metrics.jsonl`: one JSON object per line, each flushed when it is written.
 
-    Numbers that are not finite become null, so that any JSON reader can read every line.
+    Numbers that are not finite become null, so that any JSON reader can read every line. `active` false, for worker
+    ranks: nothing is read or written; the main process does that.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, *, active: bool = True) -> None:
+        self.path, self.active = Path(path), active
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write one line; a full disk is a `RunFolderError`."""
+        if not self.active:
+            return
         line = json.dumps(_finite(event), ensure_ascii=False, allow_nan=False)
         try:
             with self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -38,12 +41,16 @@ class MetricsFile:
 
     def mark(self) -> dict[str, Any]:
         """Sync the file to the disk; its size and sha256, for `begins_with`."""
+        if not self.active:
+            return {}
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
 
     def begins_with(self, mark: Mapping[str, Any]) -> bool:
         """Whether the file still begins with its content at `mark`: no line was lost or changed since then."""
+        if not self.active:
+            return True
         with suppress(OSError), self.path.open("rb") as file:
             return hashlib.sha256(file.read(mark["size"])).hexdigest() == mark["sha256"]
         return False
@@ -57,6 +64,8 @@ class MetricsFile:
 
         Restarts and rollbacks are kept, whatever their update. Returns a note for each damaged line.
         """
+        if not self.active:
+            return []
         events, damaged = self._read()
         kept = [event for event in events if event.get("update", 0) <= update or event["event"] in HISTORY]
         write_text(self.path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
@@ -66,7 +75,7 @@ class MetricsFile:
         """The events, and the numbers of damaged lines."""
         events: list[dict[str, Any]] = []
         damaged = []
-        if not self.path.exists():
+        if not self.active or not self.path.exists():
             return [], []
         with reading(self.path), self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -77,29 +86,6 @@ class MetricsFile:
                 else:
                     events.append(event)
         return events, damaged
-
-
-class NoMetrics(MetricsFile):
-    """Writes and reads nothing: for worker ranks, whose metrics the main process writes."""
-
-    def append(self, event: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def mark(self) -> dict[str, Any]:
-        """An empty mark."""
-        return {}
-
-    def begins_with(self, mark: Mapping[str, Any]) -> bool:
-        """True: the main process checks."""
-        return True
-
-    def read(self) -> list[dict[str, Any]]:
-        """No events."""
-        return []
-
-    def truncate_after(self, update: int) -> list[str]:
-        """Do nothing."""
-        return []
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model, count_parameters
+from transduce.process import keep_freed_memory, limit_kernel_cache
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
@@ -30,7 +31,7 @@ from transduce.text.extension import Extended
 from transduce.training import loop
 from transduce.training.feed import Feeder
 from transduce.training.ranks import Ranks
-from transduce.training.step import Updater, keep_freed_memory, limit_kernel_cache
+from transduce.training.step import Updater
 
 
 def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_run: bool = False) -> Path:

@@ -155,7 +155,7 @@ def main() -> None:
     from fuzz.originals import make
     from system.commands import transduce
     from transduce import __main__ as entry
-    from transduce.training import step
+    from transduce import machine
 
     targets = [target for target in TARGETS if target.quick or not quick]
     guard = Guard()
@@ -174,7 +174,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 30), resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     entry.app = typer.main.get_command(entry.app)  # made once: it takes most of a case's time
-    step.choose_precision = lambda device: "float32"  # without measuring this machine again
+    machine.choose_precision = lambda device: "float32"  # without measuring this machine again
     print(json.dumps({"ready": True}), file=out)
     for line in sys.stdin:
         number = int(line)

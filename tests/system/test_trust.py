@@ -26,8 +26,8 @@ from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
 from transduce.runs.format_version import upgraded
 from transduce.runs.verify import verify_files
+from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
-from transduce.training.time_limit import TimeLimit
 
 KEPT = Path(__file__).parents[1] / "kept"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

@@ -24,8 +24,8 @@ from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.runs.folder import RunFolder
 from transduce.text.special import MASK, MASK_PIECE, Vocabulary, bare, encode_gaps
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.criteria import predict_masked_tokens
 from transduce.training.encoder_feed import MaskedFeeder
+from transduce.training.loss import predict_masked_tokens
 from transduce.training.validate import Judge, Validator
 
 

@@ -9,9 +9,9 @@ from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.distributed.group import join_ranks
 from transduce.errors import Interrupted, RankExited, TooLong, TrainingError, TransduceError
 from transduce.logging import print_error
+from transduce.process import limit_kernel_cache
 from transduce.runs.folder import RunFolder
 from transduce.training.ranks import SINGLE_RANK, Ranks
-from transduce.training.step import limit_kernel_cache
 
 Learn = Callable[[RunFolder, Ranks, str], None]
 """Trains the model of a run folder with the other ranks, on the named device."""

@@ -32,7 +32,7 @@ from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors
 from transduce.tasks.registry import find_task
-from transduce.training.time_limit import TimeLimit
+from transduce.training.schedule import TimeLimit
 
 SECONDS, MOST_UPDATES, FEWEST_UPDATES = 20.0, 300, 40  # of one trial training
 USUAL_SPEED = MOST_UPDATES / 3 / SECONDS  # updates per second where no run has measured it

@@ -21,12 +21,12 @@ from transduce.config import Settings
 from transduce.doctor.measuring import Point, Speed, Trial, speed_of, tokens_at_once
 from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
-from transduce.process import exit_with_parent
+from transduce.process import exit_with_parent, keep_freed_memory, limit_kernel_cache
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
 from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
-from transduce.training.step import Updater, keep_freed_memory, limit_kernel_cache
+from transduce.training.step import Updater
 
 LEAST = 1.0  # seconds that a trial takes even if it starts late
 ENOUGH = 40  # updates to measure the speed

@@ -115,11 +115,11 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def expecting(what: object) -> Iterator[None]:
-    """Inside, values read from a file are used: errors of their form become "`what` is damaged"."""
+def expecting(what: object, *errors: type[Exception]) -> Iterator[None]:
+    """Inside, values read from a file are used: errors of their form, and `errors`, become "`what` is damaged"."""
     try:
         yield
-    except _WRONG_FORM as error:
+    except _WRONG_FORM + errors as error:
         detail = " ".join(str(error).split())[:100]
         raise RunFolderError(f"{what} is damaged: its content has an unexpected form ({detail})") from error
 

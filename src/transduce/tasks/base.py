@@ -37,8 +37,8 @@ from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.choices import Defaults, Facts
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
-from transduce.training.criteria import Criterion, predict_tokens
 from transduce.training.feed import Feeder
+from transduce.training.loss import Criterion, predict_tokens
 from transduce.training.validate import Validator
 
 Form = Literal["pairs", "text", "labelled"]

@@ -32,8 +32,8 @@ from transduce.tasks.defaults import CLASSIFICATION
 from transduce.tasks.labelled_text import LabelledTexts, PreparedLabels
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.criteria import predict_labels
 from transduce.training.encoder_feed import LabelFeeder
+from transduce.training.loss import predict_labels
 from transduce.training.validate import Judge, Validator
 
 

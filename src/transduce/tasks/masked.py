@@ -28,8 +28,8 @@ from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedStores
 from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.criteria import predict_masked_tokens
 from transduce.training.encoder_feed import MaskedFeeder
+from transduce.training.loss import predict_masked_tokens
 from transduce.training.validate import Validator
 
 N_SAMPLES, SAMPLE_TOKENS = 8, 40

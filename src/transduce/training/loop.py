@@ -12,27 +12,41 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import dataclass
 
 from torch import nn
 
 from transduce.config import resolved
 from transduce.errors import Interrupted, TrainingError
 from transduce.logging import Bar, Log
+from transduce.process import release_memory
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
-from transduce.training import rollback, time_limit
+from transduce.training import rollback
 from transduce.training.averaging import borrowed
 from transduce.training.feed import Feed, Feeder, Position, ahead
 from transduce.training.loss_spikes import BadLoss
-from transduce.training.meter import LATENCY, Pace, Row
-from transduce.training.schedule import Clock, Limits, Moment, find_schedule
+from transduce.training.meter import LATENCY, WARM_UPDATES, Row, Stopwatch
+from transduce.training.schedule import Clock, Limits, Moment, TimeLimit, find_schedule
 from transduce.training.session import Session
-from transduce.training.state import TrainingResult, full_weights
-from transduce.training.step import DoesNotFit, Updater, UpdateResult, release_memory
+from transduce.training.step import DoesNotFit, Updater, UpdateResult
 from transduce.training.stopping import StopRequest, score_of, stop_on_signals
 from transduce.training.validate import Validator, format_validation
 
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far apart validations are
+MEASURED_SHARE = 0.05  # of a time limit is spent on measuring the speed, unless the first validation comes earlier
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """How a run ended. `scores` are those of the last validation; `seconds` includes all restarts."""
+
+    update: int
+    epochs: float
+    seconds: float
+    reason: str
+    best_update: int
+    scores: dict[str, float]
 
 
 def train(
@@ -43,7 +57,6 @@ def train(
     feeder: Feeder,
     validator: Validator,
     log: Log,
-    log_updates: int = LATENCY,
 ) -> TrainingResult:
     """Train `model` in `folder` from its latest checkpoint, or from the start, until its settings' limit.
 
@@ -52,15 +65,11 @@ def train(
     `training.on_bad_loss` is not "rollback", or when one sentence does not fit into memory, `RunFolderError` when the
     disk fails.
     """
-    trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
-    trainer.log_updates = log_updates
-    return trainer.run()
+    return Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).run()
 
 
 class Trainer:
     """The loop; `train` is how to use it."""
-
-    log_updates = LATENCY
 
     def __init__(
         self, model: nn.Module, folder: RunFolder, *, updater: Updater, feeder: Feeder, validator: Validator, log: Log
@@ -74,7 +83,7 @@ class Trainer:
         self.warmup = resolved(s.warmup_updates, "training.warmup_updates")
         self.valid_updates = resolved(s.valid_updates, "training.valid_updates")
         self.limits = Limits.of(s)
-        self.clock, self.pace, self.stopwatch = Clock(), Pace(0.0), time_limit.Stopwatch()
+        self.clock, self.stopwatch = Clock(), Stopwatch(0.0)
         self._saved_at = self._save_seconds = 0.0
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
@@ -143,9 +152,8 @@ class Trainer:
         lr = self.updater.optimizer.param_groups[-1]["lr"]  # that of embeddings and norms where matrices have their own
         row = Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots)
         session.meter.add(row, (result.loss_sum, result.nll_sum, result.grad_norm), feed.at)
-        self.pace.add(feed.n_targets)
-        self.stopwatch.count(self.clock.seconds())
-        if state.update % self.log_updates == 0:
+        self.stopwatch.count(self.clock.seconds(), feed.n_targets)
+        if state.update % LATENCY == 0:
             self._write_metrics()
 
     def _update_within_memory(self, feed: Feed, factor: float) -> UpdateResult:
@@ -168,7 +176,7 @@ class Trainer:
         state, meter = self.session.state, self.session.meter
         meter.settle()
         line, now = meter.line(), self.clock.seconds()
-        speed = self.pace.restart(now)
+        speed = self.stopwatch.targets_per_second(now)
         event = {"event": "update", "seconds": now, "epoch": state.epochs, "tokens_per_second": speed, **line}
         self.session.metrics.append(event)
         self._shown = {"loss": line["loss"], "tokens_per_second": speed}
@@ -215,14 +223,14 @@ class Trainer:
         n = self.stopwatch.n_updates
         if seconds is None or self.session.time_limit is not None or not n:
             return
-        is_measured = n >= time_limit.MIN_UPDATES and (state.validated > 0 or now > time_limit.MEASURED_SHARE * seconds)
+        is_measured = n >= 2 * WARM_UPDATES and (state.validated > 0 or now > MEASURED_SHARE * seconds)
         if not is_measured and now < 0.5 * seconds:
             return
         per_update = self.stopwatch.seconds_per_update(now)
         if state.validated <= 0 and not state.reserve:  # measure a validation too; it changes nothing in the run
             self.ranks.broadcast(self.validator)
             state.reserve = self.clock.seconds() - now
-        found = time_limit.derive(
+        found = TimeLimit.derive(
             done=state.update,
             seconds_left=seconds - self.clock.seconds(),
             seconds_per_update=per_update,
@@ -250,7 +258,7 @@ class Trainer:
         session.meter.settle()
         bar.update(self._share_done(), **self._shown, note="validating")
         average = session.average
-        candidate = average.candidate(state.update) if state.update else None
+        candidate = average.candidate(state.update) if state.update else self.live
         with own.interrupting(self._interrupted), borrowed(self.live, candidate):
             scores = self.ranks.broadcast(self.validator)
         if not math.isfinite(scores["loss"]):
@@ -258,15 +266,15 @@ class Trainer:
         better = session.stopper.see(state.update, scores)
         score = score_of(scores, self.settings.stop_by)[0]
         kept = average.keep(state.update, score, better=better) if state.update else self.live
-        if kept is not None and self.ranks.is_main_process:
-            self.folder.save_model(full_weights(self.model, kept))
+        if kept is not None:
+            session.save_model(kept)
         seconds = self.clock.seconds() - began
         event = {"event": "validation", "update": state.update, "seconds": self.clock.seconds(), "epoch": state.epochs}
         session.metrics.append({**event, **scores, "validation_seconds": seconds, "best": better})
         self.log.say(format_validation(state.update, state.epochs, scores, better=better))
         state.validated, state.scores, state.finished = state.update, scores, finished
         state.reserve = seconds + self._save_seconds
-        self._pause(seconds)
+        self.stopwatch.pause(seconds)
         self._save()
         release_memory()
         self.model.train()
@@ -276,12 +284,7 @@ class Trainer:
         self.session.save(began)
         self._saved_at = self.clock.seconds()
         self._save_seconds = self._saved_at - began
-        self._pause(self._save_seconds)
-
-    def _pause(self, seconds: float) -> None:
-        """Leave the last `seconds` out of the speed."""
-        self.pace.pause(seconds)
-        self.stopwatch.pause(seconds)
+        self.stopwatch.pause(self._save_seconds)
 
     # -- start and end
 
@@ -293,8 +296,7 @@ class Trainer:
             self._save()  # so that there is a checkpoint to roll back to
 
     def _start_clock(self, seconds: float) -> None:
-        self.clock, self.pace, self._saved_at = self.ranks.clock(seconds), Pace(seconds), seconds
-        self.stopwatch.start(seconds)
+        self.clock, self.stopwatch, self._saved_at = self.ranks.clock(seconds), Stopwatch(seconds), seconds
 
     def _finish(self) -> TrainingResult:
         session, state, best = self.session, self.session.state, self.session.stopper.best_update

@@ -14,6 +14,7 @@ from transduce.training.feed import Position
 from transduce.training.loss_spikes import Suspect, Watch
 
 LATENCY = 10  # updates per line of metrics.jsonl; losses are read from the device once per line
+WARM_UPDATES = 5  # the first updates are slower: not measured
 
 
 class Row(NamedTuple):
@@ -84,23 +85,31 @@ class Meter:
         self.rows, self._pending = found, []
 
 
-@dataclass(slots=True)
-class Pace:
-    """Target tokens per second since the last line of the log, without validation and saving."""
+class Stopwatch:
+    """The speed of updates, without validations and saving: targets per second, and seconds per update."""
 
-    since: float
-    n_targets: int = 0
-
-    def add(self, n_targets: int) -> None:
-        """Add an update."""
-        self.n_targets += n_targets
+    def __init__(self, now: float) -> None:
+        self.n_updates = self._n_targets = 0
+        self._line = self._start = self._warm = now  # times of the last line of the log and of two updates
 
     def pause(self, seconds: float) -> None:
         """Leave out the last `seconds`."""
-        self.since += seconds
+        self._line, self._start, self._warm = self._line + seconds, self._start + seconds, self._warm + seconds
 
-    def restart(self, now: float) -> float:
-        """Return the tokens per second until `now`, and start again."""
-        speed = self.n_targets / max(now - self.since, 1e-9)
-        self.since, self.n_targets = now, 0
+    def count(self, now: float, n_targets: int) -> None:
+        """Note an update."""
+        self.n_updates += 1
+        self._n_targets += n_targets
+        if self.n_updates == WARM_UPDATES:
+            self._warm = now
+
+    def targets_per_second(self, now: float) -> float:
+        """The speed since the last call."""
+        speed = self._n_targets / max(now - self._line, 1e-9)
+        self._line, self._n_targets = now, 0
         return speed
+
+    def seconds_per_update(self, now: float) -> float:
+        """The mean so far, without the first updates once there are more."""
+        n, since = (WARM_UPDATES, self._warm) if self.n_updates > WARM_UPDATES else (0, self._start)
+        return max(0.0, now - since) / (self.n_updates - n)

@@ -1,12 +1,7 @@
-"""The processes (ranks) that train one model together, as the training loop sees them.
-
-`SingleRank` is for a process that trains alone; its methods cost nothing. `distributed.group.GroupRanks` is for one of
-several processes.
-"""
+"""The processes (ranks) that train one model together, as the training loop sees them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,104 +15,59 @@ from transduce.training.stopping import StopRequest
 T = TypeVar("T")
 
 
-class Ranks(ABC):
-    """All ranks of a training, seen from `rank`, one of `size`. Rank 0 is the main process."""
+class Ranks:
+    """All ranks of a training, seen from `rank`, one of `size`, of which `local_size` are on this machine.
 
-    rank: int
-    size: int
-    local_size: int
-    """Ranks on this machine."""
+    This class is for a process that trains alone; its methods cost nothing. `distributed.group.GroupRanks` is for one
+    of several processes.
+    """
+
+    rank, size, local_size = 0, 1, 1
 
     @property
     def is_main_process(self) -> bool:
         """Whether this process reads text, writes files and logs."""
         return self.rank == 0
 
-    @abstractmethod
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send the main process's message to the workers, which wait for it here; return it."""
-
-    @abstractmethod
-    def bind_device(self, device: torch.device) -> torch.device:
-        """Set up gradient reduction for this kind of device; return the device of this rank."""
-
-    @abstractmethod
-    def broadcast(self, make: Callable[[], T]) -> T:
-        """Call `make` in the main process only and return its result, which must be JSON-able, in every rank."""
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Wait for all ranks. Stop requests and the clock are exchanged, as in `broadcast` and `all_reduce`."""
-
-    @abstractmethod
-    def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Sum the gradients of all ranks in place, and the tensors `sums`, which are returned."""
-
-    @abstractmethod
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
-
-    @abstractmethod
-    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise `RankExited` unless all ranks have the same weights."""
-
-    @abstractmethod
-    def clock(self, used: float) -> Clock:
-        """A clock that shows the same time in all ranks."""
-
-    @abstractmethod
-    def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """A request that is set once all ranks know of a signal that any of them received."""
-
-    @abstractmethod
-    def seed_dropout(self, seed: int) -> None:
-        """Seed the random numbers of a new run's dropout."""
-
-
-class SingleRank(Ranks):
-    """A process that trains alone."""
-
-    rank, size, local_size = 0, 1, 1
-
-    def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the message."""
         return dict(message)
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """Return the device."""
+        """Set up gradient reduction for this kind of device; return the device of this rank."""
         return device
 
     def broadcast(self, make: Callable[[], T]) -> T:
-        """Call `make`."""
+        """Call `make` in the main process only and return its result, which must be JSON-able, in every rank."""
         return make()
 
     def barrier(self) -> None:
-        """Do nothing."""
+        """Wait for all ranks. Stop requests and the clock are exchanged, as in `broadcast` and `all_reduce`."""
 
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums."""
+        """Sum the gradients of all ranks in place, and the tensors `sums`, which are returned."""
         return list(sums)
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors."""
+        """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
         return dict(tensors)
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
+        """Raise `RankExited` unless all ranks have the same weights."""
 
     def clock(self, used: float) -> Clock:
-        """An ordinary clock."""
+        """A clock that shows the same time in all ranks."""
         return Clock(used)
 
     def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """Return the request."""
+        """A request that is set once all ranks know of a signal that any of them received."""
         return request
 
     def seed_dropout(self, seed: int) -> None:
-        """Do nothing: dropout continues the random numbers that initialised the weights."""
+        """Seed the random numbers of a new run's dropout. A single process continues those of the initial weights."""
 
 
-SINGLE_RANK = SingleRank()
+SINGLE_RANK = Ranks()
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:

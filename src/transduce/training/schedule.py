@@ -3,6 +3,11 @@
 A schedule is a pure function that returns a factor of the peak learning rate: from 0 to 1 during the warm-up, then a
 shape. Shapes that fall to zero follow `progress`, the used part of the nearest limit in updates, epochs or minutes. So
 a run with a time limit ends with a learning rate of zero, whatever the speed of the machine.
+
+A limit in minutes becomes a limit in updates (`TimeLimit`), so that the result of a run does not depend on the clock.
+Once the speed of the machine is known, the number of updates that fit is computed and written to the run folder. From
+then on the schedule and the end follow it, and a run that is killed and resumed reads it again. The clock remains as a
+safety net for a machine that became slower.
 """
 
 from __future__ import annotations
@@ -10,10 +15,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from transduce.config import TrainingSettings
 from transduce.errors import SettingsError, nearest
+from transduce.runs.atomic import expecting
+from transduce.runs.folder import RunFolder
+
+TIME_LIMIT = "time_limit.json"
+MARGIN = 0.92  # of the time is planned for, so that the safety net is not needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,37 @@ class Limits:
         `reserve`: seconds to leave for the final validation and saving; at most half of the limit is left for them.
         """
         return self.seconds is not None and seconds >= max(self.seconds - reserve, 0.5 * self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """A time limit as a number of updates, which counts from update `since` on."""
+
+    updates: int
+    since: int
+
+    @classmethod
+    def derive(
+        cls, *, done: int, seconds_left: float, seconds_per_update: float, validation_seconds: float, valid_updates: int
+    ) -> TimeLimit:
+        """The limit for a run that has made `done` updates: validations on the way and a final one are counted in."""
+        each = seconds_per_update + validation_seconds / valid_updates
+        more = int(MARGIN * (seconds_left - validation_seconds) / max(each, 1e-9))
+        return cls(updates=done + max(1, more), since=done)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> TimeLimit | None:
+        """What the run folder contains, if anything; `RunFolderError` where it is damaged."""
+        values = folder.read_record(TIME_LIMIT)
+        with expecting(folder.path / TIME_LIMIT):
+            found = cls(**values) if values else None
+            if found is not None and not (type(found.updates) is type(found.since) is int and found.updates > 0):
+                raise ValueError("numbers of updates expected")
+            return found
+
+    def write(self, folder: RunFolder) -> None:
+        """Store it durably."""
+        folder.write_record(TIME_LIMIT, asdict(self))
 
 
 class Clock:

@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transduce.logging import Log
-from transduce.metrics_log import MetricsFile, NoMetrics
-from transduce.runs.atomic import remove_leftovers
+from transduce.metrics_log import MetricsFile
+from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint
 from transduce.runs.folder import RunFolder
 from transduce.training import rollback
-from transduce.training.averaging import AVERAGES
-from transduce.training.criteria import Carry
+from transduce.training.averaging import AVERAGES, copy_values
+from transduce.training.feed import Position
+from transduce.training.loss import Carry
 from transduce.training.loss_spikes import Watch
 from transduce.training.meter import Meter
-from transduce.training.ranks import Ranks, name_on_rank
-from transduce.training.state import TrainingState, expect_this_run, join_parts, part_of, restore_tensors
+from transduce.training.ranks import name_on_rank
+from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
 from transduce.training.stopping import Stopper
-from transduce.training.time_limit import TimeLimit
+
+MOST_UPDATES = 1 << 40
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """The progress of a run. `seconds` includes all restarts; `progress` never falls."""
+
+    update: int = 0
+    position: Position = field(default_factory=Position)
+    epochs: float = 0.0
+    seconds: float = 0.0
+    progress: float = 0.0
+    reserve: float = 0.0  # seconds of the last validation with its saving
+    validated: int = -1  # the update of the last validation
+    scores: dict[str, float] = field(default_factory=dict)
+    finished: str = ""  # the reason, once training is finished
+    skipped: list[Position] = field(default_factory=list)  # batches to skip
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # an event for each rollback
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TrainingState:
+        """Read JSON values; those of earlier versions may lack some fields. Raises `ValueError` or `TypeError`."""
+        skipped = [Position(**one) for one in values.get("skipped", [])]
+        state = cls(**{**values, "position": Position(**values["position"]), "skipped": skipped})
+        counts = [state.update, *(n for p in (state.position, *skipped) for n in (p.epoch, p.index))]
+        if not all(type(n) is int and 0 <= n <= MOST_UPDATES for n in counts) or type(state.validated) is not int:
+            raise ValueError("its numbers are not counts")
+        times = (state.epochs, state.seconds, state.progress, state.reserve)
+        if not all(isinstance(n, int | float) and 0 <= n < math.inf for n in times):
+            raise ValueError("its times are not numbers")
+        if not isinstance(state.finished, str) or not all(isinstance(n, int | float) for n in state.scores.values()):
+            raise ValueError("its scores are not numbers")
+        return state
 
 
 class Session:
@@ -33,15 +71,14 @@ class Session:
     def __init__(self, model: nn.Module, folder: RunFolder, *, updater: Updater, log: Log) -> None:
         self.model, self.folder, self.updater, self.log = model, folder, updater, log
         self.settings = s = folder.settings.training
-        self.ranks: Ranks = updater.ranks
+        self.ranks, self.live = updater.ranks, dict(model.named_parameters())
         is_main = self.ranks.is_main_process
-        self.live = dict(model.named_parameters())
         self.snapshots = folder.path / "averaging"
         self.average = AVERAGES[s.average if is_main else "none"](
             self.live, folder=self.snapshots, n=s.average_n, decay=s.ema_decay
         )
         self.stopper = Stopper(by=s.stop_by, patience=s.patience)
-        self.metrics = (MetricsFile if is_main else NoMetrics)(folder.path / "metrics.jsonl")
+        self.metrics = MetricsFile(folder.path / "metrics.jsonl", active=is_main)
         self.meter = Meter(watch=Watch(s.explosion))
         self.state = TrainingState()
         self.carry: Carry = ()
@@ -61,7 +98,7 @@ class Session:
             "carry": self.ranks.gather({f"{i}": part.cpu() for i, part in enumerate(self.carry)}),
         }
         state = {
-            "training": self.state.json(),
+            "training": asdict(self.state),
             "updater": updater,
             "average": self.average.state(),
             "stopper": self.stopper.state(),
@@ -72,15 +109,28 @@ class Session:
         }
         checkpoints, s = self.folder.checkpoints, self.settings
         if self.ranks.is_main_process:
-            checkpoints.save(self.state.update, join_parts(parts), state)
+            named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
+            checkpoints.save(self.state.update, named, state)
             checkpoints.prune(s.keep_checkpoints, spare=rollback.worth_keeping(checkpoints.updates(), s))
-        self.average.saved(found["average"] for found in checkpoints.states())
+        self.average.remove_unused(found["average"] for found in checkpoints.states())
         self.ranks.barrier()
         self.saved_update = self.state.update
 
+    def save_model(self, weights: Mapping[str, Tensor]) -> None:
+        """Write the run's model: its state dict, with the values of its parameters from `weights`.
+
+        `weights` has one name for a tied parameter; in the state dict it has all its names.
+        """
+        names = {id(parameter): name for name, parameter in self.live.items()}
+        state = self.model.state_dict(keep_vars=True)
+        if self.ranks.is_main_process:
+            self.folder.save_model(
+                {key: weights[names[id(value)]] if id(value) in names else value for key, value in state.items()}
+            )
+
     def start_or_resume(self) -> bool:
         """Restore the latest checkpoint; whether there was one."""
-        if self.snapshots.is_dir() and self.ranks.is_main_process:
+        if self.ranks.is_main_process:
             remove_leftovers(self.snapshots)
         self.time_limit = TimeLimit.read(self.folder)
         checkpoint = self.folder.checkpoints.latest()
@@ -96,30 +146,30 @@ class Session:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint; one of another model, or a malformed one, is a `RunFolderError`."""
-        with expect_this_run(checkpoint.path):
-            self._restore(checkpoint)
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        state = checkpoint.state
-        self.state = TrainingState.of(state["training"])
-        self.stopper.load(state["stopper"])
-        if "metrics" in state and not self.metrics.begins_with(state["metrics"]):
-            self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
-        self._truncate_metrics(self.state.update)
-        for event in rollback.missing_events(self.metrics.read(), self.state.rollbacks):
-            self.metrics.append(event)
-        self.saved_update = self.state.update
-        if self.state.finished:
-            return
-        tensors = checkpoint.tensors()
-        restore_tensors(self.live, part_of(tensors, "model"))
-        notes = self.updater.load_state(part_of(tensors, "updater"), state["updater"], self.state.update)
-        notes += self.average.load(part_of(tensors, "average"), state["average"])
-        notes += self._restore_carry(part_of(tensors, "carry"), int(state.get("carry", 0)))
-        self.meter.load(state["meter"])
-        self.meter.watch.load(state.get("watch", {}))
-        for note in (*checkpoint.notes, *notes):
-            self.log.warn(note)
+        with expecting(checkpoint.path, RuntimeError):  # PyTorch's, if shapes or types do not match
+            state = checkpoint.state
+            self.state = TrainingState.from_json(state["training"])
+            self.stopper.load(state["stopper"])
+            if "metrics" in state and not self.metrics.begins_with(state["metrics"]):
+                self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
+            self._truncate_metrics(self.state.update)
+            for event in rollback.missing_events(self.metrics.read(), self.state.rollbacks):
+                self.metrics.append(event)
+            self.saved_update = self.state.update
+            if self.state.finished:
+                return
+            parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
+            for name, tensor in checkpoint.tensors().items():
+                part, _, own = name.partition("/")
+                parts[part][own] = tensor
+            copy_values(self.live, parts["model"])
+            notes = self.updater.load_state(parts["updater"], state["updater"], self.state.update)
+            notes += self.average.load(parts["average"], state["average"])
+            notes += self._restore_carry(parts["carry"], int(state.get("carry", 0)))
+            self.meter.load(state["meter"])
+            self.meter.watch.load(state.get("watch", {}))
+            for note in (*checkpoint.notes, *notes):
+                self.log.warn(note)
 
     def _restore_carry(self, tensors: Mapping[str, Tensor], n: int) -> list[str]:
         if n and len(tensors) != n * self.ranks.size:

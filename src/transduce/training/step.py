@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +20,7 @@ from torch import Tensor, nn
 from transduce.config import TrainingSettings
 from transduce.data.batch import TrainingBatch
 from transduce.errors import is_out_of_memory
-from transduce.process import c_function
-from transduce.training.criteria import Carry, Criterion, predict_tokens
+from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
 
@@ -58,62 +55,6 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     """The context in which matrix products have `precision`; weights stay float32."""
     dtype = PRECISIONS[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
-
-
-def keep_freed_memory() -> None:
-    """Make glibc's malloc keep freed memory instead of returning it to the system.
-
-    Otherwise large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
-    Peak memory does not change. Does nothing if the C library has no mallopt.
-    """
-    mallopt = c_function("mallopt")
-    if mallopt is not None:
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
-            mallopt(option, value)
-
-
-def limit_kernel_cache() -> None:
-    """Limit the number of compiled kernels that oneDNN keeps, by default 1,024: one for each shape of a product.
-
-    Training needs few shapes (`nn.linear.rounded_rows`), but validation and translation need many, and each kernel
-    takes memory. Call this before the first matrix product of the process. An environment variable has precedence.
-    """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
-
-
-def release_memory() -> None:
-    """Return freed memory in all of malloc's arenas to the system.
-
-    Call this after a validation: its threads and shapes differ from those of updates, so that memory kept by
-    `keep_freed_memory` would fragment. Does nothing if the C library has no malloc_trim.
-    """
-    trim = c_function("malloc_trim")
-    if trim is not None:
-        trim(0)
-
-
-def free_memory(device: torch.device) -> None:
-    """Free unreferenced tensors."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def choose_precision(device: torch.device) -> str:
-    """Choose bfloat16 if matrix products are at least 1.3 times faster with it on this machine, else float32."""
-    if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0))  # the global generator belongs to the run
-
-    def fastest(dtype: torch.dtype) -> float:
-        a, times = x.to(dtype), []
-        for _ in range(8):
-            began = time.perf_counter()
-            a @ a.t()
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    return "bfloat16" if fastest(torch.float32) > 1.3 * fastest(torch.bfloat16) else "float32"
 
 
 class Updater:
@@ -191,7 +132,9 @@ class Updater:
             # Outside the except block, no traceback keeps the failed batch's tensors alive.
             self.optimizer.zero_grad(set_to_none=True)
             self._set_generators(generators)
-            free_memory(self.device)
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
             if tried[-1].n_rows == 1:
                 raise DoesNotFit(tried[-1])
             self.too_large = min(self.too_large or slots_of(tried[-1]), slots_of(tried[-1]))

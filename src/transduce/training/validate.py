@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from transduce.data.batch import TrainingBatch
-from transduce.training.criteria import Carry, Criterion, predict_tokens
+from transduce.training.loss import Carry, Criterion, predict_tokens
 from transduce.training.step import autocast
 
 Judge = Callable[[nn.Module], Mapping[str, float]]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transduce.runs.tensors import save_tensors
-from transduce.training.averaging import AVERAGES, Average, MovingAverage, borrowed, decay_at, mean_of
+from transduce.training.averaging import AVERAGES, Average, borrowed, decay_at, mean_of
 
 
 def weights(seed: int) -> dict[str, Tensor]:
@@ -35,7 +35,7 @@ def test_decay_is_warmed_up() -> None:
 def test_the_moving_average_equals_its_closed_form(tmp_path: Path) -> None:
     """Against the closed form in float64: each set of weights times its share times all later decays."""
     live = weights(0)
-    average = MovingAverage(live, folder=tmp_path, n=1, decay=0.8)
+    average = AVERAGES["ema"](live, folder=tmp_path, n=1, decay=0.8)
     history, n_updates = [weights(0)], 30
     for update in range(1, n_updates + 1):
         set_to(live, weights(update))
@@ -47,7 +47,7 @@ def test_the_moving_average_equals_its_closed_form(tmp_path: Path) -> None:
         for i, decay in enumerate(decays):
             later = torch.tensor(decays[i + 1 :], dtype=torch.float64).prod()
             expected += (1 - decay) * later * history[i + 1][name].double()
-        torch.testing.assert_close(average.average[name].double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(average.tensors()[name].double(), expected, rtol=1e-5, atol=1e-6)
     assert equal(live, weights(n_updates)), "the live weights must not move"
 
 
@@ -87,7 +87,7 @@ def test_borrowed_weights_are_restored_exactly_even_after_an_error() -> None:
         assert equal(live, weights(1))
         raise RuntimeError("inside")
     assert equal(live, weights(0))
-    with borrowed(live, None):
+    with borrowed(live, live):
         assert equal(live, weights(0))
     assert addresses == [tensor.data_ptr() for tensor in live.values()]
 
@@ -101,7 +101,7 @@ def validate(average: Average, update: int, score: float, *, better: bool) -> tu
     candidate = average.candidate(update)
     kept = average.keep(update, score, better=better)
     STATES[:] = [*STATES[-1:], average.state()]  # the checkpoint before this one, and this one
-    average.saved(STATES)
+    average.remove_unused(STATES)
     return candidate, kept
 
 
@@ -116,8 +116,8 @@ def close(one: object, other: dict[str, Tensor]) -> bool:
 
 def test_none_keeps_the_best_weights(tmp_path: Path) -> None:
     average = make("none", weights(0), tmp_path)
-    assert validate(average, 1, 5.0, better=True) == (None, average.live)
-    assert validate(average, 2, 4.0, better=False) == (None, None)
+    assert validate(average, 1, 5.0, better=True) == (average.live, average.live)
+    assert validate(average, 2, 4.0, better=False) == (average.live, None)
     assert list(tmp_path.iterdir()) == []
 
 

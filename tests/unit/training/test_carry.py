@@ -20,9 +20,9 @@ from transduce.data.store import TextStore
 from transduce.logging import Log
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
-from transduce.training.criteria import Carry, predict_tokens_with_carry
 from transduce.training.feed import Position
 from transduce.training.loop import train
+from transduce.training.loss import Carry, predict_tokens_with_carry
 from transduce.training.rows import StreamFeeder
 from transduce.training.step import Updater
 from transduce.training.validate import Validator

@@ -16,9 +16,9 @@ from transduce.data.store import LabelStore, SentenceStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model
 from transduce.text.special import BOS, EOS, MASK, PAD
-from transduce.training.criteria import predict_labels, predict_masked_tokens
 from transduce.training.encoder_feed import LabelFeeder, MaskedFeeder
 from transduce.training.feed import Feed, LengthFeeder, Position
+from transduce.training.loss import predict_labels, predict_masked_tokens
 from transduce.training.step import Updater
 
 VOCAB, CONTEXT = 40, 16

@@ -19,7 +19,6 @@ from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import load_tensors
 from transduce.training import loop
 from transduce.training.averaging import decay_at
-from transduce.training.state import TrainingState
 from transduce.training.step import Updater
 
 
@@ -210,7 +209,7 @@ def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypat
     assert checkpoint.update == 10, "nothing is saved after the bad update"
     assert all(tensor.isfinite().all() for tensor in folder.load_model().values())
     planned = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU)
-    feeds = planned.feeds(TrainingState().position)
+    feeds = planned.feeds(toys.Position())
     indices = [next(feeds).indices.tolist() for _ in range(14)][-1]
     (batch,) = report["batches"]
     plan = planned.plan(batch["epoch"])

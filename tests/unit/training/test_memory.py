@@ -21,7 +21,7 @@ from transduce.config import TrainingSettings
 from transduce.data.batch import Batch, Example, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
 from transduce.errors import is_out_of_memory
 from transduce.models.registry import build_model
-from transduce.training.criteria import predict_tokens
+from transduce.training.loss import predict_tokens
 from transduce.training.step import DoesNotFit, Updater, slots_of
 
 CPU = torch.device("cpu")

@@ -15,9 +15,9 @@ import toys
 from transduce.logging import Log
 from transduce.runs.tensors import load_tensors
 from transduce.training import ranks
-from transduce.training.schedule import Clock
+from transduce.training.meter import Stopwatch
+from transduce.training.schedule import MARGIN, TIME_LIMIT, Clock, TimeLimit
 from transduce.training.step import Updater
-from transduce.training.time_limit import FILE, MARGIN, Stopwatch, TimeLimit, derive
 
 OPTIONS: dict[str, Any] = {"max_updates": None, "max_minutes": 1.0, "valid_updates": 10, "warmup_updates": 5}
 
@@ -43,22 +43,26 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_limit_is_the_number_of_updates_that_fit_into_the_remaining_time() -> None:
-    found = derive(done=40, seconds_left=1010.0, seconds_per_update=0.4, validation_seconds=10.0, valid_updates=100)
+    found = TimeLimit.derive(
+        done=40, seconds_left=1010.0, seconds_per_update=0.4, validation_seconds=10.0, valid_updates=100
+    )
     assert found == TimeLimit(updates=40 + int(MARGIN * 1000.0 / 0.5), since=40)
-    late = derive(done=7, seconds_left=-3.0, seconds_per_update=1.0, validation_seconds=0.0, valid_updates=10)
+    late = TimeLimit.derive(done=7, seconds_left=-3.0, seconds_per_update=1.0, validation_seconds=0.0, valid_updates=10)
     assert late.updates == 8
 
 
 def test_the_first_updates_and_pauses_are_not_measured() -> None:
-    watch = Stopwatch()
-    watch.start(100.0)
+    watch = Stopwatch(100.0)
     for now in (110.0, 120.0, 130.0, 140.0, 150.0):
-        watch.count(now)
+        watch.count(now, 10)
     assert watch.seconds_per_update(150.0) == 10.0
-    watch.count(151.0)
+    watch.count(151.0, 10)
     watch.pause(7.0)
-    watch.count(159.0)
+    watch.count(159.0, 10)
     assert watch.seconds_per_update(159.0) == pytest.approx(1.0)
+    assert watch.targets_per_second(159.0) == pytest.approx(70 / 52)
+    watch.count(161.0, 30)
+    assert watch.targets_per_second(161.0) == pytest.approx(15)
 
 
 def test_a_run_ends_at_the_derived_update_with_a_learning_rate_near_zero(
@@ -66,7 +70,7 @@ def test_a_run_ends_at_the_derived_update_with_a_learning_rate_near_zero(
 ) -> None:
     tick(monkeypatch, 0.25)
     _, result = toys.toy_run(tmp_path / "run", toys.settings(**OPTIONS))
-    stored = json.loads((tmp_path / "run" / FILE).read_text())
+    stored = json.loads((tmp_path / "run" / TIME_LIMIT).read_text())
     assert result.update == stored["updates"] and stored["since"] == 10
     assert result.reason == "max_minutes"
     assert 40 <= result.seconds <= 60
@@ -93,7 +97,7 @@ def test_a_killed_run_makes_the_same_updates_on_a_machine_of_another_speed(
         toys.toy_run(tmp_path / "cut", toys.settings(**OPTIONS))
     tick(monkeypatch, 0.1)
     toys.toy_run(tmp_path / "cut", toys.settings(**OPTIONS))
-    assert (tmp_path / "cut" / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
+    assert (tmp_path / "cut" / TIME_LIMIT).read_bytes() == (tmp_path / "whole" / TIME_LIMIT).read_bytes()
     one, two = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert all(torch.equal(one[name], two[name]) for name in one)
     lrs = [[event["lr"] for event in events(tmp_path / name, "update")] for name in ("whole", "cut")]
@@ -107,5 +111,5 @@ def test_the_clock_ends_a_run_that_became_slower_and_says_so(
     data = {"train_on": toys.pairs(120, seed=1), "validate_on": toys.pairs(20, seed=2)}
     _, result = toys.run(tmp_path / "run", toys.settings(**OPTIONS), log=Log(), **data)  # type: ignore[arg-type]
     assert result.reason == "max_minutes (by the clock)"
-    assert result.update < json.loads((tmp_path / "run" / FILE).read_text())["updates"]
+    assert result.update < json.loads((tmp_path / "run" / TIME_LIMIT).read_text())["updates"]
     assert "max_minutes" in (said := capfd.readouterr().err) and "planned" in said
