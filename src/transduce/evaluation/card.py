@@ -12,9 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from transduce.evaluation.charts import TEMPLATES
-from transduce.evaluation.records import Record, shown
-from transduce.evaluation.tables import compact, score_tables, search_line, unscored
-from transduce.evaluation.wording import Wording
+from transduce.evaluation.records import Record, Wording, shown
+from transduce.evaluation.report import compact, score_tables, search_line, unscored
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
 

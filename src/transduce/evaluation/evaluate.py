@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from sacrebleu.metrics.base import Metric
+from sacrebleu.significance import PairedTest
 
 from transduce.data.labelled import number_of, read_labelled
 from transduce.data.lines import read_lines
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError
-from transduce.evaluation.classification import LabelScores, score_labels
-from transduce.evaluation.compare import Comparison, paired_bootstrap
-from transduce.evaluation.metrics import Scores, check_lengths, evaluate, metrics
+from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of two systems on the same sentences. Intervals contain 95 % of the resampled corpora."""
+
+    metric: str
+    value: float
+    other: float
+    margin: float  # half the width of the interval of `value`
+    other_margin: float
+    difference: float  # value - other
+    interval: tuple[float, float]  # of the difference
+    p_value: float  # probability of such a difference between equal systems
+    signature: str
+
+    @property
+    def verdict(self) -> str:
+        """Result in words, at p < 0.05. Of TER, lower is better."""
+        if self.p_value >= 0.05:
+            return "no significant difference"
+        return "better" if (self.difference < 0) == (self.metric == "TER") else "worse"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"verdict": self.verdict}
+
+    def line(self) -> str:
+        """Format for people."""
+        low, high = self.interval
+        ours, theirs = f"{self.value:6.2f} ± {self.margin:.2f}", f"{self.other:6.2f} ± {self.other_margin:.2f}"
+        by = f"{self.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+        return f"{self.metric:5} {ours}  against {theirs}  difference {by}  p = {self.p_value:.4f}  {self.verdict}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +67,7 @@ class Evaluation:
         return [*self.scores.lines(), *head, *(row.line() for row in self.comparison)]
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain data."""
+        """Plain data."""
         rows = [row.to_json() for row in self.comparison]
         return self.scores.to_json() | ({"against": str(self.against), "comparison": rows} if rows else {})
 
@@ -101,3 +136,66 @@ def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:
     truth = [number_of(example, classifier.labels) for example in examples]
     predicted = [classifier.labels.index(one.label) for one in classifier.classify([e.texts for e in examples])]
     return score_labels(truth, predicted, classifier.labels)
+
+
+def paired_bootstrap(
+    hypotheses: Sequence[str],
+    others: Sequence[str],
+    references: Sequence[str],
+    *,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    n_samples: int = 1000,
+) -> list[Comparison]:
+    """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
+
+    Paired bootstrap resampling (Koehn 2004) by sacreBLEU. Raises `DataError` if the three differ in length or are
+    empty, `UserError` for an unknown tokenizer.
+    """
+    check_lengths(hypotheses, references)
+    check_lengths(others, references, "hypotheses of the other system")
+    found = []
+    for name, metric in metrics(tokenize, lowercase).items():
+        # sacreBLEU takes the first system as the baseline.
+        systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]
+        test = PairedTest(systems, {name: metric}, [list(references)], test_type="bs", n_samples=n_samples)
+        signatures, results = test()
+        ((key, signature),) = signatures.items()
+        rows: Any = results[key]  # a list, against its annotation
+        other, this = rows
+        comparison = Comparison(
+            metric=name,
+            value=float(this.score),
+            other=float(other.score),
+            margin=float(this.ci),
+            other_margin=float(other.ci),
+            difference=float(this.score - other.score),
+            interval=_interval(metric, hypotheses, others, references, n_samples=n_samples, seed=test._seed),
+            # sacreBLEU gives identical systems the smallest p there is, 1 / (n_samples + 1).
+            p_value=1.0 if this.score == other.score else float(this.p_value),
+            signature=str(signature),
+        )
+        found.append(comparison)
+    return found
+
+
+def _interval(
+    metric: Metric,
+    hypotheses: Sequence[str],
+    others: Sequence[str],
+    references: Sequence[str],
+    *,
+    n_samples: int,
+    seed: int | None,
+) -> tuple[float, float]:
+    """The 2.5th and 97.5th percentile of the difference, over the same draws as sacreBLEU's test."""
+    n = len(references)
+    draws = np.random.default_rng(seed).choice(n, size=(n_samples, n), replace=True)
+
+    def scores(system: Sequence[str]) -> np.ndarray:
+        extracted = metric._extract_corpus_statistics(list(system), [list(references)])
+        statistics = np.array(extracted, dtype=np.float64)
+        return np.array([metric._compute_score_from_stats(statistics[draw].sum(0)).score for draw in draws])
+
+    low, high = np.percentile(scores(hypotheses) - scores(others), [2.5, 97.5])
+    return float(low), float(high)

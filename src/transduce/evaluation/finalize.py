@@ -12,16 +12,8 @@ from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card
 from transduce.evaluation.metrics import Scores, evaluate
-from transduce.evaluation.records import (
-    Sample,
-    SentenceAttention,
-    save_attention,
-    save_samples,
-    save_scores,
-    shown,
-)
+from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set, shown
 from transduce.evaluation.report import report_html, write_report
-from transduce.evaluation.wording import Wording
 from transduce.inspection.attention import attention_maps
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -121,9 +113,11 @@ def _score(
     sources, references = [src for src, _ in pairs], [ref for _, ref in pairs]
     hypotheses = [translation.text for translation in translator.translate(sources)]
     scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
-    save_scores(folder, name, scores, search={"beam": search.beam, "length_penalty": search.length_penalty})
-    some = zip(sources[:N_SAMPLES], references[:N_SAMPLES], hypotheses[:N_SAMPLES], strict=True)
-    save_samples(folder, name, [Sample(src, ref, hyp) for src, ref, hyp in some], update=update)
+    options = {"beam": search.beam, "length_penalty": search.length_penalty}
+    save_set(folder, "scores", name, {"scores": scores.to_json(), "search": options})
+    some = list(zip(pairs, hypotheses, strict=True))[:N_SAMPLES]
+    samples = [{"src": src, "ref": ref, "hyp": hyp} for (src, ref), hyp in some]
+    save_set(folder, "samples", name, {"update": update, "samples": samples})
     return scores
 
 

@@ -1,12 +1,15 @@
-"""BLEU, chrF and TER by sacreBLEU, each with its signature."""
+"""Scores: BLEU, chrF and TER by sacreBLEU, each with its signature; accuracy, F1 and Matthews correlation of labels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+from pydantic import TypeAdapter
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.tokenizers import tokenizer_spm
@@ -46,23 +49,13 @@ class Scores:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
-        return asdict(self) | {
-            "notes": list(self.notes),
-            "bleu": asdict(self.bleu) | {"precisions": list(self.bleu.precisions)},
-        }
+        """Plain data."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Scores:
-        """The inverse of `to_json`."""
-        return cls(
-            n_sentences=values["n_sentences"],
-            bleu=BleuScore(**(values["bleu"] | {"precisions": tuple(values["bleu"]["precisions"])})),
-            chrf=Score(**values["chrf"]),
-            ter=Score(**values["ter"]),
-            exact_match=values["exact_match"],
-            notes=tuple(values["notes"]),
-        )
+        """The inverse of `to_json`, also of its JSON. Raises `ValueError` for other values."""
+        return TypeAdapter(cls).validate_python(values)
 
     def lines(self) -> list[str]:
         r"""Format for people.
@@ -102,22 +95,22 @@ def evaluate(
     Raises `DataError` if the two differ in length or are empty, `UserError` for an unknown tokenizer.
     """
     check_lengths(hypotheses, references)
-    found = {
-        name: _corpus_score(metric, hypotheses, references) for name, metric in metrics(tokenize, lowercase).items()
-    }
-    bleu, signature = found["BLEU"]
+    found = {}
+    for name, metric in metrics(tokenize, lowercase).items():
+        score: Any = metric.corpus_score(list(hypotheses), [list(references)])
+        found[name] = Score(float(score.score), str(metric.get_signature())), score
+    bleu = found["BLEU"][1]
     return Scores(
         n_sentences=len(references),
         bleu=BleuScore(
-            value=float(bleu.score),
-            signature=signature,
+            **asdict(found["BLEU"][0]),
             precisions=tuple(map(float, bleu.precisions)),
             brevity_penalty=float(bleu.bp),
             length=int(bleu.sys_len),
             reference_length=int(bleu.ref_len),
         ),
-        chrf=Score(float(found["chrF"][0].score), found["chrF"][1]),
-        ter=Score(float(found["TER"][0].score), found["TER"][1]),
+        chrf=found["chrF"][0],
+        ter=found["TER"][0],
         exact_match=sum(map(str.__eq__, hypotheses, references)) / len(references),
         notes=_notes(hypotheses, references, tokenize),
     )
@@ -152,11 +145,6 @@ def check_lengths(hypotheses: Sequence[str], references: Sequence[str], name: st
         raise DataError("there is nothing to score: the references are empty")
 
 
-def _corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Any, str]:
-    score = metric.corpus_score(list(hypotheses), [list(references)])
-    return score, str(metric.get_signature())
-
-
 def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) -> tuple[str, ...]:
     """Return warnings about the texts."""
     notes = []
@@ -169,3 +157,76 @@ def _notes(hypotheses: Sequence[str], references: Sequence[str], tokenize: str) 
             "the hypotheses look tokenized: score tokenized text with tokenize 'none', or detokenize both sides"
         )
     return tuple(notes)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelScores:
+    """Scores of predicted labels. `table[i, j]`: how often the label i was predicted as j."""
+
+    labels: tuple[str, ...]
+    table: np.ndarray
+
+    @property
+    def n(self) -> int:
+        """Number of examples."""
+        return int(self.table.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of correct predictions."""
+        return float(np.trace(self.table)) / self.n if self.n else 0.0
+
+    @property
+    def f1(self) -> tuple[float, ...]:
+        """2 TP / (2 TP + FP + FN) of each label; 0 if it neither occurs nor is predicted."""
+        both = (self.table.sum(0) + self.table.sum(1)).tolist()
+        right = np.diagonal(self.table).tolist()
+        return tuple(2.0 * r / b if b else 0.0 for r, b in zip(right, both, strict=True))
+
+    @property
+    def binary_f1(self) -> float | None:
+        """F1 of the second of two labels, as in GLUE; None for more labels."""
+        return self.f1[1] if len(self.labels) == 2 else None
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 over labels."""
+        return sum(self.f1) / len(self.labels)
+
+    @property
+    def matthews(self) -> float:
+        """Correlation of true and predicted labels (Matthews 1975; more than two labels: Gorodkin 2004).
+
+        1: all correct; 0: no better than chance, or only one label is true or predicted; -1 (two labels): all wrong.
+        """
+        n, correct = float(self.n), float(np.trace(self.table))
+        truth, predicted = self.table.sum(1).astype(float), self.table.sum(0).astype(float)
+        spread = math.sqrt((n**2 - float(truth @ truth)) * (n**2 - float(predicted @ predicted)))
+        return (correct * n - float(truth @ predicted)) / spread if spread else 0.0
+
+    def lines(self) -> list[str]:
+        """Format for people: overall scores, then one line per label."""
+        binary = "" if self.binary_f1 is None else f"  F1 of {self.labels[1]} {self.binary_f1:.1%}"
+        head = f"accuracy {self.accuracy:.1%}  macro F1 {self.macro_f1:.1%}{binary}  Matthews {self.matthews:.3f}"
+        rows = [
+            f"{label}: {int(self.table[i].sum()):,} examples, {int(self.table[i, i]):,} correct, F1 {self.f1[i]:.1%}"
+            for i, label in enumerate(self.labels)
+        ]
+        return [f"{head}  ({self.n:,} examples)", *rows]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        names = ("n", "accuracy", "macro_f1", "binary_f1", "matthews")
+        return {name: getattr(self, name) for name in names} | {
+            "f1": dict(zip(self.labels, self.f1, strict=True)),
+            "labels": list(self.labels),
+            "confusion": self.table.tolist(),
+        }
+
+
+def score_labels(truth: Sequence[int], predicted: Sequence[int], labels: Sequence[str]) -> LabelScores:
+    """Score predicted label numbers; both are indices into `labels`."""
+    assert len(truth) == len(predicted)
+    table = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    np.add.at(table, (np.asarray(truth, dtype=np.int64), np.asarray(predicted, dtype=np.int64)), 1)
+    return LabelScores(tuple(labels), table)

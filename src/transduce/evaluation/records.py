@@ -21,14 +21,14 @@ import contextlib
 import math
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, TypeVar
 
 from jinja2 import UndefinedError
 
 import transduce
-from transduce.config import Settings
+from transduce.config import DataSettings, Settings
 from transduce.errors import RunFolderError
 from transduce.evaluation.metrics import Scores
 from transduce.inspection.heatmap import HeatMap
@@ -41,15 +41,6 @@ T = TypeVar("T")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,
                AssertionError, UndefinedError)  # fmt: skip
 _PACKAGES = ("torch", "sentencepiece", "sacrebleu", "safetensors", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A held-out source sentence with its reference and the model's translation."""
-
-    src: str
-    ref: str
-    hyp: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +98,45 @@ class Record:
             found |= event.get("versions", {})
         return found
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """The words of a task.
+
+    Args:
+        title: What a model is, as a noun phrase in Markdown; may contain `{src}`, `{tgt}` and `{labels}`.
+        does: What a model does, as a verb phrase.
+        command: A shell line that uses the model in THIS_FOLDER.
+        python: Lines of Python that do the same; empty if there are none.
+        samples: Heading of the report's samples.
+        shape: The model in one line of plain text.
+        limits: What the card says about the limits of a model.
+    """
+
+    title: str
+    does: str
+    command: str
+    python: str = ""
+    samples: str = "Samples"
+    shape: Callable[[Record], str]
+    limits: Callable[[Record], tuple[str, ...]]
+
+    def title_for(self, data: DataSettings) -> str:
+        """The title of a model trained on this data."""
+        labels = ", ".join(f"`{' '.join(label.replace('`', ' ').split())}`" for label in data.labels or ())
+        return self.title.format(src=data.src_lang, tgt=data.tgt_lang, labels=labels)
+
     @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target language."""
-        return self.settings.data.src_lang, self.settings.data.tgt_lang
+    def usage(self) -> str:
+        """What a model does and its command, e.g. "translates text: `transduce translate`"."""
+        return f"{self.does}: `{' '.join(self.command.split()[:2])}`"
+
+
+def shape_line(record: Record) -> str:
+    """Format the architecture and its sizes."""
+    m = record.settings.model
+    size = f"{'+'.join(map(str, m.depth))} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
+    return f"{m.kind}, {size}, {m.residual}-norm, {m.positions} positions"
 
 
 RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "samples.json",
@@ -167,30 +193,24 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
     )
 
 
-def save_scores(run: RunFolder, name: str, scores: Scores, *, search: Mapping[str, Any] | None = None) -> None:
-    """Save the scores of one test set; earlier scores of the same name are replaced."""
-    _merge(run, "scores.json", {"name": name, "scores": scores.to_json(), "search": dict(search or {})})
-
-
-def save_samples(run: RunFolder, name: str, samples: Iterable[Sample], *, update: int) -> None:
-    """Save translations of a few held-out sentences of one set."""
-    _merge(run, "samples.json", {"name": name, "update": update, "samples": [asdict(s) for s in samples]})
-
-
-def save_task_scores(
+def save_set(
     run: RunFolder,
-    kind: Literal["text_scores", "label_scores", "masked_scores"],
+    kind: Literal["scores", "text_scores", "label_scores", "masked_scores", "samples"],
     name: str,
     values: Mapping[str, Any],
 ) -> None:
-    """Save scores of a language model, classifier or masked model; `values` as from their `to_json`."""
-    _merge(run, f"{kind}.json", {"name": name, **values})
+    """Save the scores or samples of one set, in the form shown above; earlier ones of the same name are replaced."""
+    file = f"{kind}.json"
+    content = run.read_record(file)
+    with expecting(run.path / file):
+        others = [one for one in content.get("sets", ()) if one.get("name") != name]
+        run.write_record(file, {**content, "sets": [*others, {"name": name, **values}]})
 
 
 def save_generated(run: RunFolder, name: str, texts: Iterable[tuple[str, str]], *, update: int) -> None:
     """Save generated text: (prompt, text) pairs."""
     samples = [{"prompt": prompt, "text": text} for prompt, text in texts]
-    _merge(run, "samples.json", {"name": name, "update": update, "samples": samples})
+    save_set(run, "samples", name, {"update": update, "samples": samples})
 
 
 def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> None:
@@ -200,15 +220,7 @@ def save_attention(run: RunFolder, sentences: Iterable[SentenceAttention]) -> No
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of this software, for the `start` event."""
+    """The versions of this software, for the `start` event."""
     found = {"transduce": transduce.__version__, "python": platform.python_version()}
     found |= {package: metadata.version(package) for package in _PACKAGES}
     return found | {"platform": platform.platform()}
-
-
-def _merge(run: RunFolder, name: str, value: Mapping[str, Any]) -> None:
-    """Add `value` to the list `sets` of a file; an entry with the same name is replaced."""
-    content = run.read_record(name)
-    with expecting(run.path / name):
-        others = [v for v in content.get("sets", ()) if v.get("name") != value["name"]]
-        run.write_record(name, {**content, "sets": [*others, value]})

@@ -4,20 +4,52 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from transduce.evaluation.charts import TEMPLATES, Curve, line_chart, smooth
-from transduce.evaluation.records import Record, SetScores, shown, versions
-from transduce.evaluation.tables import Table, compact, score_tables, search_line, unscored
-from transduce.evaluation.wording import Wording
+from transduce.evaluation.records import Record, SetScores, Wording, shown, versions
 from transduce.inspection.heatmap import heat_map_figures
 from transduce.inspection.html import render
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
 
 N_SAMPLES = 12  # shown; the rest is folded
+UNSCORED = "Nothing was scored when this run was trained: it was given no test text."
+
+_COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "text_scores": {
+        "nats per token": ("nll", "{:.4f}"),
+        "perplexity per token": ("perplexity", "{:.3f}"),
+        "bits per byte": ("bits_per_byte", "{:.4f}"),
+        "tokens": ("tokens", "{:,}"),
+        "bytes": ("bytes", "{:,}"),
+    },
+    "label_scores": {
+        "texts": ("n", "{:,}"),
+        "accuracy": ("accuracy", "{:.2%}"),
+        "macro F1": ("macro_f1", "{:.2%}"),
+        "F1 of the second": ("binary_f1", "{:.2%}"),
+        "Matthews": ("matthews", "{:.4f}"),
+    },
+    "masked_scores": {
+        "masked-token accuracy": ("masked_accuracy", "{:.2%}"),
+        "nats per masked token": ("nll", "{:.4f}"),
+        "perplexity": ("perplexity", "{:.2f}"),
+        "next-sentence accuracy": ("next_sentence_accuracy", "{:.2%}"),
+    },
+}
+"""Columns of score tables: heading, key of the score, format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text; every column but the first has numbers."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def write_report(run: RunFolder, wording: Wording) -> None:
@@ -93,8 +125,9 @@ def _charts(record: Record) -> list[Markup]:
     window = max(1, len(loss) // 50)
     smoothed = ", label-smoothed" if record.settings.training.label_smoothing else ""
 
-    def validation(**keys: str) -> list[Curve]:
-        return [Curve(name.replace("_", " "), record.points("validation", key)) for name, key in keys.items()]
+    def validation(title: str, **keys: str) -> Markup:
+        curves = [Curve(name.replace("_", " "), record.points("validation", key)) for name, key in keys.items()]
+        return line_chart(title, curves, marks=restarts)
 
     charts = [
         line_chart(
@@ -102,22 +135,19 @@ def _charts(record: Record) -> list[Markup]:
             [
                 Curve("single updates", loss, pale=True),
                 Curve("training", smooth(loss, window=window)),
-                *validation(validation="loss"),
+                Curve("validation", record.points("validation", "loss")),
             ],
             marks=restarts,
             settle=0.05,
         ),
-        line_chart("Validation scores", validation(BLEU="bleu", chrF="chrf"), marks=restarts),
-        line_chart("Validation, bits per byte", validation(bits_per_byte="bits_per_byte"), marks=restarts),
-        line_chart(
+        validation("Validation scores", BLEU="bleu", chrF="chrf"),
+        validation("Validation, bits per byte", bits_per_byte="bits_per_byte"),
+        validation(
             "Validation accuracy",
-            validation(
-                accuracy="accuracy",
-                macro_F1="macro_f1",
-                masked_tokens="masked_accuracy",
-                next_sentences="next_sentence_accuracy",
-            ),
-            marks=restarts,
+            accuracy="accuracy",
+            macro_F1="macro_f1",
+            masked_tokens="masked_accuracy",
+            next_sentences="next_sentence_accuracy",
         ),
         line_chart("Learning rate", [Curve("learning rate", record.points("update", "lr"))], marks=restarts),
         line_chart(
@@ -229,3 +259,52 @@ def _provenance(record: Record) -> list[tuple[str, str]]:
         rows.append(("restarts", f"{len(restarts)}: {places}" if restarts else "none"))
     here = versions()
     return [*rows, ("this page", f"written by transduce {here['transduce']}, sacrebleu {here['sacrebleu']}")]
+
+
+def score_tables(record: Record) -> list[Table]:
+    """The the scores of all test sets, one table per kind of score."""
+    tables = []
+    if record.scores:
+        header = ("set", "sentences", "BLEU", "chrF", "TER", "exact", "precisions", "brevity")
+        tables.append(Table(header, [_translation_row(found) for found in record.scores]))
+    for name, columns in _COLUMNS.items():
+        rows = [
+            [
+                str(found["name"]),
+                *("" if (value := found.get(key)) is None else form.format(value) for key, form in columns.values()),
+            ]
+            for found in getattr(record, name)
+        ]
+        if rows:
+            tables.append(Table(("set", *columns), rows))
+    return tables
+
+
+def unscored(record: Record) -> str:
+    """A note if the run has finished without scores."""
+    scored = record.scores or any(getattr(record, name) for name in _COLUMNS)
+    return UNSCORED if record.of("end") and not scored else ""
+
+
+def compact(value: float) -> str:
+    """Format a count for people.
+
+    >>> compact(950), compact(2_612_352), compact(60_500_000)
+    ('950', '2.61M', '60.5M')
+    """
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:,.0f}"
+
+
+def search_line(found: SetScores) -> str:
+    """Format how the translations of a set were searched for."""
+    return ", ".join(f"{key} {value}" for key, value in found.search.items())
+
+
+def _translation_row(found: SetScores) -> list[str]:
+    s = found.scores
+    values = [f"{s.bleu.value:.2f}", f"{s.chrf.value:.2f}", f"{s.ter.value:.2f}", f"{s.exact_match:.1%}"]
+    precisions = " / ".join(f"{p:.1f}" for p in s.bleu.precisions)
+    return [found.name, f"{s.n_sentences:,}", *values, precisions, f"{s.bleu.brevity_penalty:.3f}"]

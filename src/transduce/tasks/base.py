@@ -30,7 +30,7 @@ from torch import nn
 from transduce.config import ModelSettings, Settings
 from transduce.data.corpus import corpus_files
 from transduce.data.sources import Sources
-from transduce.evaluation.wording import Wording
+from transduce.evaluation.records import Wording
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json

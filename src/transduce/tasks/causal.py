@@ -14,8 +14,7 @@ from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize
-from transduce.evaluation.records import save_generated, save_task_scores
-from transduce.evaluation.wording import Wording, shape_line
+from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
@@ -127,7 +126,7 @@ class CausalTask(PlainTextTask[PreparedText]):
         valid = TextStore.open(folder.path / "tokens" / "valid")
         for name, store in {"valid": valid, **plain_text.read_test_stores(folder)}.items():
             score = generator.evaluate(store)
-            save_task_scores(folder, "text_scores", name, score.to_json())
+            save_set(folder, "text_scores", name, score.to_json())
             log.say(f"{name}: {score.lines()[0]}")
         options = GenerationOptions(sampling=Sampling(temperature=0.8), cut_prompt=True)
         found = generator.generate(_beginnings(valid, generator), options)

@@ -17,10 +17,9 @@ from transduce.data.sources import Sources, labelled_sources
 from transduce.data.store import LabelStore
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import SettingsError
-from transduce.evaluation.classification import score_labels
 from transduce.evaluation.finalize import finalize
-from transduce.evaluation.records import save_generated, save_task_scores
-from transduce.evaluation.wording import Wording, shape_line
+from transduce.evaluation.metrics import score_labels
+from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json
@@ -150,7 +149,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         for name, at in names.items():
             store = LabelStore.open(tokens / at)
             scores = score_labels(store.labels.tolist(), classifier.predict(store), classifier.labels)
-            save_task_scores(folder, "label_scores", name, scores.to_json())
+            save_set(folder, "label_scores", name, scores.to_json())
             log.say(f"{name}: {scores.lines()[0]}")
         with expecting(tokens / "samples.json"):
             samples = [(str(label), tuple(map(str, texts))) for label, texts in read_json(tokens / "samples.json")]

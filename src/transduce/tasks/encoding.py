@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transduce.evaluation.wording import Wording, shape_line
+from transduce.evaluation.records import Wording, shape_line
 from transduce.tasks.base import TaskInfo
 
 

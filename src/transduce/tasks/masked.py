@@ -18,8 +18,7 @@ from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller, judges_pairs, masked_feeder, masked_judge
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
-from transduce.evaluation.records import save_generated, save_task_scores
-from transduce.evaluation.wording import Wording, shape_line
+from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks import plain_text
@@ -174,7 +173,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             found = Validator(
                 filler.model, feeder.batches, smoothing=0.0, judge=masked_judge(feeder), criterion=predict_masked_tokens
             )()
-            save_task_scores(folder, "masked_scores", name, found)
+            save_set(folder, "masked_scores", name, found)
             log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
         valid = SentenceStore.open(tokens / "valid")
         texts = _masked_samples(valid, filler.vocabulary)

@@ -28,7 +28,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import evaluate, metrics
-from transduce.evaluation.wording import Wording, shape_line
+from transduce.evaluation.records import Wording, shape_line
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.folder import RunFolder
@@ -54,7 +54,9 @@ class TranslationTask(Task[Texts, Prepared]):
             'translator = Translator.load("THIS_FOLDER")\nprint(translator.translate(["..."])[0].text)'
         ),
         samples="Translations",
-        shape=lambda record: f"{' to '.join(record.languages)} · {shape_line(record)}",
+        shape=lambda record: (
+            f"{record.settings.data.src_lang} to {record.settings.data.tgt_lang} · {shape_line(record)}"
+        ),
         limits=lambda record: (
             "It translates sentence by sentence and does not see the context.",
             f"It was trained on sentences of up to {record.settings.data.max_length} tokens and writes up to "

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.evaluation.classification import score_labels
+from transduce.evaluation.metrics import score_labels
 
 NAMES = "abcd"
 

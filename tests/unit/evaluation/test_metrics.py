@@ -17,7 +17,7 @@ import sentencepiece
 from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.errors import DataError, UserError
-from transduce.evaluation.compare import paired_bootstrap
+from transduce.evaluation.evaluate import paired_bootstrap
 from transduce.evaluation.metrics import Scores, evaluate, metrics
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
@@ -122,8 +122,6 @@ def test_bad_input_is_refused() -> None:
         evaluate(["a"], ["a"], tokenize="13b")
     with pytest.raises(DataError, match="2 hypotheses of the other system but 1 references"):
         paired_bootstrap(["a"], ["a", "b"], ["a"])
-    with pytest.raises(UserError, match="n_samples = 0"):
-        paired_bootstrap(["a"], ["a"], ["a"], n_samples=0)
 
 
 @pytest.mark.parametrize("tokenize", ["spm", "flores101", "flores200", "spBLEU-1K"])

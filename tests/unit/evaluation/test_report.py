@@ -17,15 +17,13 @@ from transduce.data.corpus import Pair
 from transduce.data.leaks import LeakCheck, watch
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
-from transduce.evaluation.metrics import evaluate
+from transduce.evaluation.metrics import Scores, evaluate
 from transduce.evaluation.records import (
     Record,
-    Sample,
     SentenceAttention,
     read_record,
     save_attention,
-    save_samples,
-    save_scores,
+    save_set,
     versions,
 )
 from transduce.evaluation.report import marked, report_html, write_report
@@ -51,6 +49,10 @@ def run(tmp_path: Path) -> RunFolder:
     return run
 
 
+def save_scores(run: RunFolder, name: str, scores: Scores, search: dict[str, int] | None = None) -> None:
+    save_set(run, "scores", name, {"scores": scores.to_json(), "search": search or {}})
+
+
 def fill(run: RunFolder, text: str = "") -> None:
     """Fill a run folder, with `text` wherever text can come from outside."""
     run.save_model({"w": torch.zeros(10, 7)})
@@ -70,7 +72,8 @@ def fill(run: RunFolder, text: str = "") -> None:
     metrics.append({"event": "end", "update": 100, "seconds": 100.0, "reason": "max_updates" + text})
     save_scores(run, "valid" + text, evaluate(HYPOTHESES, REFERENCES), search={"beam": 5})
     save_scores(run, "test", evaluate(REFERENCES, REFERENCES, tokenize="none"))
-    save_samples(run, "valid" + text, [Sample("a dog" + text, "ein Hund" + text, "eine Katze" + text)] * 14, update=90)
+    sample = {"src": "a dog" + text, "ref": "ein Hund" + text, "hyp": "eine Katze" + text}
+    save_set(run, "samples", "valid" + text, {"update": 90, "samples": [sample] * 14})
     heat = HeatMap("cross" + text, ("x" + text, "y"), ("u", "v" + text), np.full((2, 2, 2, 2), 0.5, np.float32))
     save_attention(run, [SentenceAttention("look here" + text, "sieh her" + text, (heat,))])
     cleaner = CleanReport(read=30)

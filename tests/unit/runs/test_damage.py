@@ -36,7 +36,7 @@ from transduce.data.store import TextStore, TokenStore
 from transduce.data.tmx import read_units
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RunFolderError, SettingsError, UserError
-from transduce.evaluation.records import RECORDS, read_record, save_task_scores, shown
+from transduce.evaluation.records import RECORDS, read_record, save_set, shown
 from transduce.evaluation.report import report_html
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import MOST_JSON, expecting, read_bytes, read_json, refuse_outside_links
@@ -393,7 +393,7 @@ def test_a_record_with_invalid_numbers_is_named_when_it_is_extended(run: Path) -
     for content in ('{"sets": [], "x": NaN}', '{"sets": [], "x": 1e999}', '{"sets": 3}', "[]"):
         (run / "text_scores.json").write_text(content)
         with pytest.raises(RunFolderError, match=r"text_scores.json is damaged"):
-            save_task_scores(folder, "text_scores", "a", {"nll": 1.0})
+            save_set(folder, "text_scores", "a", {"nll": 1.0})
         assert (run / "text_scores.json").read_text() == content
 
 
