@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from transduce.config import ModelSettings, TransformerSettings, resolve_preset
 from transduce.config.model import MODEL_SETTINGS
@@ -123,10 +124,9 @@ def build_from(
 
     Names and shapes are compared before memory is allocated for the sizes in the settings.
     """
-    with torch.device("meta"):
-        expected = {
-            name: tuple(t.shape) for name, t in build_model(settings, n_src=n_src, n_tgt=n_tgt).state_dict().items()
-        }
+    with torch.device("meta"), _Uninitialized():
+        empty = build_model(settings, n_src=n_src, n_tgt=n_tgt)
+    expected = {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in expected | found:
         if found.get(name) != expected.get(name):
@@ -136,9 +136,21 @@ def build_from(
             raise RunFolderError(
                 f"{origin} does not fit the settings: {name} has dtype {tensors[name].dtype}, expected floating point"
             )
-    model = build_model(settings, n_src=n_src, n_tgt=n_tgt)
+    with _Uninitialized():
+        model = build_model(settings, n_src=n_src, n_tgt=n_tgt)
     model.load_state_dict(tensors)
     return model
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Draw no initial weights: they are about to be replaced. On the meta device, drawing imports torch's compiler."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function.__name__.endswith(("normal_", "uniform_")):  # of `Tensor` or of `nn.init`
+            return args[0] if args else (kwargs or {})["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -236,3 +238,15 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(
 
 def test_ids_do_not_contain_eos(translator: Translator, texts: list[str]) -> None:
     assert all(EOS not in t.ids for t in translator.translate(texts[:20]))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "t5"])
+def test_loading_a_model_does_not_import_the_compiler(make_run: Callable[..., Path], positions: str) -> None:
+    """It would cost every command 1 to 2 seconds and 77 MB."""
+    code = (
+        "import sys; from transduce import Translator; Translator.load(sys.argv[1]);"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    run = make_run(positions=positions)
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

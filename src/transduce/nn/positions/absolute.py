@@ -31,8 +31,10 @@ class SinusoidalPositions(Positions):
     """The paper's fixed sinusoids (3.5); any length."""
 
     def setup(self) -> None:
-        """Compute the first rows."""
-        self.register_buffer("table", self._rows(min(self.max_positions, TABLE_ROWS)), persistent=False)
+        """Compute the first rows; on the meta device, where `arange` imports torch's compiler, only their shape."""
+        n = min(self.max_positions, TABLE_ROWS)
+        on_meta = torch.get_default_device().type == "meta"
+        self.register_buffer("table", torch.empty(n, self.d_model) if on_meta else self._rows(n), persistent=False)
         self.table: Tensor
 
     def _rows(self, n: int, *, offset: int = 0, device: torch.device | None = None) -> Tensor:
