@@ -8,11 +8,12 @@ import platform
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from transduce.errors import SettingsError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Machine:
 
 def this_machine(device: str) -> Machine:
     """The machine we run on; `device` is auto, cpu or cuda. Raises `SettingsError` if it has no such device."""
+    import torch
+
     where = find_device(device, setting="training.device")
     precision = choose_precision(where)
     if where.type == "cuda":
@@ -62,6 +65,8 @@ def this_machine(device: str) -> Machine:
 
 def find_device(name: str, *, setting: str = "device") -> torch.device:
     """The device called auto, cpu or cuda. Raises `SettingsError`, which names the setting, if there is none."""
+    import torch
+
     if name not in ("auto", "cpu", "cuda"):
         raise SettingsError(f"{setting} = {name!r}: allowed are auto, cpu and cuda")
     if name == "cuda" and not torch.cuda.is_available():
@@ -71,6 +76,8 @@ def find_device(name: str, *, setting: str = "device") -> torch.device:
 
 def choose_precision(device: torch.device) -> str:
     """Choose bfloat16 if matrix products are at least 1.3 times faster with it on this machine, else float32."""
+    import torch
+
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0))  # the global generator belongs to the run
