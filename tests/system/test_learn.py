@@ -17,8 +17,8 @@ VOCAB_SIZE = 16
 STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 8}
 MODEL = {"d_model": 64, "d_ff": 128, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
 TRAINING = {
+    "optimizer": "muon", "label_smoothing": 0.0, "ema_decay": 0.98, "lr": 5e-3, "matrix_lr": 0.02,
     "batch_tokens": 512, "micro_batch_tokens": 512, "max_updates": 700, "valid_updates": 350, "warmup_updates": 30,
-    "label_smoothing": 0.0, "ema_decay": 0.98, "lr": 5e-3, "matrix_lr": 0.02,
 }  # fmt: skip
 
 
@@ -32,18 +32,21 @@ def one_thread() -> Any:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("reverse", "options", "optimizer"),
+    ("reverse", "options", "training"),
     [
-        (False, {"residual": "post"}, "adam"),
-        (True, {"residual": "pre"}, "muon"),
-        (False, {"residual": "pre", "positions": "alibi"}, "muon"),
+        (False, {"residual": "post"}, {"optimizer": "adam"}),
+        (True, {"residual": "pre"}, {}),
+        (False, {"residual": "pre", "positions": "alibi"}, {}),
+        (False, {"residual": "pre", "positions": "t5", "window": 4}, {"max_updates": 250, "valid_updates": 125}),
     ],
-    ids=["copy as in the paper", "reverse with modern options", "copy with ALiBi"],
+    ids=["copy as in the paper", "reverse with modern options", "copy with ALiBi", "copy with T5 and a window"],
 )
-def test_learns_without_a_mistake(tmp_path: Path, reverse: bool, options: dict[str, Any], optimizer: str) -> None:
+def test_learns_without_a_mistake(
+    tmp_path: Path, reverse: bool, options: dict[str, Any], training: dict[str, Any]
+) -> None:
     train_on = toys.pairs(8000, seed=1, reverse=reverse, **STRINGS)
     seen = {tuple(train_on[i][0].tolist()) for i in range(len(train_on))}
-    asked = toys.settings(model={**MODEL, **options}, optimizer=optimizer, **TRAINING)
+    asked = toys.settings(model={**MODEL, **options}, **{**TRAINING, **training})
     validate_on = toys.pairs(100, seed=2, reverse=reverse, **STRINGS)
     model, _ = toys.run(tmp_path / "run", asked, train_on=train_on, validate_on=validate_on, vocab_size=VOCAB_SIZE)
     model.load_state_dict(RunFolder.open(tmp_path / "run", model=False).load_model())
@@ -56,4 +59,5 @@ def test_learns_without_a_mistake(tmp_path: Path, reverse: bool, options: dict[s
         found = beam_search(model, pad_sources(sources), max_length=20, beam=beam)
         right = [ids[::-1] if reverse else ids for ids in sources]
         wrong = [(s, best.ids) for s, r, (best, *_) in zip(sources, right, found, strict=True) if list(best.ids) != r]
-        assert len(wrong) <= (10 if "positions" in options else 0), wrong  # 3 of 200 with ALiBi, which learns slower
+        # Relative positions learn slower: 2 or 3 of 200 are wrong.
+        assert len(wrong) <= (10 if "positions" in options else 0), wrong
