@@ -14,9 +14,9 @@ from transduce.cli.output import print_lines
 if TYPE_CHECKING:
     from transduce.logging import Log
 
-# Settings that translate about 98 % of held-out sentences exactly after 2,000 updates. What is otherwise chosen by speed
-# or free memory is fixed, so that everyone gets the same model. float32 is fast enough on every CPU; bfloat16 is slow on
-# those that emulate it.
+# Settings that translate about 98 % of held-out sentences exactly after 2,000 updates. What is otherwise chosen by
+# speed or free memory is fixed, so that everyone gets the same model. float32 is fast enough on every CPU; bfloat16 is
+# slow on those that emulate it.
 DEMO: dict[str, dict[str, Any]] = {
     "data": {"demo": 60_000, "src_lang": "en", "tgt_lang": "de"},
     "tokenizer": {"kind": "unigram", "vocab_size": 2000},

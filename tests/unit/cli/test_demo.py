@@ -1,4 +1,4 @@
-"""`transduce demo` trains for a number of updates, not for a time."""
+"""`transduce demo` trains for a number of updates, not for a time, and leaves nothing to the speed of the machine."""
 
 from __future__ import annotations
 
@@ -26,3 +26,4 @@ def test_demo_stops_after_a_number_of_updates(
         main(["demo", "--run", str(tmp_path / "demo"), *options])
     training = seen[0].training
     assert (training.max_updates, training.max_minutes, training.max_epochs) == (updates, None, None)
+    assert (training.precision, training.optimizer, training.micro_batch_tokens) == ("float32", "muon", 2048)
