@@ -21,9 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transduce.config import Settings
-from transduce.doctor import trial
 from transduce.doctor.diagnose import diagnose
-from transduce.doctor.measuring import Point, extrapolate
+from transduce.doctor.estimates import Point, extrapolate
+from transduce.doctor.trial import Rehearsal
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.runs.folder import RunFolder
@@ -115,8 +115,8 @@ def training(recipe: Path, data: Path, updates: int) -> None:
 def main() -> None:
     """Parse the command line and run a comparison."""
     if sys.argv[1:2] == ["child"]:
-        one = trial.Rehearsal(RunFolder.open(Path(sys.argv[2]), model=False), 1)
-        for point in trial.memory(one, time.monotonic() + 1e6, tuple(map(float, sys.argv[3:]))):
+        rehearsal = Rehearsal(RunFolder.open(Path(sys.argv[2]), model=False))
+        for point in rehearsal.memory(time.monotonic() + 1e6, tuple(map(float, sys.argv[3:]))):
             print(json.dumps(asdict(point)), flush=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -14,7 +14,8 @@ import torch
 from transduce.config import Settings, to_toml
 from transduce.data.tokens_folder import check_prepared, clear_tokens, has_prepared, seal_prepared
 from transduce.distributed.group import check_devices, join_ranks
-from transduce.doctor.quick import warn_of_data, warn_of_resources
+from transduce.doctor.checks import warn_of_data
+from transduce.doctor.estimates import warn_of_resources
 from transduce.errors import RunFolderError, UserError
 from transduce.evaluation.finalize import restore_pages
 from transduce.logging import Log

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transduce.doctor.estimates import (
     JUDGED,
     Disk,
     Time,
+    Trial,
     disk_findings,
     estimate_disk,
     estimate_time,
@@ -32,22 +33,23 @@ from transduce.doctor.estimates import (
     time_findings,
 )
 from transduce.doctor.existing_run import Progress, progress_of, why_unusable
-from transduce.doctor.findings import Finding
-from transduce.doctor.measuring import Trial, measure
+from transduce.doctor.findings import Finding, Level
+from transduce.doctor.lengths import Lengths, check_tokens
 from transduce.doctor.sampling import Part, Sample, select, take_sample
-from transduce.doctor.text_checks import Lengths, check_tokens
+from transduce.doctor.trial import measure
 from transduce.errors import DataError, UserError
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start
 from transduce.tasks.resolve import AnyTask, check, resolve
-from transduce.text.tokenizer import load_tokenizers
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 SAMPLED = 12_000  # training rows for the trial and its vocabulary
 HELD = 1_000  # rows of a validation set for the trial
 SECONDS = 20.0
 LEAST = 3.0  # seconds for the trial
+_QUIET = Log(quiet=True)
 
 
 @dataclass(slots=True)
@@ -77,12 +79,16 @@ class Diagnosis:
     @property
     def obstacles(self) -> tuple[Finding, ...]:
         """Findings that must be corrected first."""
-        return tuple(one for one in self.findings if one.level == "obstacle")
+        return self.of_level("obstacle")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """Findings that may matter."""
-        return tuple(one for one in self.findings if one.level == "warning")
+        return self.of_level("warning")
+
+    def of_level(self, level: Level) -> tuple[Finding, ...]:
+        """Findings of one level."""
+        return tuple(one for one in self.findings if one.level == level)
 
     @property
     def is_finished(self) -> bool:
@@ -115,34 +121,29 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        sample, trial, time_ = self.sample, self.trial, self.time
-
-        def described(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
-            keys = ("name", "files", "counts", "total", "counted", "how")
-            return [{key: getattr(part, key) for key in keys} for part in parts]
-
-        return {
+        sample, memory = self.sample, self.trial and self.trial.memory
+        values = asdict(replace(self, sample=None, settings=None))
+        del values["sample"]
+        return values | {
             "ready": self.ready,
-            "findings": [asdict(finding) for finding in self.findings],
             "data": sample
             and {
                 "kind": sample.form,
-                "corpora": described(sample.parts),
-                "held_out": described(sample.held),
+                "corpora": list(map(_described, sample.parts)),
+                "held_out": list(map(_described, sample.held)),
                 "looked_at": sample.n_rows,
             },
-            "lengths": [asdict(side) for side in self.lengths],
-            "machine": self.machine,
-            "available": self.available,
-            "memory": trial and trial.memory and asdict(trial.memory),
+            "memory": memory and asdict(memory),
             "fitting_tokens": self.fitting_tokens,
-            "trial": trial and asdict(trial),
-            "time": time_ and {**asdict(time_), "total": time_.total},
-            "disk": self.disk and asdict(self.disk),
-            "run": self.progress and asdict(self.progress),
+            "time": self.time and values["time"] | {"total": self.time.total},
+            "run": values.pop("progress"),
             "settings": self.settings and self.settings.model_dump(mode="json"),
             "seconds": round(self.seconds, 2),
         }
+
+
+def _described(part: Part) -> dict[str, Any]:
+    return {key: getattr(part, key) for key in ("name", "files", "counts", "total", "counted", "how")}
 
 
 def diagnose(
@@ -165,29 +166,29 @@ def diagnose(
     Returns:
         The findings and measurements. No file is kept or changed.
     """
-    examination = _Examination(settings, run, log or Log(quiet=True), seconds or SECONDS, processes)
+    began = time.monotonic()
+    examination = _Examination(settings, run, log or _QUIET, began + (seconds or SECONDS), processes)
     examination.run_all()
+    examination.found.seconds = time.monotonic() - began
     return examination.found
 
 
 class _Examination:
     """The steps of a diagnosis, and what they found so far."""
 
-    def __init__(self, asked: Settings, run: Path | str | None, log: Log, seconds: float, processes: int) -> None:
-        self.asked, self.log, self.processes = asked, log, processes
+    def __init__(self, asked: Settings, run: Path | str | None, log: Log, until: float, processes: int) -> None:
+        self.asked, self.log, self.until, self.processes = asked, log, until, processes
         self.path, self.has_path = Path(run or "runs"), run is not None
-        self.until = time.monotonic() + seconds
         self.found = Diagnosis()
         self.start: Start | None = None
 
     def run_all(self) -> None:
-        """All steps."""
-        began, found, task_and_machine = time.monotonic(), self.found, None
+        found, task_and_machine = self.found, None
         try:
             task_and_machine = self.check_settings()
         except UserError as error:
             found.add_obstacle("settings", error)
-        known = self.existing_run()
+        known = self.existing_run() if self.has_path else None
         if self.start is not None:
             self.asked = self.start.settings
         found.sample = self.take_sample()
@@ -197,7 +198,6 @@ class _Examination:
                 self.try_training(*task_and_machine, known)
             except UserError as error:
                 found.add_obstacle("data", error)
-        found.seconds = time.monotonic() - began
 
     def check_settings(self) -> tuple[AnyTask, Machine]:
         """Refuse settings that cannot work, and describe the machine."""
@@ -210,18 +210,15 @@ class _Examination:
 
     def existing_run(self) -> RunFolder | None:
         """The run in the folder, if it is that of these settings and they are resolved."""
-        path = self.path
-        if not self.has_path:
-            return None
         try:
-            if why := why_unusable(path, self.asked):
+            if why := why_unusable(self.path, self.asked):
                 self.found.add_obstacle("run", why)
-            elif (path / "manifest.json").exists():
-                self.found.progress, findings = progress_of(path)
+            elif (self.path / "manifest.json").exists():
+                self.found.progress, findings = progress_of(self.path)
                 self.found.add(*findings)
-                return RunFolder.open(path, model=False)
+                return RunFolder.open(self.path, model=False)
         except UserError as error:
-            if (path / "config.json").exists():
+            if (self.path / "config.json").exists():
                 self.found.add_obstacle("run", error)
         return None
 
@@ -247,33 +244,32 @@ class _Examination:
                 self.try_sample(task, machine, sample, known, Path(temporary) / "run")
         elif known is not None and has_read_text(self.path) and has_prepared(known):
             self.measure(self.path, known.settings)
-            self.estimate(scale=1.0, n_rows=1, tried=1, n_valid=1)
+            self.estimate(scale=1.0, n_rows=1, sampled=(1, 1))
 
     def try_sample(
         self, task: AnyTask, machine: Machine, sample: Sample, known: RunFolder | None, folder: Path
     ) -> None:
         """Resolve the settings, learn a vocabulary, and make some updates on the sample in a new run folder."""
-        began, quiet = time.monotonic(), Log(quiet=True)
+        began = time.monotonic()
         small, sources, n_rows = on_sample(self.asked, sample)
-        texts = task.read(small, quiet, sources)
+        texts = task.read(small, _QUIET, sources)
         scale = sample.total / max(1, n_rows)
         if known is not None and known.has_tokenizers:
             settings, tokenizers = known.settings, load_tokenizers(known)
         else:
-            taken = None
+            extended: Tokenizers | None = None
             if self.start is None:
                 self.log.say("learning a vocabulary from the sample ...")
             else:
-                taken = extend_vocabulary(self.start, *task.lines(texts, small), quiet).tokenizers
-            settings, tokenizers = resolve(task, small, texts, machine, quiet, known=taken, scale=scale)
+                extended = extend_vocabulary(self.start, *task.lines(texts, small), _QUIET).tokenizers
+            settings, tokenizers = resolve(task, small, texts, machine, _QUIET, known=extended, scale=scale)
         learned = time.monotonic()
         self.found.lengths, findings = check_tokens(sample, tokenizers, settings)
         self.found.add(*findings)
         few = min(JUDGED, settings.training.valid_bleu_sentences)
         trial_settings = settings.with_values("training", valid_bleu_sentences=few)
         with RunFolder.create(folder, trial_settings, "") as run:
-            run.write_settings(trial_settings)
-            task.encode(run, texts, tokenizers, trial_settings, quiet)
+            task.encode(run, texts, tokenizers, trial_settings, _QUIET)
         preparing = 0.0
         if known is None:
             growth = min(scale, 1e6 / max(1, n_rows)) ** 0.7  # learning a vocabulary uses at most a million rows
@@ -284,7 +280,7 @@ class _Examination:
         n_held = sum(part.total for part in sample.held[: len(settings.data.valid)])
         n_valid = n_held or min(1000, max(1, round(0.01 * sample.total)))
         tried = min(HELD, n_valid) if n_held else max(1, round(0.01 * n_rows))
-        self.estimate(scale=scale, n_rows=sample.total, tried=tried, n_valid=n_valid, preparing=preparing)
+        self.estimate(scale=scale, n_rows=sample.total, sampled=(tried, n_valid), preparing=preparing)
 
     def measure(self, folder: Path, settings: Settings) -> None:
         """Measure updates on a prepared run folder."""
@@ -292,15 +288,15 @@ class _Examination:
         seconds = max(LEAST, self.until - time.monotonic())
         self.found.trial, self.found.settings = measure(folder, seconds=seconds, processes=self.processes), settings
 
-    def estimate(self, *, scale: float, n_rows: int, tried: int, n_valid: int, preparing: float = 0.0) -> None:
+    def estimate(self, *, scale: float, n_rows: int, sampled: tuple[int, int], preparing: float = 0.0) -> None:
         """Estimate memory, time and disk space of the whole training from the trial.
 
-        `scale`: updates of an epoch relative to the trial. `n_rows`: training rows. `tried`: validation rows of the
-        trial, out of `n_valid`.
+        `scale`: updates of an epoch relative to the trial. `n_rows`: training rows. `sampled`: validation rows of the
+        trial, and of the training.
         """
         found, settings, trial = self.found, self.found.settings, self.found.trial
         assert settings is not None and trial is not None, "measure() has set them"
-        found.time = estimate_time(settings, trial, scale=scale, sampled=(tried, n_valid), preparing=preparing)
+        found.time = estimate_time(settings, trial, scale=scale, sampled=sampled, preparing=preparing)
         found.add(*memory_findings(settings, trial, found.available))
         if trial.checkpoint_bytes:
             n_tokens = sum(side.mean for side in found.lengths) * n_rows

@@ -6,7 +6,6 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transduce.config import Settings
 from transduce.doctor.findings import Finding
@@ -45,49 +44,42 @@ class Progress:
         return f"{self.path} {where}{'; another process is training in it' if self.busy else ''}"
 
 
-def settings_of(path: Path) -> Settings:
-    """The settings that a run was started with. Raises `RunFolderError` if there is no run."""
-    return asked_settings(Manifest.read(path))
-
-
 def why_unusable(path: Path, settings: Settings) -> str:
     """Why a training of these settings cannot use the folder, or an empty string if it can."""
-    if not (path / "manifest.json").exists():
-        if path.is_dir() and any(path.iterdir()):
-            return f"{path} is not empty and not a run folder; use another folder (--run)"
-        return _why_not_writable(path)
-    if not (found := difference(settings_of(path), settings)):
-        return ""
-    return f"{path} contains another run: {found}; use the same settings to resume it, or another folder (--run)"
+    if (path / "manifest.json").exists():
+        found = difference(asked_settings(Manifest.read(path)), settings)
+        why = f"{path} contains another run: {found}; use the same settings to resume it, or" if found else ""
+    elif path.is_dir() and any(path.iterdir()):
+        why = f"{path} is not empty and not a run folder; use"
+    else:
+        why = _why_not_writable(path)
+    return f"{why} another folder (--run)" if why else ""
 
 
 def _why_not_writable(path: Path) -> str:
     nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
-    if not nearest.is_dir():
-        return f"{path} cannot be created: {nearest} is not a folder; use another folder (--run)"
     try:
         tempfile.TemporaryDirectory(prefix=".transduce-doctor-", dir=nearest).cleanup()
     except OSError as error:
-        return f"{path} cannot be created in {nearest}: {error.strerror or error}; use another folder (--run)"
+        return f"{path} cannot be created in {nearest}: {error.strerror or error}; use"
     return ""
 
 
 def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
     """The progress of a run, and findings about its checkpoints."""
-    folder = RunFolder.open(path, model=False)
-    events = MetricsFile(path / "metrics.jsonl").read()
-    end = next((event for event in events if event["event"] == "end"), None)
-    if end is not None:
-        at = end.get("update", 0), end.get("epochs", 0.0), 1.0, end.get("seconds", 0.0), 0.0
-        return Progress(str(path), *at, end["reason"]), []
+    checkpoints = RunFolder.open(path, model=False).checkpoints
+    for event in MetricsFile(path / "metrics.jsonl").read():
+        if event["event"] == "end":
+            at = event.get("update", 0), event.get("epochs", 0.0), 1.0, event.get("seconds", 0.0), 0.0
+            return Progress(str(path), *at, event["reason"]), []
     busy = is_locked(path)
     try:
-        checkpoint = folder.checkpoints.latest()
+        checkpoint = checkpoints.latest()
     except UserError as error:
         return Progress(str(path), busy=busy), [Finding("run", "obstacle", str(error))]
     if checkpoint is None:
         return Progress(str(path), busy=busy), []
-    state: dict[str, Any] = checkpoint.state["training"]
+    state = checkpoint.state["training"]
     share, seconds = float(state["progress"]), float(state["seconds"])
     remaining = seconds * (1 - share) / share if share > 0 else None
     here = Progress(str(path), state["update"], state["epochs"], share, seconds, remaining, state["finished"], busy)

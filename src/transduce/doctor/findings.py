@@ -27,6 +27,11 @@ class Finding:
         return f"{self.text}; {self.advice}" if self.advice else self.text
 
 
+def note_or_warning(is_serious: bool, check: str, text: str, advice: str, figures: dict[str, Any]) -> Finding:
+    """A warning with advice if it `is_serious`, else a note without."""
+    return Finding(check, "warning" if is_serious else "note", text, advice if is_serious else "", figures)
+
+
 def about(count: float) -> str:
     """Format an estimate with three significant digits.
 

@@ -1,27 +1,35 @@
-"""A sample of the data that settings name: blocks of lines from several places of each corpus, and the held-out sets.
+"""A sample of the text that settings name: blocks of lines from several places of each corpus, and the held-out sets.
 
-Reading is bounded in time and memory for any size of corpus. Nothing is cleaned. Lines that cannot be read are
-collected as faults instead of raising.
+The files of a corpus are read together from their beginning until time runs out. Every 2^k-th block of lines is kept,
+so memory is bounded too. Nothing is cleaned. Lines that cannot be read are collected as faults instead of raising.
 """
 
 from __future__ import annotations
 
-import contextlib
+import io
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.corpus import FORMATS, Pair, columns_of, corpus_files, corpus_name, json_pair, read_pairs, tsv_pair
+from transduce.data.corpus import Pair, columns_of, corpus_files, corpus_name, json_pair, read_pairs, tsv_pair
 from transduce.data.labelled import Labelled, labelled_row
-from transduce.data.lines import bare_suffix, decode_line, open_bytes
+from transduce.data.lines import (
+    COMPRESSIONS,
+    MAX_LINE,
+    TOO_LONG,
+    bare_suffix,
+    check_is_text,
+    decode_line,
+    open_bytes,
+    open_watched,
+)
 from transduce.data.sources import MemorySource
 from transduce.demo.corpus import demo_pairs
-from transduce.doctor.scanning import BLOCK, MOST_BLOCKS, Scan, scan
 from transduce.errors import DataError
 from transduce.tasks.base import Form
 from transduce.tasks.registry import find_task
@@ -30,10 +38,12 @@ Row = tuple[str, ...]  # (source, target), (line,), or (label, text[, text])
 Parser = Callable[[list[str], int], Row | None]
 """Turns the lines of each file with this number into a row, or None for a header. Raises `ValueError`."""
 
+BLOCK = 2_000  # lines
+MOST_BLOCKS = 100  # kept of one corpus
+MOST_BYTES = 1 << 22  # of one block of a file; only the first lines of a longer one are used
 WINDOW = 200  # consecutive lines that are examined together
 MOST_CHARACTERS = 2_000_000  # of rows that are encoded or trained on
-MOST_HELD = 20_000  # rows of a held-out set
-_MOST_FAULTS = 20
+MOST_HELD = 10  # blocks of a held-out set
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ class Part:
     counted: bool
     how: str
     blocks: tuple[Block, ...]
-    reread: Callable[[int, int], list[Row]] | None = None
+    reread: Callable[[int, int], tuple[Row, ...]] | None = None
     """Reads so many rows from a line on: (line from 1, n)."""
 
     @property
@@ -84,14 +94,13 @@ class Part:
 
     def source(self, windows: Sequence[Block], form: Form) -> MemorySource[Any]:
         """Some windows as a source that a task reads; records name their file and line."""
-        records: list[Any] = []
         file = (*self.files, self.name)[0]
-        for window in windows:
-            for row, number in zip(window.rows, window.numbers, strict=True):
-                if form == "pairs":
-                    records.append(Pair(row[0], row[1], (file, number)))
-                else:
-                    records.append(row[0] if form == "text" else Labelled(row[0], row[1:], (file, number)))
+        make: dict[Form, Callable[[Row, int], Any]] = {
+            "pairs": lambda row, number: Pair(row[0], row[1], (file, number)),
+            "text": lambda row, number: row[0],
+            "labelled": lambda row, number: Labelled(row[0], row[1:], (file, number)),
+        }
+        records = [record for window in windows for record in map(make[form], window.rows, window.numbers)]
         return MemorySource(self.name, records, tuple(Path(name).name for name in self.files))
 
 
@@ -153,141 +162,184 @@ def take_sample(settings: Settings, *, seconds: float = 5.0, most_blocks: int = 
         block = Block(rows, tuple(range(1, len(rows) + 1)))
         part = Part("built-in corpus", (), (data.demo,), data.demo, True, "generated", (block,))
         return Sample(form, settings, (part,), ())
-    reader = _Reader(form, data)
-    each = seconds / max(1, len(data.train))
+    reader, held = _Reader(form, data), (*data.valid, *data.test)
+    each, each_held = seconds / max(1, len(data.train)), min(1.0, 0.5 * seconds / max(1, len(held)))
     parts = tuple(reader.part(corpus, each, most_blocks) for corpus in data.train)
-    most, corpora = -(-MOST_HELD // BLOCK), (*data.valid, *data.test)
-    each = min(1.0, 0.5 * seconds / max(1, len(corpora)))
-    held = tuple(reader.part(corpus, each, most) for corpus in corpora) if most_blocks >= most else ()
-    return Sample(form, settings, parts, held, tuple(reader.faults))
+    if most_blocks < MOST_HELD:  # for a quick look
+        held = ()
+    held_parts = tuple(reader.part(corpus, each_held, MOST_HELD) for corpus in held)
+    return Sample(form, settings, parts, held_parts, tuple(reader.faults))
 
 
+@dataclass(slots=True)
+class _File:
+    """A file, and how far it has been read. `share`: of its bytes."""
+
+    path: Path
+    n_lines: int = 0
+    share: float = 0.0
+    ended: bool = False
+
+    def blocks(self) -> Iterator[list[bytes]]:
+        """Blocks of BLOCK lines; of each, the first lines that have at most MOST_BYTES."""
+        with open_watched(self.path) as (file, position):
+            n_bytes = max(1, self.path.stat().st_size)
+            while not self.ended:
+                kept, n, size = list[bytes](), 0, 0
+                while n < BLOCK and (line := file.readline(MAX_LINE)):
+                    n, size = n + 1, size + len(line)
+                    if len(line) == MAX_LINE:
+                        raise DataError(f"{self.path}, line {self.n_lines + n}: {TOO_LONG}")
+                    if size <= MOST_BYTES or not kept:
+                        kept.append(line)
+                self.n_lines, self.ended, self.share = self.n_lines + n, n < BLOCK, min(1.0, position() / n_bytes)
+                yield kept
+
+    def total(self) -> int:
+        """Number of lines, estimated unless the whole file was read."""
+        return self.n_lines if self.ended or not self.share else round(self.n_lines / self.share)
+
+    def tail(self) -> list[bytes]:
+        """The last BLOCK lines, or fewer if they are long."""
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - MOST_BYTES))
+            return io.BytesIO(file.read(MOST_BYTES)).readlines()[1:][-BLOCK:]
+
+
+@dataclass(slots=True)
 class _Reader:
     """Reads samples of corpora, and collects faults."""
 
-    def __init__(self, form: Form, data: DataSettings) -> None:
-        self.form, self.data = form, data
-        self.faults: list[str] = []
+    form: Form
+    data: DataSettings
+    faults: list[str] = field(default_factory=list)
 
-    def part(self, corpus: Corpus, seconds: float, most_blocks: int) -> Part:
-        files = corpus_files(corpus)
-        if self.form == "pairs" and corpus.path is not None:
-            if bare_suffix(corpus.path) == ".tmx":
-                return self._tmx(corpus, seconds, most_blocks * BLOCK)
-            if bare_suffix(corpus.path) not in FORMATS:
-                read_pairs(corpus, src_lang="src", tgt_lang="tgt")  # raises for an unknown format
-        until = time.monotonic() + seconds
-        scans = [scan(path, seconds=0.6 * seconds / len(files)) for path in files]
-        self.faults += [found.fault for found in scans if found.fault]
-        counts, whole = tuple(found.total for found in scans), all(found.whole for found in scans)
-        parse, headers = self._parser(scans[0], len(scans))
-        blocks, numbers = dict[int, Block](), _numbers(scans, most_blocks)
-        for n in sorted(numbers, key=lambda n: n and Random(n).random()):  # in random order, as time may run out
-            blocks[n] = self._block(scans, [found.block(n) for found in scans], n * BLOCK + 1, parse)
-            if time.monotonic() > until:
-                break
-        ordered = [blocks[n] for n in sorted(blocks)]
-        if not whole and len(scans) == 2 and not any(found.is_compressed for found in scans):
-            tails = [found.tail(BLOCK) for found in scans]
+    def part(self, corpus: Corpus, seconds: float, most: int) -> Part:
+        files = [_File(path) for path in corpus_files(corpus)]
+        suffix = "" if corpus.path is None else bare_suffix(corpus.path)
+        if self.form == "pairs" and corpus.path is not None and suffix not in (".tsv", ".jsonl"):
+            return self._records(corpus, corpus.path, seconds, most * BLOCK)
+        for file in files:
+            check_is_text(file.path)
+        kept, every = self._scan(files, time.monotonic() + 0.8 * seconds, most)
+        block = partial(self._block, [file.path for file in files], self._parser(suffix))
+        blocks = [block(sides, number * BLOCK + 1) for number, sides in kept]
+        first = blocks[0].numbers[:1] if blocks else ()  # after the header, if there is one
+        counts, whole = tuple(file.total() for file in files), all(file.ended for file in files)
+        is_plain = not any(file.path.suffix.lower() in COMPRESSIONS for file in files)
+        if whole:
+            how = "read completely" if every == 1 else f"all lines counted, {len(blocks)} places examined"
+        else:
+            share = min(file.share for file in files if not file.ended)
+            end = " and the end" if is_plain else ""
+            how = f"{len(blocks)} places in the first {share:.0%}{end} examined; number of lines estimated"
+        if not whole and is_plain and len(files) == 2:
+            tails = [file.tail() for file in files]
             n = min(map(len, tails))
-            end = self._block(scans, [lines[len(lines) - n :] for lines in tails], min(counts) - n + 1, parse)
-            ordered.append(replace(end, from_end=True))
+            end_block = block([lines[len(lines) - n :] for lines in tails], min(counts) - n + 1)
+            blocks.append(replace(end_block, from_end=True))
 
-        def reread(first: int, n: int) -> list[Row]:
-            return list(self._block(scans, [found.read(first - 1, n) for found in scans], first, parse).rows)
+        def reread(line: int, n: int) -> tuple[Row, ...]:
+            return block([_lines(file.path, line, n) for file in files], line).rows
 
         return Part(
             name=corpus_name(corpus),
-            files=tuple(map(str, files)),
+            files=tuple(str(file.path) for file in files),
             counts=counts,
-            total=max(0, min(counts) - headers),
+            total=max(0, min(counts) - sum(first) + len(first)),
             counted=whole,
-            how=_how(scans, len(blocks)),
-            blocks=tuple(block for block in ordered if block.rows),
+            how=how,
+            blocks=tuple(block for block in blocks if block.rows),
             reread=reread,
         )
 
-    def _block(self, scans: Sequence[Scan], sides: list[list[bytes]], first: int, parse: Parser) -> Block:
+    def _scan(
+        self, files: list[_File], until: float, most: int
+    ) -> tuple[list[tuple[int, tuple[list[bytes], ...]]], int]:
+        """The blocks that are kept: about `most`, evenly spaced, and the last; and the distance of their numbers."""
+        kept, every, last = dict[int, tuple[list[bytes], ...]](), 1, dict[int, tuple[list[bytes], ...]]()
+        try:
+            for number, sides in enumerate(zip_longest(*(file.blocks() for file in files), fillvalue=[])):
+                if all(sides):
+                    last = {number: sides}
+                    kept |= last if number % every == 0 else {}
+                if len(kept) > most:
+                    every *= 2
+                    kept = {n: block for n, block in kept.items() if n % every == 0}
+                if time.monotonic() > until:
+                    break
+        except DataError as error:
+            if not all(file.path.exists() for file in files):
+                raise
+            self.faults.append(str(error))
+        return sorted((kept | last).items()), every
+
+    def _block(self, paths: list[Path], parse: Parser, sides: Sequence[list[bytes]], first: int) -> Block:
         """The rows of lines with the same number."""
         rows, numbers = list[Row](), list[int]()
         for number, raw in enumerate(zip(*sides, strict=False), first):
-            texts, file = list[str](), scans[0].path
+            texts = list[str]()
             try:
-                for found, line in zip(scans, raw, strict=True):
-                    file = found.path
-                    texts.append(decode_line(line + b"\n", first=number == 1))
+                for line in raw:
+                    texts.append(decode_line(line, first=number == 1))
                 row = parse(texts, number)
             except ValueError as error:
-                if len(self.faults) < _MOST_FAULTS:
-                    self.faults.append(f"{file}, line {number}: {error}")
+                path = paths[min(len(texts), len(paths) - 1)]
+                self.faults.append(f"{path}, line {number}: {error}")
                 continue
             if row is not None:
                 rows.append(row)
                 numbers.append(number)
         return Block(tuple(rows), tuple(numbers))
 
-    def _parser(self, first: Scan, n_files: int) -> tuple[Parser, int]:
-        """The function that turns lines into rows, as training does, and the number of header lines."""
-        if self.form == "text" or n_files == 2:
-            return lambda texts, number: tuple(texts), 0
-        line = next(iter(first.block(0, n=1)), b"").decode("utf-8", errors="replace").removeprefix("\ufeff")
-        if self.form == "labelled":
-            n_texts = line.count("\t")
-            return lambda texts, number: labelled_row(texts[0], n_texts if number > 1 and n_texts in (1, 2) else 0), 0
-        langs = self.data.src_lang, self.data.tgt_lang
-        if bare_suffix(first.path) == ".jsonl":
-            return lambda texts, number: json_pair(texts[0], *langs), 0
-        columns = None
-        with contextlib.suppress(ValueError):
-            columns = columns_of(line, *langs)
+    def _parser(self, suffix: str) -> Parser:
+        """Turns lines into rows as training does. What line 1 says about the columns holds for all lines."""
+        langs, columns, n_texts = (self.data.src_lang, self.data.tgt_lang), None, 0
 
         def tsv(texts: list[str], number: int) -> Row | None:
-            known = columns or columns_of(texts[0], *langs)
-            return None if number == 1 and known.named else tsv_pair(texts[0], known)
+            nonlocal columns
+            columns = columns or columns_of(texts[0], *langs)
+            return None if number == 1 and columns.named else tsv_pair(texts[0], columns)
 
-        return tsv, int(columns is not None and columns.named)
+        def labelled(texts: list[str], number: int) -> Row:
+            nonlocal n_texts
+            row = labelled_row(texts[0], n_texts)
+            n_texts = len(row) - 1
+            return row
 
-    def _tmx(self, corpus: Corpus, seconds: float, most: int) -> Part:
+        if self.form == "labelled":
+            return labelled
+        if self.form == "pairs" and suffix:
+            return tsv if suffix == ".tsv" else lambda texts, number: json_pair(texts[0], *langs)
+        return lambda texts, number: tuple(texts)
+
+    def _records(self, corpus: Corpus, path: Path, seconds: float, most: int) -> Part:
         """Translation units from the beginning of a TMX file. Their number is counted by their tags."""
-        assert corpus.path is not None
+        pairs = read_pairs(corpus, src_lang=self.data.src_lang, tgt_lang=self.data.tgt_lang)
         until, n_units, counted = time.monotonic() + seconds / 2, 0, True
-        with open_bytes(corpus.path) as file:
+        with open_bytes(path) as file:
             rest = b""
             while counted and (chunk := file.read(1 << 20)):
                 rest = rest[-4:] + chunk
                 n_units += rest.count(b"<tu>") + rest.count(b"<tu ")
                 counted = time.monotonic() <= until
-        rows, numbers, whole = list[Row](), list[int](), False
-        until = time.monotonic() + seconds / 2
+        found, whole, until = list[Pair](), False, time.monotonic() + seconds / 2
         try:
-            for pair in islice(read_pairs(corpus, src_lang=self.data.src_lang, tgt_lang=self.data.tgt_lang), most):
-                rows.append((pair.src, pair.tgt))
-                numbers.append(pair.place[1])
+            for pair in islice(pairs, most):
+                found.append(pair)
                 if time.monotonic() > until:
                     break
             else:
-                whole = len(rows) < most
+                whole = len(found) < most
         except DataError as error:
             self.faults.append(str(error))
-        total = len(rows) if whole else max(n_units, len(rows))
-        how = "read completely" if whole else f"{len(rows):,} units from the beginning"
-        blocks = (Block(tuple(rows), tuple(numbers)),) if rows else ()
-        return Part(corpus_name(corpus), (str(corpus.path),), (total,), total, counted and whole, how, blocks)
+        total = len(found) if whole else max(n_units, len(found))
+        how = "read completely" if whole else f"{len(found):,} units from the beginning"
+        block = Block(tuple((pair.src, pair.tgt) for pair in found), tuple(pair.place[1] for pair in found))
+        blocks = (block,) if found else ()
+        return Part(corpus_name(corpus), (str(path),), (total,), total, counted and whole, how, blocks)
 
 
-def _numbers(scans: Sequence[Scan], most: int) -> list[int]:
-    """Numbers of at most so many blocks that all files have, evenly spaced, with the first and the last."""
-    have = sorted(set[int].intersection(*(set(found.kept) for found in scans)))
-    if len(have) <= most:
-        return have
-    return sorted({have[round(i * (len(have) - 1) / max(1, most - 1))] for i in range(most)})
-
-
-def _how(scans: Sequence[Scan], n_blocks: int) -> str:
-    """How the sample was drawn."""
-    if all(found.whole for found in scans):
-        n = -(-min(found.n_lines for found in scans) // BLOCK)
-        return "read completely" if n_blocks >= n else f"all lines counted, {n_blocks} places examined"
-    share = min(found.share for found in scans if not found.whole)
-    end = "" if any(found.is_compressed for found in scans) else " and the end"
-    return f"{n_blocks} places in the first {share:.0%}{end} examined; number of lines estimated"
+def _lines(path: Path, first: int, n: int) -> list[bytes]:
+    with open_bytes(path) as file:
+        return list(islice(file, first - 1, first - 1 + n))

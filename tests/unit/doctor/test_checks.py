@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[str, Make, str, str]] = {
         "warning",
         "untranslated",
     ),
-    "the same": ("copies", lambda p: [(s, s) for s, _ in p], "obstacle", "both sides are the same text"),
+    "the same": ("copies", lambda p: [(s, s) for s, _ in p], "obstacle", "have the same text on both"),
     "copies": ("copies", lambda p: p + [(s, s.upper()) for s, _ in p[:60]], "warning", "have the same text on both"),
     "one side empty": ("empty", lambda p: p + [(s, "") for s, _ in p[:100]], "warning", "have an empty side"),
     "all empty": ("empty", lambda p: [("", t) for _, t in p], "obstacle", "every pair has an empty side"),
@@ -196,4 +196,4 @@ def test_an_empty_side_is_reported_once(tmp_path: Path) -> None:
     found = [
         one for one in run_checks(take_sample(settings({"src": str(src), "tgt": str(tgt)}))) if one.level != "note"
     ]
-    assert [one.level for one in found] == ["obstacle"] and f"{tgt} is empty, while {src} has 300" in found[0].text
+    assert [one.level for one in found] == ["obstacle"] and f"{src} has 300 lines, {tgt} has 0" in found[0].text

@@ -14,10 +14,11 @@ from transduce.cli.request import Request
 from transduce.config import Settings
 from transduce.data.sources import Sources
 from transduce.doctor.diagnose import HELD, SAMPLED, Diagnosis, diagnose, on_sample
+from transduce.doctor.estimates import TIMEOUT, Trial, tokens_at_once
 from transduce.doctor.existing_run import why_unusable
-from transduce.doctor.measuring import TIMEOUT, Trial, measure, tokens_at_once
 from transduce.doctor.report import format_diagnosis
 from transduce.doctor.sampling import take_sample
+from transduce.doctor.trial import measure
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.tasks.registry import TASKS, find_task
@@ -91,8 +92,8 @@ def test_fifos_and_folders_are_refused_without_waiting(tmp_path: Path, make: Cal
 def test_unusable_places_for_a_run_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "file", ["text"])
     asked = settings()
-    assert "is not a folder" in why_unusable(tmp_path / "file" / "x" / "y", asked)
-    assert "is not a folder" in why_unusable(tmp_path / "file", asked)
+    assert "cannot be created" in why_unusable(tmp_path / "file" / "x" / "y", asked)
+    assert "cannot be created" in why_unusable(tmp_path / "file", asked)
     assert "is not empty" in why_unusable(tmp_path, asked)
     assert not why_unusable(tmp_path / "new" / "run", asked)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -11,18 +11,22 @@ from transduce.config import Settings
 from transduce.doctor.alignment import fit, turning_point
 from transduce.doctor.estimates import (
     Disk,
+    Point,
+    Speed,
+    Trial,
     disk_findings,
     estimate_disk,
     estimate_time,
+    extrapolate,
     fitting_tokens,
     memory_findings,
+    speed_of,
     time_findings,
 )
 from transduce.doctor.findings import Finding
 from transduce.doctor.languages import is_clearly, language, looks_like, main_script, script, scripts
-from transduce.doctor.measuring import Point, Speed, Trial, extrapolate, speed_of, why_it_died
-from transduce.doctor.report import histogram
-from transduce.doctor.text_checks import EDGES, Lengths
+from transduce.doctor.lengths import EDGES, Lengths, histogram
+from transduce.doctor.trial import why_it_died
 from unit.doctor.corpora import good
 
 GIB = 1 << 30
@@ -53,7 +57,7 @@ def test_the_turning_point(at: int) -> None:
     pairs = good(260)[:221]
     src, tgt = [s for s, _ in pairs], [t for _, t in pairs]
     rows = list(zip(src[:220], tgt[:at] + tgt[at + 1 :], strict=True))
-    assert abs(turning_point(rows, 0, -1) - at) <= 8
+    assert abs(turning_point(rows, -1) - at) <= 8
 
 
 def test_scripts_and_languages() -> None:
@@ -92,7 +96,7 @@ def _trial(worst: int, *, died: str = "") -> Trial:
 
 def _settings(**training: object) -> Settings:
     given = {"batch_tokens": 4096, "micro_batch_tokens": 4096, "valid_updates": 50, **training}
-    return Settings.from_mapping({"training": given, "tokenizer": {"vocab_size": 1000}})
+    return Settings.from_mapping({"training": {"warmup_updates": 10, **given}, "tokenizer": {"vocab_size": 1000}})
 
 
 def levels(found: list[Finding]) -> list[str]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import lzma
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zstandard
 
 from transduce.config import Corpus
 from transduce.data.corpus import read_pairs
 from transduce.data.labelled import read_labelled
 from transduce.data.lines import MAX_LINE
 from transduce.doctor import sampling
-from transduce.doctor.checks import run_checks
-from transduce.doctor.sampling import take_sample
-from transduce.doctor.scanning import BLOCK
-from transduce.doctor.text_checks import readable
+from transduce.doctor.checks import readable, run_checks
+from transduce.doctor.sampling import BLOCK, Sample, take_sample
 from transduce.errors import DataError
 from unit.doctor.corpora import corpus, good, settings, write
 
@@ -40,20 +43,19 @@ def test_every_format_gives_its_pairs(tmp_path: Path, suffix: str) -> None:
     assert (found.total, found.whole, found.faults) == (len(pairs), True, ())
 
 
-def test_large_files_are_sampled_in_several_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "MOST_BLOCKS", 5)
+def test_large_files_are_sampled_in_several_places(tmp_path: Path) -> None:
     pairs = [(f"a {i}", f"b {i}") for i in range(20 * BLOCK)]
     found = take_sample(settings(corpus(tmp_path, pairs)), most_blocks=5)
     part = found.parts[0]
     assert (found.total, part.counted, found.whole) == (20 * BLOCK, True, False)
-    assert part.how == "all lines counted, 5 places examined"
-    assert [block.first for block in part.blocks][::4] == [1, 19 * BLOCK + 1]
+    assert part.how == "all lines counted, 6 places examined"
+    assert [block.first // BLOCK for block in part.blocks] == [0, 4, 8, 12, 16, 19]
     for block in part.blocks:
         assert block.rows[7] == pairs[block.first + 6] and block.numbers[7] == block.first + 7
-    assert part.reread is not None and part.reread(123, 2) == pairs[122:124]
+    assert part.reread is not None and part.reread(123, 2) == tuple(pairs[122:124])
 
 
-def test_the_end_of_very_large_files_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_very_large_files_is_sampled(tmp_path: Path) -> None:
     """Without time to count: the beginning, and the last lines of both files, counted from the end."""
     pairs = [(f"a {i} {'x' * 200}", f"b {i} {'y' * 200}") for i in range(20 * BLOCK)]
     found = take_sample(settings(corpus(tmp_path, pairs)), seconds=0.0)
@@ -139,3 +141,61 @@ def test_corpora_are_sampled_in_proportion_to_their_size(tmp_path: Path) -> None
     rows = take_sample(settings(big, little)).some(2000)
     assert len(rows) == 2000
     assert sum(row[1] == "l" for row in rows) == 200
+
+
+LINES = [f"line {i} {'x' * (i % 37)}" for i in range(3 * BLOCK + 123)]
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def text_sample(path: Path, **given: Any) -> Sample:
+    return take_sample(settings({"path": str(path)}, task="causal"), **given)
+
+
+@pytest.mark.parametrize("ending", ["\n", ""])
+@pytest.mark.parametrize("suffix", PACK)
+def test_compressed_files_are_read_completely(tmp_path: Path, suffix: str, ending: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACK[suffix](("\n".join(LINES) + ending).encode()))
+    found = text_sample(path)
+    (part,) = found.parts
+    assert (found.whole, found.faults, part.counts) == (True, (), (len(LINES),))
+    assert [row for (row,) in part.rows()] == LINES and len(part.blocks) == 4
+    assert part.reread is not None
+    for first in (*range(0, len(LINES), 500), len(LINES) - 3):
+        assert [row for (row,) in part.reread(first + 1, 5)] == LINES[first : first + 5]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_lines_are_estimated_without_time(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{i:07d} {(i * 2654435761) % 2**32:08x}" for i in range(400_000)]
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACK[suffix]("\n".join(lines).encode()))
+    clock = itertools.count()
+    monkeypatch.setattr(sampling.time, "monotonic", lambda: next(clock))
+    found = text_sample(path, seconds=100)  # 80 blocks
+    (part,) = found.parts
+    assert not part.counted and not found.whole
+    assert part.total == pytest.approx(len(lines), rel=0.15)
+    assert list(part.blocks[0].rows[:2]) == [(line,) for line in lines[:2]]
+
+
+def test_damage_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress("\n".join(LINES).encode())[:-20])
+    assert "damaged or truncated" in text_sample(path).faults[0]
+    with pytest.raises(DataError, match="cannot read"):
+        text_sample(tmp_path / "nothing")
+
+
+def test_very_long_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * (3 << 20) + b"\n" + b"y" * (3 << 20) + b"\nz\n")
+    (part,) = text_sample(path).parts
+    assert part.counts == (3,)
+    assert [len(row) for (row,) in part.rows()] == [3 << 20]  # a block is cut for its size
+    assert part.reread is not None and part.reread(3, 5) == (("z",),)
