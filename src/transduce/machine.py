@@ -37,7 +37,7 @@ class Machine:
 
     def describe(self) -> str:
         """One line for people."""
-        cores = f", {self.n_threads} threads" if self.device == "cpu" else ""
+        cores = f", {self.n_threads} thread{'' if self.n_threads == 1 else 's'}" if self.device == "cpu" else ""
         each = f" for each of {self.n_sharing} processes" if self.n_sharing > 1 else ""
         return f"{self.name} ({self.device}{cores}, {self.memory / 2**30:.0f} GiB free{each})"
 

@@ -105,7 +105,10 @@ class Request:
         }
         corpora["train"] += _paths(self.path)
         texts = {"train": _paths(self.text), "valid": _paths(self.valid_text), "test": _paths(self.test_text)}
-        return {key: texts[key] or corpora[key] for key in corpora if texts[key] or corpora[key]}
+        for key in corpora:
+            if texts[key] and corpora[key]:
+                raise SettingsError(f"the {key} text is given as plain text and as sentence pairs; give one of them")
+        return {key: given for key in corpora if (given := texts[key] or corpora[key])}
 
     def _text_task(self) -> str:
         """Return the task of a training on plain text, unless set: that of the run to resume or to fine-tune."""
@@ -181,7 +184,7 @@ def _pairs(prefix: str, src: Files, tgt: Files) -> list[dict[str, str]]:
     n_src, n_tgt = len(src or ()), len(tgt or ())
     if n_src != n_tgt:
         raise SettingsError(
-            f"--{prefix}src is given {n_src} times and --{prefix}tgt {n_tgt} times; give both sides of each corpus"
+            f"the number of --{prefix}src is {n_src} and of --{prefix}tgt {n_tgt}; give both sides of each corpus"
         )
     return [{"src": str(s.absolute()), "tgt": str(t.absolute())} for s, t in zip(src or (), tgt or (), strict=True)]
 

@@ -46,7 +46,7 @@ def explain(error: ValidationError, root: type[Section]) -> str:
     if first["type"] == "union_tag_invalid":
         kinds = list(map(_kind, sections))
         return f"{name}.kind = {given['kind']!r}{nearest(str(given['kind']), kinds)}; allowed: {', '.join(kinds)}"
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     shown = "" if isinstance(given, dict) else f" = {given!r}"
     return f"{name}{shown}: {message[:1].lower()}{message[1:]}"
 

@@ -54,7 +54,8 @@ def difference(there: Settings, asked: Settings) -> str:
     a, b = (dict(_leaves(settings.model_dump(mode="json"))) for settings in (there, asked))
     for name in a | b:
         if name not in CHANGEABLE and a.get(name) != b.get(name):
-            was, now = (json.dumps(leaves.get(name), ensure_ascii=False) for leaves in (a, b))
+            values = (json.dumps(leaves.get(name), ensure_ascii=False) for leaves in (a, b))
+            was, now = ("unset" if value == "null" else value for value in values)
             return f"{name} is {was} in the folder and {now} here"
     return ""
 

@@ -70,7 +70,7 @@ def test_version(transduce: Callable[..., Result]) -> None:
         (["train"], "no training text: give --src and --tgt, or --path, or --text, or a recipe"),
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
-        (["train", "--src", "a", "--run", "r"], "--src is given 1 times and --tgt 0 times"),
+        (["train", "--src", "a", "--run", "r"], "the number of --src is 1 and of --tgt 0"),
     ],
 )
 def test_user_errors_are_one_line_with_exit_code_2(

@@ -43,8 +43,9 @@ def test_a_file_with_both_sides_is_added_to_pairs_of_files(texts: Path) -> None:
     ("request_", "message"),
     [
         (Request(), "no training text"),
-        (Request(src=[Path("a"), Path("b")], tgt=[Path("a")]), "--src is given 2 times and --tgt 1 times"),
-        (Request(valid_tgt=[Path("a")]), "--valid-src is given 0 times and --valid-tgt 1 times"),
+        (Request(src=[Path("a"), Path("b")], tgt=[Path("a")]), "the number of --src is 2 and of --tgt 1"),
+        (Request(valid_tgt=[Path("a")]), "the number of --valid-src is 0 and of --valid-tgt 1"),
+        (Request(text=[Path("a")], path=[Path("a.tsv")]), "train text is given as plain text and as sentence pairs"),
         (Request(src=[Path("no.en")], tgt=[Path("no.de")], run=Path("r")), "there is no file .*no.en"),
         (Request(overrides=["data=3"]), "settings: 'data' must be a section"),
         (Request(text=[Path("a")], overrides=["data.train.0.weight=2"]), r"--set data\.train\.0\.weight=2.*train text"),

@@ -109,10 +109,10 @@ def test_a_new_run_is_not_resumed(tmp_path: Path) -> None:
     [
         ({"training": {"lr": 0.003}}, "training.lr is 0.002 in the folder and 0.003 here"),
         ({"training": {"lr": 0.002}, "model": {"norm": "rms"}}, 'model.norm is "layer" in the folder and "rms" here'),
-        ({}, "training.lr is 0.002 in the folder and null here"),
+        ({}, "training.lr is 0.002 in the folder and unset here"),
         (
             {"training": {"lr": 0.002}, "data": {"train": [{"path": "x.tsv"}]}},
-            'data.train.0.path is null in the folder and "x.tsv" here',
+            'data.train.0.path is unset in the folder and "x.tsv" here',
         ),
     ],
 )
