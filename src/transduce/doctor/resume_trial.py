@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from transduce.config import Corpus, Settings, to_toml
+from transduce.data.corpus import corpus_files, corpus_name
 from transduce.data.lines import bare_suffix, open_bytes
 from transduce.errors import RunFolderError, TrainingError
 from transduce.logging import Log
@@ -44,25 +46,12 @@ NOT_COMPARED = ("start", "restart", "rollback", "memory", "end")  # events that 
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """How two trainings differ: lines of the log, and numbers among weights and state, of how many."""
+class Comparison:
+    """How two trainings compare. `largest`: difference of two numbers among weights and state."""
 
-    n_lines: int
-    of_lines: int
-    n_numbers: int
-    of_numbers: int
+    same: bool
     largest: float
-
-    @property
-    def none(self) -> bool:
-        """Whether they are equal bit for bit."""
-        return not self.n_lines and not self.n_numbers
-
-    def __str__(self) -> str:
-        return (
-            f"{self.n_lines:,} of {self.of_lines:,} log lines and {self.n_numbers:,} of {self.of_numbers:,} "
-            f"numbers of weights and state differ, by at most {self.largest:.3g}"
-        )
+    summary: str
 
 
 def verify_resume(
@@ -72,9 +61,10 @@ def verify_resume(
 
     The second value lists the run's settings that the trial had to replace, and therefore did not verify.
     """
-    run = None if settings is not None else RunFolder.open(path, model=False)
-    settings = settings or (run.settings if run is not None else Settings())
-    speed = updates_per_second(run) if run is not None else USUAL_SPEED
+    speed = USUAL_SPEED
+    if settings is None:
+        run = RunFolder.open(path, model=False)
+        settings, speed = run.settings, updates_per_second(run)
     updates = updates or int(min(MOST_UPDATES, max(FEWEST_UPDATES, speed * SECONDS)))
     parent = path.absolute().parent  # the disk of the run, if possible
     with tempfile.TemporaryDirectory(
@@ -104,11 +94,9 @@ def shortened(settings: Settings, folder: Path, *, updates: int, seconds: float,
         training["valid_bleu_sentences"] = min(8, settings.training.valid_bleu_sentences)
     if settings.tokenizer.extend:  # the resulting size cannot be asked for
         settings = settings.with_values("tokenizer", vocab_size=None)
-    corpora = {
-        key: [_beginning(corpus, folder, f"{key}{i}", log) for i, corpus in enumerate(getattr(settings.data, key))]
-        for key in ("train", "valid")
-    }
-    return settings.with_values("training", **training).with_values("data", **corpora, test=[])
+    train = [_beginning(corpus, folder, f"train{i}", log) for i, corpus in enumerate(settings.data.train)]
+    valid = [_beginning(corpus, folder, f"valid{i}", log) for i, corpus in enumerate(settings.data.valid)]
+    return settings.with_values("training", **training).with_values("data", train=train, valid=valid, test=[])
 
 
 def not_verified(settings: Settings, trial: Settings) -> str:
@@ -118,13 +106,11 @@ def not_verified(settings: Settings, trial: Settings) -> str:
     >>> not_verified(run, Settings.from_mapping({"training": {"max_updates": 60}}))
     'training.max_updates = none (trial: 60), training.max_epochs = 3.0 (trial: none)'
     """
-    before, after = settings.training.model_dump(), trial.training.model_dump()
-    changed = [name for name in before if before[name] != after[name]]
-
-    def shown(value: object) -> str:
-        return "none" if value is None else str(value)
-
-    parts = [f"training.{name} = {shown(before[name])} (trial: {shown(after[name])})" for name in changed]
+    both = zip(settings.training, trial.training, strict=True)
+    changed = [
+        (name, *("none" if value is None else value for value in (a, b))) for (name, a), (_, b) in both if a != b
+    ]
+    parts = [f"training.{name} = {before} (trial: {after})" for name, before, after in changed]
     if settings.data.train != trial.data.train:
         parts.append(f"data.train (trial: the first {LINES:,} lines)")
     return ", ".join(parts)
@@ -132,32 +118,29 @@ def not_verified(settings: Settings, trial: Settings) -> str:
 
 def _beginning(corpus: Corpus, folder: Path, name: str, log: Log) -> dict[str, Any]:
     """The corpus, or the first lines of its files if they are long."""
-    values = corpus.model_dump(mode="json")
-    files = {side: Path(values[side]) for side in ("src", "tgt", "path") if values[side] is not None}
-    for file in files.values():
+    values, files = corpus.model_dump(mode="json"), corpus_files(corpus)
+    for file in files:
         if not file.exists():
             raise RunFolderError(f"{file} is missing: a trial training needs the text of the run")
-    is_tmx = any(bare_suffix(file) == ".tmx" for file in files.values())
-    if is_tmx or max(file.stat().st_size for file in files.values()) < LONG:
+    if any(bare_suffix(file) == ".tmx" for file in files) or max(file.stat().st_size for file in files) < LONG:
         return values
-    for side, file in files.items():
-        short = folder / f"{name}.{side}{bare_suffix(file)}"
-        with open_bytes(file) as lines, short.open("wb") as out:
-            out.writelines(islice(lines, LINES))
-        values[side] = str(short)
-    log.say(f"using the first {LINES:,} lines of {', '.join(file.name for file in files.values())}")
+    for side in ("src", "tgt", "path"):
+        if values[side] is not None:
+            file = Path(values[side])
+            short = folder / f"{name}.{side}{bare_suffix(file)}"
+            with open_bytes(file) as lines, short.open("wb") as out:
+                out.writelines(islice(lines, LINES))
+            values[side] = str(short)
+    log.say(f"using the first {LINES:,} lines of {corpus_name(corpus)}")
     return values
 
 
 def updates_per_second(run: RunFolder) -> float:
     """The median speed in the run's log; `USUAL_SPEED` if the log contains none."""
-    events = MetricsFile(run.path / "metrics.jsonl").read()
-    speeds = [
-        (b["update"] - a["update"]) / (b["seconds"] - a["seconds"])
-        for a, b in pairwise(events)
-        if a["event"] == b["event"] == "update" and b["seconds"] > a["seconds"] and b["update"] > a["update"]
-    ]
-    return sorted(speeds)[len(speeds) // 2] if speeds else USUAL_SPEED
+    neighbours = pairwise(MetricsFile(run.path / "metrics.jsonl").read())  # a validation may be between two updates
+    updates = [(a, b) for a, b in neighbours if a["event"] == b["event"] == "update"]
+    steps = [(b["update"] - a["update"], b["seconds"] - a["seconds"]) for a, b in updates]
+    return statistics.median([n / seconds for n, seconds in steps if n > 0 and seconds > 0] or [USUAL_SPEED])
 
 
 class TrialRuns:
@@ -223,33 +206,33 @@ def _last_update(metrics: MetricsFile) -> int:
     return max((event["update"] for event in metrics.read() if event["event"] != "restart"), default=0)
 
 
-def compare(one: Path, other: Path) -> Difference:
+def compare(one: Path, other: Path) -> Comparison:
     """Compare the logs without measured times, the models, and the last checkpoints of two runs."""
-    logs = [_computed(folder) for folder in (one, other)]
-    n_lines = sum(a != b for a, b in zip(*logs, strict=False)) + abs(len(logs[0]) - len(logs[1]))
-    n_numbers, of_numbers, largest = 0, 0, 0.0
-    for a, b in zip(_tensors(one), _tensors(other), strict=True):
-        for name in a.keys() | b.keys():
-            if name not in a or name not in b or a[name].shape != b[name].shape:
-                n_numbers, largest = n_numbers + 1, float("inf")
-                continue
-            of_numbers += a[name].numel()
-            differing = (a[name] != b[name]) & ~(a[name].isnan() & b[name].isnan())
-            if n := int(differing.sum()):
-                n_numbers += n
-                largest = max(largest, float((a[name].double() - b[name].double()).abs().max()))
-    return Difference(n_lines, max(map(len, logs)), n_numbers, of_numbers, largest)
+    (log, a), (other_log, b) = _results(one), _results(other)
+    n_lines = sum(x != y for x, y in zip_longest(log, other_log))
+    n_numbers, largest = 0, 0.0
+    for name in a.keys() | b.keys():
+        if name not in a or name not in b or a[name].shape != b[name].shape:
+            n_numbers, largest = n_numbers + 1, float("inf")
+            continue
+        differing = (a[name] != b[name]) & ~(a[name].isnan() & b[name].isnan())
+        if n := int(differing.sum()):
+            n_numbers, largest = n_numbers + n, max(largest, float((a[name].double() - b[name].double()).abs().max()))
+    of_numbers = sum(tensor.numel() for tensor in a.values())
+    if not n_lines and not n_numbers:
+        return Comparison(True, 0.0, f"{len(log):,} log lines and {of_numbers:,} weights and states: equal")
+    summary = f"{n_lines:,} of {len(log):,} log lines and {n_numbers:,} of {of_numbers:,} weights and states differ"
+    return Comparison(False, largest, f"{summary}, by at most {largest:.3g}")
 
 
-def _computed(folder: Path) -> list[dict[str, Any]]:
+def _results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """What a training has computed: the events of its log, its model and its last checkpoint."""
     events = [e for e in MetricsFile(folder / "metrics.jsonl").read() if e["event"] not in NOT_COMPARED]
-    return [{key: value for key, value in event.items() if key not in MEASURED} for event in events]
-
-
-def _tensors(folder: Path) -> list[dict[str, torch.Tensor]]:
+    log = [{key: value for key, value in event.items() if key not in MEASURED} for event in events]
     last = Checkpoints(folder / "checkpoints").latest()
     assert last is not None, "a finished training has saved a checkpoint"
-    return [load_tensors(folder / "model.safetensors"), last.tensors()]
+    model = {f"model: {name}": tensor for name, tensor in load_tensors(folder / "model.safetensors").items()}
+    return log, model | last.tensors()
 
 
 def kill_and_compare(runs: TrialRuns, *, updates: int, kills: int, seed: int, log: Log) -> bool:
@@ -267,15 +250,14 @@ def kill_and_compare(runs: TrialRuns, *, updates: int, kills: int, seed: int, lo
             log.say("  (it finished before the next kill)")
             break
         log.say(f"  killed with SIGKILL {f'after update {last}' if last else 'before its first logged update'}")
-    difference = compare(whole, runs.finish("killed"))
-    if difference.none:
-        log.say(f"  {difference.of_lines:,} log lines and {difference.of_numbers:,} weights and states: equal")
+    found = compare(whole, runs.finish("killed"))
+    log.say(f"  {found.summary}")
+    if found.same:
         return True
-    log.say(f"  {difference}")
     log.say("  for comparison, a second training without interruption")
     again = compare(whole, runs.finish("again"))
-    if again.none:
+    if again.same:
         return False
-    log.say(f"  two uninterrupted trainings differ here too: {again}")
+    log.say(f"  two uninterrupted trainings differ here too: {again.summary}")
     log.say("  this machine is not deterministic (a GPU may not be), so a resume cannot be exact either")
-    return difference.largest <= 10 * again.largest
+    return found.largest <= 10 * again.largest
