@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from transduce.config import Settings, to_toml
-from transduce.data.tokens_folder import check_prepared, clear_tokens, has_prepared, seal_prepared
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
 from transduce.doctor.estimates import warn_of_resources
@@ -25,9 +24,10 @@ from transduce.models.registry import build_model, count_parameters
 from transduce.process import keep_freed_memory, limit_kernel_cache
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder, has_read_text
+from transduce.runs.manifest import seal_folder
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_start_weights, save_start_weights
-from transduce.tasks.registry import find_task
-from transduce.tasks.resolve import AnyTask, check, resolve
+from transduce.tasks.registry import AnyTask, find_task
+from transduce.tasks.resolve import check, resolve
 from transduce.text.extension import Extended
 from transduce.training import loop
 from transduce.training.feed import Feeder
@@ -67,20 +67,21 @@ def _train_in(
         if folder.lock_note:
             log.warn(folder.lock_note)
         end = _end_of(folder)
-        if end is not None and not has_prepared(folder):
+        has_prepared = (path / "tokens").exists()
+        if end is not None and not has_prepared:
             # Opening the folder names a file that is missing or damaged and cannot be made again.
             restore_pages(RunFolder.open(path), task.wording, log=log)
             log.say(
                 f"{path} is finished; its model {task.wording.usage}; name another folder with --run to train again"
             )
             return
-        if end is None and has_read_text(path) and not has_prepared(folder):
+        if end is None and has_read_text(path) and not has_prepared:
             raise RunFolderError(
                 f"{path / 'metrics.jsonl'} is damaged: it records no end of training, but the encoded text was removed "
                 "as after the end; the model can be used; to train, name another folder with --run"
             )
         if end is None:
-            prepared = task.find_prepared(check_prepared(folder), log) if folder.resumed else None
+            prepared = task.find_prepared(folder, log) if folder.resumed else None
             if prepared is None:
                 prepared = _prepare(task, folder, settings, start, machine, log)
             _report_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
@@ -105,7 +106,7 @@ def _resolved(
     log.say(start.summary)
     texts = task.read(start.settings, log, spool_in=spool_in)
     warn_of_data(start.settings, log)
-    extended = extend_vocabulary(start, *task.lines(texts, start.settings), log)
+    extended = extend_vocabulary(start, *task.lines(texts), log)
     settings, _ = resolve(task, start.settings, texts, machine, log, known=extended.tokenizers)
     return texts, settings, extended
 
@@ -113,13 +114,15 @@ def _resolved(
 def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
     """Encode the text, and copy the weights to start from, into the folder. A user's mistake leaves no new folder."""
     with _removed_on_mistake(folder):
-        tokens = clear_tokens(folder)
+        tokens = folder.path / "tokens"
+        shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
+        tokens.mkdir(exist_ok=True)
         texts, settings, extended = _resolved(task, asked, start, machine, log, spool_in=tokens)
         folder.write_settings(settings)
         if start is not None:
             save_start_weights(start, extended, settings, tokens)
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
-        seal_prepared(folder)
+        seal_folder(tokens)
         return prepared
 
 
@@ -137,7 +140,7 @@ def learn(
 
     `machine`: the main process warns if it has too little memory or disk space.
     """
-    settings, training, tokenizers = folder.settings, folder.settings.training, task.tokenizers(prepared)
+    settings, training, tokenizers = folder.settings, folder.settings.training, prepared.tokenizers
     where = ranks.bind_device(torch.device(device))
     if where.type == "cpu":
         keep_freed_memory()
@@ -161,7 +164,7 @@ def learn(
 def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     """Train the model of a run folder as a worker rank, without I/O and logging."""
     task, log = find_task(folder.settings.task), Log(quiet=True, stream=io.StringIO())
-    learn(task, folder, task.find_prepared(folder, log), device=device, log=log, ranks=ranks)
+    learn(task, folder, task.open_prepared(folder), device=device, log=log, ranks=ranks)
 
 
 def _report_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:

@@ -114,15 +114,13 @@ def _text_scores(run: Path, task: str, text: Path, *, stride: int | None, batch_
         from transduce.decoding.mask_filler import MaskFiller
 
         return MaskFiller.load(run, device=device).evaluate(text, batch_tokens=batch_tokens)
-    from transduce.data.encoding import text_in_memory
+    from transduce.data.encoding import encode_text
     from transduce.data.text import read_pieces
     from transduce.decoding.generator import Generator
-    from transduce.errors import DataError
 
     generator = Generator.load(run, device=device)
-    store = text_in_memory(read_pieces(text, generator.settings.data.documents), generator.tokenizer)
-    if not store.n_bytes:
-        raise DataError(f"{text}: there is no text")
+    pieces = read_pieces(text, generator.settings.data.documents)
+    store = encode_text(None, pieces, generator.tokenizer, name=str(text))
     return generator.evaluate(store, stride=stride, batch_tokens=batch_tokens)
 
 

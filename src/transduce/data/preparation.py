@@ -1,278 +1,231 @@
-"""Prepare sentence pairs for training: read, clean, split, encode, check for leaks.
+"""Read the text of a run once: clean it, hold some out, sample it, and keep it for encoding.
 
-The corpus is read once (`read_texts`). On the way each pair is cleaned, sampled for the vocabulary, considered for the
-validation set and written to a temporary file, from which it is encoded (`encode`) once the vocabulary is known. The
-encoded text stays in the run folder until the run has finished.
+On the way each record is sampled for the vocabulary, considered for the validation set and written to a temporary file
+without a name (`Spool`), from which it is encoded once the vocabulary is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import random
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-
-from transduce.config import DataSettings, Settings
-from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, format_cleaning
+from transduce.config import Settings
+from transduce.data.clean import Cleaner, CleanReport, HeldOutSources
 from transduce.data.corpus import Pair, distinct
-from transduce.data.encoding import encode_pairs, fingerprint_of_pairs
-from transduce.data.leaks import LeakCheck, comparable, watch
+from transduce.data.labelled import Labelled, number_of, sorted_labels
+from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
-from transduce.data.sources import Source, Sources, pair_sources
+from transduce.data.sources import Source, Sources
 from transduce.data.spool import Spool, Stream
-from transduce.data.store import TokenStore
-from transduce.demo.corpus import demo_pairs
+from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
 from transduce.errors import DataError
 from transduce.logging import Log
-from transduce.runs.atomic import expecting, read_json, write_json
-from transduce.runs.folder import RunFolder
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.text.training import SAMPLE_LINES, Reservoir
 
-HELD_OUT_SHARE, MAX_HELD_OUT = 0.01, 1000
-DEMO_HELD_OUT = 500  # pairs of each held-out split of the built-in corpus
-TRIED = 2000  # pairs that are encoded to estimate the number of tokens
+HELD_OUT_PAIRS, MAX_HELD_OUT_PAIRS = 0.01, 1000
+HELD_OUT_TEXT, MAX_HELD_OUT_BYTES = 0.05, 1 << 20
+HELD_OUT_LABELLED, MAX_HELD_OUT_LABELLED = 0.05, 2_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class DemoSource:
-    """Pairs of the built-in corpus."""
+class TextSet(Generic[T]):
+    """A training, validation or test set: a stream for each corpus. `size`: its pairs, labelled texts or bytes."""
 
     name: str
-    n: int
-    seed: int
-    files: tuple[str, ...] = ()
-
-    def read(self) -> Iterator[Pair]:
-        """The first `n` pairs of this split."""
-        for number, pair in enumerate(demo_pairs(self.name, self.n, seed=self.seed), 1):
-            yield Pair(pair.src, pair.tgt, (f"built-in corpus, {self.name}", number))
-
-    def digest(self) -> bytes:
-        """Nothing: the settings determine the pairs."""
-        return b""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A validation or test set, in memory. `files` are the names for reports."""
-
-    name: str
-    pairs: Sequence[Pair]
-    files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """The text of a run, read and cleaned.
-
-    `train` has a stream for each corpus, without what is held out; `report` is that of the cleaning; `sample` contains
-    random training pairs, or all of them in order if they are few.
-    """
-
-    train: tuple[Stream[Pair], ...]
     files: tuple[str, ...]
+    streams: tuple[Stream[T], ...]
+    size: int
+
+    def read(self) -> Iterator[T]:
+        """All records, from the first one at each call."""
+        return chain.from_iterable(stream() for stream in self.streams)
+
+
+@dataclass(frozen=True)
+class Texts(Generic[T]):
+    """The text of a run. `sample` contains the texts of random training records, or of all in order if they are few."""
+
+    train: TextSet[T]
+    valid: TextSet[T]
+    tests: tuple[TextSet[T], ...]
+    sample: Sequence[tuple[str, ...]]
     digests: tuple[bytes, ...]
-    n_pairs: int
+
+    @property
+    def sets(self) -> dict[str, TextSet[T]]:
+        """The sets by the names of their folders under `tokens`."""
+        tests = {f"test.{number}": found for number, found in enumerate(self.tests)}
+        return {"train": self.train, "valid": self.valid, **tests}
+
+
+@dataclass(frozen=True)
+class PairTexts(Texts[Pair]):
+    """Sentence pairs; `report` is that of the cleaning of the training pairs."""
+
     report: CleanReport
-    sample: Sequence[tuple[str, str]]
-    valid: HeldOut
-    tests: tuple[HeldOut, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Encoded text. `judged` are the (source, reference) pairs that are translated at each validation."""
+@dataclass(frozen=True)
+class LabelledTexts(Texts[Labelled]):
+    """Labelled texts, and all their labels."""
 
-    tokenizers: Tokenizers
-    train: TokenStore
-    valid: TokenStore
-    weights: np.ndarray | None
-    judged: list[tuple[str, str]]
+    labels: tuple[str, ...]
 
 
-def sources_of(settings: Settings) -> Sources[Pair]:
-    """The sentence pairs that the settings name: those of files, or of the built-in corpus."""
-    if not settings.data.demo:
-        return pair_sources(settings.data)
-    seed = settings.training.seed
-    train = DemoSource("train", settings.data.demo, seed, ("built-in corpus",))
-    valid, *tests = (DemoSource(split, DEMO_HELD_OUT, seed) for split in ("valid", "test", "held_out_combinations"))
-    return Sources((train,), (valid,), tuple(tests))
+def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spool_in: Path | None = None) -> PairTexts:
+    """Read and clean sentence pairs, each source once; test sets are not cleaned.
 
-
-def read_texts(
-    settings: Settings, log: Log, sources: Sources[Pair] | None = None, *, spool_in: Path | None = None
-) -> Texts:
-    """Read and clean all text, each source once.
-
-    `spool_in`: the folder whose disk holds the temporary file that `Texts.train` is read from. Raises `DataError` for
-    whatever is wrong with the text.
+    `spool_in`: the folder whose disk holds the temporary file. Raises `DataError` for whatever is wrong with the text.
     """
-    data, sources = settings.data, sources or sources_of(settings)
-    files = tuple(name for source in sources.train for name in source.files)
-    tests = test_sets(sources)
-    cleaner, held_out = Cleaner(data), HeldOutSources(0 if sources.valid else MAX_HELD_OUT, seed=settings.training.seed)
-    n_sample = SAMPLE_LINES // 2 if settings.tokenizer.joint else SAMPLE_LINES
-    sample = Reservoir[tuple[str, str]](n_sample, seed=settings.training.seed)
+    data, seed, files = settings.data, settings.training.seed, _files(sources.train)
+    tests = _read_tests([_stem(source) for source in sources.tests], sources.tests, "sentence pair")
+    cleaner, held_out = Cleaner(data), HeldOutSources(0 if sources.valid else MAX_HELD_OUT_PAIRS, seed=seed)
+    sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
     streams, spool = list[Stream[Pair]](), Spool(spool_in)
     for source in sources.train:
-        kept = _sampled(cleaner.texts(source.read()), sample)
-        streams.append(_write(spool, kept if sources.valid else held_out.watch(kept)))
+        kept = cleaner.texts(source.read())
+        streams.append(_spooled_pairs(kept if sources.valid else held_out.watch(kept), spool, sample))
     report = cleaner.report
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     digests = tuple(source.digest() for source in sources.train)
     if sources.valid:
-        valid = _held_out("valid", sources.valid)
-        return Texts(tuple(streams), files, digests, report.kept, report, sample.items, valid, tests)
+        train = TextSet("train", files, tuple(streams), report.kept)
+        return PairTexts(
+            train, _read_set("valid", sources.valid, "sentence pair"), tests, sample.items, digests, report
+        )
     n_pairs = report.kept
     if n_pairs < 2:
         raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
-    chosen, report.held_out = held_out.choose(min(MAX_HELD_OUT, max(1, round(n_pairs * HELD_OUT_SHARE))))
+    n_held_out = min(MAX_HELD_OUT_PAIRS, max(1, round(n_pairs * HELD_OUT_PAIRS)))
+    chosen, report.held_out = held_out.choose(n_held_out)
     report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
     log.say(f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)")
-    return Texts(
-        tuple(_without(stream, chosen.keys()) for stream in streams),
-        files,
-        digests,
-        report.kept,
-        report,
-        [pair for pair in sample.items if comparable(pair[0]) not in chosen],
-        HeldOut("valid", list(chosen.values()), files),
+    left = tuple(_without(stream, chosen.keys()) for stream in streams)
+    valid = list(chosen.values())
+    return PairTexts(
+        TextSet("train", files, left, report.kept),
+        TextSet("valid", files, (lambda: iter(valid),), len(valid)),
         tests,
+        [pair for pair in sample.items if comparable(pair[0]) not in chosen],
+        digests,
+        report,
     )
 
 
-def test_sets(sources: Sources[Pair]) -> tuple[HeldOut, ...]:
-    """Read the test sets, without cleaning."""
-    names = distinct([_stem(source) for source in sources.tests])
-    return tuple(_held_out(name, (source,)) for name, source in zip(names, sources.tests, strict=True))
+def read_plain_texts(
+    settings: Settings, log: Log, sources: Sources[str], *, spool_in: Path | None = None
+) -> Texts[Piece]:
+    """Read running text as documents, each source once.
 
-
-def lines_of(texts: Texts) -> tuple[Iterator[str], Iterator[str]]:
-    """A sample of the cleaned training text of both sides."""
-    return (pair[0] for pair in texts.sample), (pair[1] for pair in texts.sample)
-
-
-def count_tokens(texts: Texts, tokenizers: Tokenizers) -> int:
-    """Estimate the tokens of the longer side of all training pairs, including EOS, from a few thousand."""
-    pairs = texts.sample[:TRIED]
-    sides = (tokenizers.src.encode_batch([p[0] for p in pairs]), tokenizers.tgt.encode_batch([p[1] for p in pairs]))
-    longer = [1 + max(len(src), len(tgt)) for src, tgt in zip(*sides, strict=True)]
-    return round(sum(longer) * texts.n_pairs / max(1, len(longer)))
-
-
-def encode(folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Settings, log: Log) -> Prepared:
-    """Encode all text into the run folder, report the cleaning, and warn of held-out text in the training text."""
-    data = settings.data
-    sets = texts.tests if not data.valid else (texts.valid, *texts.tests)
-    checks = [LeakCheck(held.name, map(_sides, held.pairs), places=list(map(_place, held.pairs))) for held in sets]
-    tokens = folder.path / "tokens"
-    tokens.mkdir(exist_ok=True)
-    with log.progress("encoding") as bar:
-        train = encode_pairs(
-            tokens / "train",
-            [watch(stream(), _sides, checks, _place) for stream in texts.train],
-            tokenizers,
-            data,
-            report=texts.report,
-            fingerprint=fingerprint(settings, tokenizers, texts.digests),
-            progress=lambda n_read: bar.update(n_read / max(1, texts.n_pairs)),
-        )
-    cleaner = Cleaner(data)
-    valid_pairs = list(cleaner.texts(texts.valid.pairs))
-    valid = encode_pairs(
-        tokens / "valid", [valid_pairs], tokenizers, data, report=cleaner.report, name="validation text"
+    `spool_in`: the folder whose disk holds the temporary file. Raises `DataError` for whatever is wrong with the text,
+    or where there is too little.
+    """
+    data, spool, seed = settings.data, Spool(spool_in), settings.training.seed
+    sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
+    everything, sizes = _read_documents("train", sources.train, data.documents, spool, sample=sample)
+    named = zip(distinct([source.name for source in sources.tests]), sources.tests, strict=True)
+    tests = tuple(_read_documents(name, (source,), data.documents, spool)[0] for name, source in named)
+    digests = tuple(source.digest() for source in sources.train)
+    if sources.valid:
+        valid, _ = _read_documents("valid", sources.valid, data.documents, spool)
+        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], digests)
+    whole = data.documents != "file"
+    held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
+    meter = Meter()
+    stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), spool)
+    n_held, files = sum(meter.sizes), everything.files
+    if not 0 < n_held < everything.size:
+        raise DataError(f"{', '.join(files)}: too little text to hold some out; give --valid-text")
+    which = "documents drawn by seed" if whole else "the end of each file"
+    log.say(f"no validation text given: holding out {n_held:,} of {everything.size:,} bytes ({which})")
+    return Texts(
+        replace(
+            everything,
+            streams=(lambda: part_of(everything.read(), held, held_out=False),),
+            size=everything.size - n_held,
+        ),
+        TextSet("valid", files, (stream,), n_held),
+        tests,
+        [(text,) for document, end, text in sample.items if not is_held_out(held, document, end)],
+        digests,
     )
-    judged = [_sides(pair) for pair in texts.valid.pairs[: settings.training.valid_bleu_sentences]]
-    write_json(tokens / "judged.json", judged)
-    write_json(tokens / "tests.json", [(held.name, list(map(_sides, held.pairs))) for held in texts.tests])
-    folder.save_tokenizers(tokenizers.save)
-    for line in format_cleaning(train.cleaning):
-        log.say(line)
-    if train.cleaning["dropped"] or train.cleaning["changed"]:
-        log.say(f"  more examples: {folder.path / 'data.json'} and, after training, report.html")
-    for check in checks:
-        if warning := check.warning():
-            log.warn(warning)
-    report = {
-        "fingerprint": train.fingerprint,
-        "sets": [_described("train", texts.files, train), _described("valid", texts.valid.files, valid)]
-        + [{"name": held.name, "files": held.files, "pairs": len(held.pairs)} for held in texts.tests],
-        "leaks": [check.to_json() for check in checks],
-    }
-    folder.write_record("data.json", report)
-    return Prepared(tokenizers, train, valid, _weights(train, data), judged)
 
 
-def open_prepared(folder: RunFolder) -> Prepared:
-    """Open what `encode` has written into the run folder."""
-    tokens = folder.path / "tokens"
-    train, valid = TokenStore.open(tokens / "train"), TokenStore.open(tokens / "valid")
-    tokenizers = load_tokenizers(folder)
-    for store, name in ((train, "train"), (valid, "valid")):
-        store.check(tokens / name, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
-    return Prepared(tokenizers, train, valid, _weights(train, folder.settings.data), read_judged(folder))
+def read_labelled_texts(
+    settings: Settings, log: Log, sources: Sources[Labelled], *, spool_in: Path | None = None
+) -> LabelledTexts:
+    """Read labelled texts, each source once. The labels are those of the training text, unless the settings name them.
+
+    `spool_in`: the folder whose disk holds the temporary file. Raises `DataError` for whatever is wrong with the text.
+    """
+    data, seed, files = settings.data, settings.training.seed, tuple(sorted(set(_files(sources.train))))
+    counts, sample = Counter[str](), Reservoir[tuple[int, Labelled]](SAMPLE_LINES // 2, seed=seed)
+    n = n_texts = 0
+
+    def counted() -> Iterator[Labelled]:
+        nonlocal n, n_texts
+        for example in chain.from_iterable(source.read() for source in sources.train):
+            n_texts = n_texts or len(example.texts)
+            _check_example(example, n_texts, data.labels)
+            sample.add((n, example))
+            counts[example.label] += 1
+            n += 1
+            yield example
+
+    def unpack(row: list[Any]) -> Labelled:
+        return Labelled(row[0], tuple(row[1]), tuple(row[2]))
+
+    everything = Spool(spool_in).write(counted(), lambda e: [e.label, e.texts, e.place], unpack)
+    digests = tuple(source.digest() for source in sources.train)
+    labels = data.labels or sorted_labels(counts)  # of all text: the only example of a label may be held out
+    if len(labels) < 2:
+        only = repr(labels[0]) if labels else "none"
+        raise DataError(f"the training text has only one label, {only}: there is nothing to classify")
+    tests = _read_tests([source.name for source in sources.tests], sources.tests, "text")
+    held = set[int]()
+    if sources.valid:
+        valid = _read_set("valid", sources.valid, "text")
+    else:
+        n_held = min(MAX_HELD_OUT_LABELLED, round(n * HELD_OUT_LABELLED))
+        if not n_held:
+            raise DataError(f"{', '.join(files)}: {n} labelled texts are too few to hold some out; give data.valid")
+        held = set(random.Random(seed).sample(range(n), n_held))
+        chosen = [example for i, example in enumerate(everything()) if i in held]
+        valid = TextSet("valid", files, (lambda: iter(chosen),), n_held)
+        counts -= Counter(example.label for example in chosen)
+        log.say(f"no validation text given: holding out {n_held:,} texts (by seed)")
+    for example in chain(valid.read(), *(test.read() for test in tests)):
+        _check_example(example, n_texts, labels)
+    for label in sorted(set(labels) - counts.keys()):
+        log.warn(f"label {label!r} does not occur in the training text: it will not be learned")
+    return LabelledTexts(
+        TextSet("train", files, (lambda: (e for i, e in enumerate(everything()) if i not in held),), n - len(held)),
+        valid,
+        tests,
+        [example.texts for i, example in sample.items if i not in held],
+        digests,
+        labels,
+    )
 
 
-def read_judged(folder: RunFolder) -> list[tuple[str, str]]:
-    """The validation pairs that are translated."""
-    path = folder.path / "tokens" / "judged.json"
-    return _pairs(read_json(path), path)
+def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None) -> None:
+    """Refuse an unknown label, or another number of texts than in other lines."""
+    if labels is not None:
+        number_of(example, labels)
+    if len(example.texts) != n_texts:
+        file, line = example.place
+        raise DataError(f"{file}, line {line}: {len(example.texts)} texts, but other lines have {n_texts}")
 
 
-def read_tests(folder: RunFolder) -> dict[str, list[tuple[str, str]]]:
-    """The pairs of the test sets by name, as they were when the text was read."""
-    path = folder.path / "tokens" / "tests.json"
-    with expecting(path):
-        return {str(name): _pairs(pairs, path) for name, pairs in read_json(path)}
-
-
-def fingerprint(settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-    """Of everything that decides which training pairs are stored, and as which ids."""
-    data = settings.data
-    marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
-    return fingerprint_of_pairs(digests, data, tokenizers, *marks)
-
-
-def _write(spool: Spool, pairs: Iterator[Pair]) -> Stream[Pair]:
-    """Read the pairs of one corpus to the end; a stream that gives them again."""
-    file = ""
-
-    def pack(pair: Pair) -> list[Any]:
-        nonlocal file
-        file = pair.place[0]  # the same for the whole corpus
-        return [pair.place[1], pair.src, pair.tgt]
-
-    return spool.write(pairs, pack, lambda row: Pair(row[1], row[2], (file, row[0])))
-
-
-def _sampled(pairs: Iterator[Pair], sample: Reservoir[tuple[str, str]]) -> Iterator[Pair]:
-    for pair in pairs:
-        sample.add((pair.src, pair.tgt))
-        yield pair
-
-
-def _without(stream: Stream[Pair], sources: Any) -> Stream[Pair]:
-    return lambda: (pair for pair in stream() if comparable(pair.src) not in sources)
-
-
-def _sides(pair: Pair) -> tuple[str, str]:
-    return pair.src, pair.tgt
-
-
-def _place(pair: Pair) -> str:
-    return f"{pair.place[0]}:{pair.place[1]}"
-
-
-def _held_out(name: str, sources: Sequence[Source[Pair]]) -> HeldOut:
-    pairs = [pair for source in sources for pair in source.read()]
-    files = tuple(file for source in sources for file in source.files)
-    if not pairs:
-        raise DataError(f"{', '.join(files)}: no sentence pair found")
-    return HeldOut(name, pairs, files)
+def _files(sources: Sequence[Source[Any]]) -> tuple[str, ...]:
+    return tuple(file for source in sources for file in source.files)
 
 
 def _stem(source: Source[Pair]) -> str:
@@ -282,20 +235,58 @@ def _stem(source: Source[Pair]) -> str:
     return name[: name.lower().rindex(suffix)] if suffix else name
 
 
-def _pairs(found: Any, path: Path) -> list[tuple[str, str]]:
-    """Pairs of texts from JSON."""
-    with expecting(path):
-        pairs = [(src, tgt) for src, tgt in found]
-        if not all(isinstance(side, str) for pair in pairs for side in pair):
-            raise ValueError("expected pairs of texts")
-        return pairs
+def _read_tests(names: Sequence[str], sources: Sequence[Source[T]], unit: str) -> tuple[TextSet[T], ...]:
+    """Test sets, in memory, under distinct names."""
+    return tuple(_read_set(name, (one,), unit) for name, one in zip(distinct(names), sources, strict=True))
 
 
-def _weights(train: TokenStore, data: DataSettings) -> np.ndarray | None:
-    return None if data.demo else train.weights([corpus.weight for corpus in data.train])
+def _read_set(name: str, sources: Sequence[Source[T]], unit: str) -> TextSet[T]:
+    """A held-out set, in memory."""
+    records, files = [record for source in sources for record in source.read()], _files(sources)
+    if not records:
+        raise DataError(f"{', '.join(files) or name}: no {unit} found")
+    return TextSet(name, files, (lambda: iter(records),), len(records))
 
 
-def _described(name: str, files: Sequence[str], store: TokenStore) -> dict[str, object]:
-    src_tokens, tgt_tokens = store.n_tokens
-    numbers = {"pairs": len(store), "src_tokens": src_tokens, "tgt_tokens": tgt_tokens}
-    return {"name": name, "files": list(files), **numbers, "cleaning": store.cleaning}
+def _read_documents(
+    name: str,
+    sources: Sequence[Source[str]],
+    documents: str,
+    spool: Spool,
+    *,
+    sample: Reservoir[tuple[int, int, str]] | None = None,
+) -> tuple[TextSet[Piece], list[int]]:
+    """Read a set of running text into the spool; and the sizes of its documents."""
+    meter = Meter()
+
+    def pieces() -> Iterator[Piece]:
+        for piece in meter.watch(chain.from_iterable(DOCUMENTS[documents](source.read()) for source in sources)):
+            if sample is not None:
+                sample.add((meter.document, meter.position, piece.text))
+            yield piece
+
+    stream = _spooled_pieces(pieces(), spool)
+    if not sum(meter.sizes):
+        raise DataError(f"{', '.join(_files(sources)) or name}: no text found")
+    return TextSet(name, _files(sources), (stream,), sum(meter.sizes)), meter.sizes
+
+
+def _spooled_pieces(pieces: Iterator[Piece], spool: Spool) -> Stream[Piece]:
+    return spool.write(pieces, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))
+
+
+def _spooled_pairs(pairs: Iterator[Pair], spool: Spool, sample: Reservoir[tuple[str, str]]) -> Stream[Pair]:
+    """Read the pairs of one corpus, all of whose places name the same file, to the end."""
+    file = ""
+
+    def pack(pair: Pair) -> list[Any]:
+        nonlocal file
+        file = pair.place[0]
+        sample.add((pair.src, pair.tgt))
+        return [pair.place[1], pair.src, pair.tgt]
+
+    return spool.write(pairs, pack, lambda row: Pair(row[1], row[2], (file, row[0])))
+
+
+def _without(stream: Stream[Pair], sources: Collection[str]) -> Stream[Pair]:
+    return lambda: (pair for pair in stream() if comparable(pair.src) not in sources)

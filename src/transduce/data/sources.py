@@ -1,96 +1,36 @@
-"""Where training text comes from: files, or records in memory.
-
-A task reads `Source`s, never paths. A source gives records: `Pair` (translation), `Labelled` (classification) or `str`,
-a line without its end (running text).
-"""
+"""Where training text comes from: files, memory or the built-in corpus. Tasks read sources, never paths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
-from transduce.config import Corpus, DataSettings
+from transduce.config import Corpus, DataSettings, Settings
 from transduce.data.corpus import Pair, corpus_files, corpus_name, read_pairs
 from transduce.data.labelled import Labelled, read_labelled
-from transduce.data.lines import Digests, bare_suffix, digest, read_lines
+from transduce.data.lines import Digests, bare_suffix, open_bytes, read_lines
+from transduce.demo.corpus import demo_pairs
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-
-@runtime_checkable
-class Source(Protocol[T_co]):
-    """Text of one corpus. Each call of `read` starts at the beginning."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of the files, for reports."""
-
-    def read(self) -> Iterator[T_co]:
-        """The records in order. Raises `DataError` with file and line for text that cannot be read."""
-
-    def digest(self) -> bytes:
-        """A fingerprint of the content."""
-
-
-Reader = Callable[[Corpus, Digests], Iterator[T]]
+DEMO_HELD_OUT = 500
+"""Pairs of each held-out split of the built-in corpus."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileSource(Generic[T]):
-    """The files of a corpus. They are hashed while they are read."""
+class Source(Generic[T]):
+    """Text of one corpus: `Pair`s, `Labelled` texts, or lines of running text without their ends.
 
-    corpus: Corpus
-    reader: Reader[T]
-    has_format: bool = False
-    """Whether the suffix of the file decides how it is read."""
-    _digests: Digests = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The file names, joined by +."""
-        return corpus_name(self.corpus)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The file names."""
-        return tuple(path.name for path in corpus_files(self.corpus))
-
-    def read(self) -> Iterator[T]:
-        """The records of the files."""
-        return self.reader(self.corpus, self._digests)
-
-    def digest(self) -> bytes:
-        """The format, where the suffix decides it, and the sha256 of each file, as it was when it was last read."""
-        parts = []
-        for path in corpus_files(self.corpus):
-            if self.has_format:
-                parts.append(f"{bare_suffix(path) if path == self.corpus.path else 'text'}\n".encode())
-            parts.append(self._digests.get(path) or digest(path))
-        return b"".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySource(Generic[T]):
-    """Records in memory, such as a sample of a file. Their places, where they have any, are what errors name."""
+    Each call of `read` starts at the beginning, and raises `DataError` with file and line for text that cannot be read.
+    `files`: their names, for reports. `digest`: a fingerprint of the content of the files, if there are any.
+    """
 
     name: str
-    records: Sequence[T]
+    read: Callable[[], Iterator[T]]
     files: tuple[str, ...] = ()
-
-    def read(self) -> Iterator[T]:
-        """The records."""
-        return iter(self.records)
-
-    def digest(self) -> bytes:
-        """Nothing: what is in memory has no file to compare with later."""
-        return b""
+    digest: Callable[[], bytes] = bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +42,73 @@ class Sources(Generic[T]):
     tests: tuple[Source[T], ...] = ()
 
 
-def pair_sources(data: DataSettings) -> Sources[Pair]:
-    """The sentence pairs that the settings name."""
+def memory_source(name: str, records: Sequence[T], files: tuple[str, ...] = ()) -> Source[T]:
+    """Records in memory, such as a sample of a file. Their places, where they have any, are what errors name."""
+    return Source(name, lambda: iter(records), files)
+
+
+def pair_sources(settings: Settings) -> Sources[Pair]:
+    """The sentence pairs that the settings name: those of files, or of the built-in corpus."""
+    data = settings.data
+    if data.demo:
+        seed = settings.training.seed
+        splits = [_demo_source(split, DEMO_HELD_OUT, seed) for split in ("valid", "test", "held_out_combinations")]
+        return Sources((_demo_source("train", data.demo, seed),), (splits[0],), tuple(splits[1:]))
 
     def reader(corpus: Corpus, digests: Digests) -> Iterator[Pair]:
         return read_pairs(corpus, src_lang=data.src_lang, tgt_lang=data.tgt_lang, digests=digests)
 
-    return _sources(data, reader, has_format=True)
+    return _file_sources(data, reader, has_format=True)
 
 
-def line_sources(data: DataSettings) -> Sources[str]:
+def line_sources(settings: Settings) -> Sources[str]:
     """The lines of plain text that the settings name."""
-    return _sources(data, lambda corpus, digests: read_lines(_path(corpus), digests))
+    return _file_sources(settings.data, lambda corpus, digests: read_lines(_path(corpus), digests))
 
 
-def labelled_sources(data: DataSettings) -> Sources[Labelled]:
+def labelled_sources(settings: Settings) -> Sources[Labelled]:
     """The labelled texts that the settings name."""
-    return _sources(data, lambda corpus, digests: read_labelled(_path(corpus), digests))
+    return _file_sources(settings.data, lambda corpus, digests: read_labelled(_path(corpus), digests))
 
 
-def _sources(data: DataSettings, reader: Reader[T], *, has_format: bool = False) -> Sources[T]:
+Reader = Callable[[Corpus, Digests], Iterator[T]]
+
+
+def _file_sources(data: DataSettings, reader: Reader[T], *, has_format: bool = False) -> Sources[T]:
     train, valid, tests = (
-        tuple(FileSource(corpus, reader, has_format) for corpus in corpora)
+        tuple(_file_source(corpus, reader, has_format) for corpus in corpora)
         for corpora in (data.train, data.valid, data.test)
     )
     return Sources(train, valid, tests)
+
+
+def _file_source(corpus: Corpus, reader: Reader[T], has_format: bool) -> Source[T]:
+    """The files of a corpus, which are hashed while they are read. `has_format`: the suffix decides how."""
+    files, digests = corpus_files(corpus), Digests()
+
+    def digest() -> bytes:
+        parts = []
+        for path in files:
+            if has_format:
+                parts.append(f"{bare_suffix(path) if path == corpus.path else 'text'}\n".encode())
+            if path not in digests:
+                with open_bytes(path, digests):
+                    pass  # hashed to its end on leaving
+            parts.append(digests[path])
+        return b"".join(parts)
+
+    names = tuple(path.name for path in files)
+    return Source(corpus_name(corpus), lambda: reader(corpus, digests), names, digest)
+
+
+def _demo_source(split: str, n: int, seed: int) -> Source[Pair]:
+    """The first `n` pairs of a split of the built-in corpus. It needs no digest: the settings determine the pairs."""
+
+    def read() -> Iterator[Pair]:
+        for number, pair in enumerate(demo_pairs(split, n, seed=seed), 1):
+            yield Pair(pair.src, pair.tgt, (f"built-in corpus, {split}", number))
+
+    return Source(split, read, ("built-in corpus",) if split == "train" else ())
 
 
 def _path(corpus: Corpus) -> Path:

@@ -1,4 +1,4 @@
-"""Encoded text in memory-mapped arrays: written once per run, verified when they are opened.
+"""Encoded text as arrays of integers in a folder: written once per run, memory-mapped, verified when it is opened.
 
 A store is a folder with one NAME.npy per array, and store.json with counts and checksums. It is written under a
 temporary name and renamed, so that it is complete or absent. Ids take two bytes where the vocabulary allows it.
@@ -13,116 +13,134 @@ temporary name and renamed, so that it is complete or absent. Ids take two bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import io
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from transduce.data.arrays import check_ids, check_offsets, read_store
 from transduce.data.sentence_pairs import Packed
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import expecting
-from transduce.text.special import UNK
+from transduce.runs.atomic import expecting, read_json, write_aside, write_json
+
+StoreT = TypeVar("StoreT", bound="Store")
+Sequences = Sequence[Sequence[int] | np.ndarray]
+
+FORMAT = 1
+_DTYPES = (np.uint16, np.int32, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The sentences of one side: sentence i is `ids[offsets[i] : offsets[i + 1]]`."""
+class Store:
+    """Arrays, and the `facts` of store.json. A subclass is a dataclass whose fields are the arrays, then `facts`."""
 
-    ids: np.ndarray  # uint16 or int32 [tokens]
-    offsets: np.ndarray  # int64 [N + 1]
+    facts: Mapping[str, Any]
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        return self.ids[self.offsets[i] : self.offsets[i + 1]]
+    @classmethod
+    def open(cls: type[StoreT], folder: Path) -> StoreT:
+        """Map the store in `folder`. Raises `RunFolderError` where it is missing, damaged or of another kind."""
+        facts = read_json(folder / "store.json")
+        if not isinstance(facts, dict) or facts.get("format", FORMAT) != FORMAT:
+            raise RunFolderError(f"{folder} is not a store of format {FORMAT}")
+        sums, names = facts.get("checksums", {"ids": facts.get("checksum")}), array_names(cls)  # "checksum": of 0.1
+        if not isinstance(sums, dict) or sums.keys() != set(names):
+            raise RunFolderError(f"{folder / 'store.json'} is damaged: not a store of {', '.join(names)}")
+        store = cls(*(map_array(folder / f"{name}.npy", sums[name]) for name in names), facts)  # type: ignore[call-arg]
+        with expecting(folder / "store.json"):
+            if not store._is_consistent():
+                raise RunFolderError(f"{folder} is damaged: its arrays do not fit each other or its counts")
+        return store
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """int32 [N]: tokens of each sentence, including its EOS."""
-        return (np.diff(self.offsets) + 1).astype(np.int32)
+    @classmethod
+    def create(
+        cls: type[StoreT],
+        folder: Path | None,
+        dtypes: Mapping[str, type[np.generic]],
+        fill: Callable[[StoreWriter], None],
+    ) -> StoreT:
+        """Write a store into `folder`, replacing one that is there, or into memory; `fill` appends its content.
+
+        Nothing changes where `fill` or the disk fails.
+        """
+        if folder is None:
+            writer = StoreWriter(None, dtypes)
+            fill(writer)
+            return cls(*writer.arrays(), writer.facts)  # type: ignore[call-arg]
+        with write_aside(folder) as aside:
+            aside.mkdir()
+            writer = StoreWriter(aside, dtypes)
+            try:
+                fill(writer)
+                writer.close()
+            except BaseException:
+                writer.abandon()
+                raise
+            sums = {name: checksum(aside / f"{name}.npy") for name in dtypes}
+            write_json(aside / "store.json", {"format": FORMAT, **writer.facts, "checksums": sums})
+        return cls.open(folder)
+
+    def _is_consistent(self) -> bool:
+        """Whether the arrays and the facts fit each other."""
+        raise NotImplementedError
 
 
-class TokenStore:
+@dataclass(frozen=True, eq=False)
+class TokenStore(Store):
     """Sentence pairs as ids without special ones. `store[i]` is `(src_ids, tgt_ids)`, views without a copy."""
 
-    def __init__(self, src: Side, tgt: Side, facts: Mapping[str, Any]) -> None:
-        """`facts`: the content of store.json; empty for a store in memory."""
-        self.src, self.tgt, self.facts = src, tgt, facts
-        self.src_lengths, self.tgt_lengths = src.lengths, tgt.lengths
+    src: np.ndarray  # uint16 or int32 [tokens]
+    src_offsets: np.ndarray  # int64 [N + 1]
+    tgt: np.ndarray
+    tgt_offsets: np.ndarray
+    facts: Mapping[str, Any]
 
     def __len__(self) -> int:
-        return len(self.src_lengths)
+        return len(self.src_offsets) - 1
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"pair {i} of {len(self)}")
-        i %= len(self)
-        return self.src[i], self.tgt[i]
+        src, tgt = self.src_offsets[i : i + 2], self.tgt_offsets[i : i + 2]
+        return self.src[src[0] : src[1]], self.tgt[tgt[0] : tgt[1]]
 
-    @property
-    def fingerprint(self) -> str:
-        """Of content, vocabulary and cleaning; empty for a store in memory."""
-        return str(self.facts.get("fingerprint", ""))
+    @cached_property
+    def src_lengths(self) -> np.ndarray:
+        """int32 [N]: tokens of each source sentence, including its EOS."""
+        return (np.diff(self.src_offsets) + 1).astype(np.int32)
 
-    @property
-    def cleaning(self) -> dict[str, Any]:
-        """The report of cleaning (`CleanReport.to_json`)."""
-        return dict(self.facts.get("cleaning", {}))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Pairs of each corpus, in order."""
-        return tuple(self.facts.get("sizes", (len(self),)))
-
-    @property
-    def n_tokens(self) -> tuple[int, int]:
-        """Source and target tokens, without EOS."""
-        return len(self.src.ids), len(self.tgt.ids)
-
-    @property
-    def n_unknown(self) -> tuple[int, int]:
-        """Unknown source and target tokens."""
-        return int(np.count_nonzero(self.src.ids == UNK)), int(np.count_nonzero(self.tgt.ids == UNK))
+    @cached_property
+    def tgt_lengths(self) -> np.ndarray:
+        """int32 [N]: tokens of each target sentence, including its EOS."""
+        return (np.diff(self.tgt_offsets) + 1).astype(np.int32)
 
     def weights(self, by_corpus: Sequence[float]) -> np.ndarray | None:
         """float64 [N]: how often an epoch uses each pair; None where that is once for all."""
-        if all(weight == 1 for weight in by_corpus):
+        if all(weight == 1 for weight in by_corpus) or "sizes" not in self.facts:
             return None
-        return np.repeat(np.asarray(by_corpus, dtype=np.float64), self.sizes)
+        return np.repeat(np.asarray(by_corpus, dtype=np.float64), self.facts["sizes"])
 
     @classmethod
-    def from_lists(cls, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> TokenStore:
+    def from_lists(cls, src: Sequences, tgt: Sequences) -> TokenStore:
         """A store in memory."""
-        assert len(src) == len(tgt)
+        writer = StoreWriter(None, {"src": np.int32, "src_offsets": np.int64, "tgt": np.int32, "tgt_offsets": np.int64})
+        writer.append_sequences("src", "src_offsets", src)
+        writer.append_sequences("tgt", "tgt_offsets", tgt)
+        src_ids, src_offsets, tgt_ids, tgt_offsets = writer.arrays()
+        return cls(src_ids, src_offsets, tgt_ids, tgt_offsets, {})
 
-        def side(sentences: Sequence[Sequence[int]]) -> Side:
-            offsets = np.concatenate(([0], np.cumsum([len(s) for s in sentences], dtype=np.int64)))
-            return Side(np.fromiter(chain.from_iterable(sentences), dtype=np.int32), offsets.astype(np.int64))
-
-        return cls(side(src), side(tgt), {})
-
-    @classmethod
-    def open(cls, folder: Path) -> TokenStore:
-        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
-        (src, src_offsets, tgt, tgt_offsets), facts = read_store(folder, "src", "src_offsets", "tgt", "tgt_offsets")
-        for name, ids, offsets in (("src", src, src_offsets), ("tgt", tgt, tgt_offsets)):
-            check_offsets(folder / f"{name}_offsets.npy", offsets, end=len(ids), n=len(src_offsets) - 1)
-        with expecting(folder / "store.json"):
-            facts["sizes"], facts["cleaning"] = [int(n) for n in facts["sizes"]], dict(facts["cleaning"])
-        if sum(facts["sizes"]) != len(src_offsets) - 1:
-            raise RunFolderError(f"{folder / 'store.json'} is damaged: its sizes do not match the number of pairs")
-        return cls(Side(src, src_offsets), Side(tgt, tgt_offsets), facts)
-
-    def check(self, folder: Path, *, n_src: int, n_tgt: int) -> None:
-        """Refuse ids beyond the vocabularies' sizes; `folder` is what the error names."""
-        check_ids(folder / "src.npy", self.src.ids, n_src)
-        check_ids(folder / "tgt.npy", self.tgt.ids, n_tgt)
+    def _is_consistent(self) -> bool:
+        n = sum(map(int, self.facts["sizes"]))
+        return dict(self.facts["cleaning"]) is not None and all(
+            are_offsets(offsets, end=len(ids)) and len(offsets) == n + 1
+            for ids, offsets in ((self.src, self.src_offsets), (self.tgt, self.tgt_offsets))
+        )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TextStore:
+@dataclass(frozen=True, eq=False)
+class TextStore(Store):
     """Documents in one row of ids: BOS, the first document, EOS, BOS, the second document, EOS, and so on."""
 
     ids: np.ndarray
@@ -132,16 +150,6 @@ class TextStore:
         return len(self.ids)
 
     @property
-    def fingerprint(self) -> str:
-        """Of the text and the vocabulary; empty for a store in memory."""
-        return str(self.facts.get("fingerprint", ""))
-
-    @property
-    def n_documents(self) -> int:
-        """Number of documents."""
-        return int(self.facts["documents"])
-
-    @property
     def n_bytes(self) -> int:
         """Bytes of the text in UTF-8."""
         return int(self.facts["bytes"])
@@ -149,21 +157,14 @@ class TextStore:
     @property
     def n_tokens(self) -> int:
         """Tokens that a model predicts: those of the text, and the end of each document."""
-        return len(self.ids) - self.n_documents
+        return len(self.ids) - int(self.facts["documents"])
 
-    @classmethod
-    def open(cls, folder: Path) -> TextStore:
-        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
-        (ids,), facts = read_store(folder, "ids")
-        with expecting(folder / "store.json"):
-            facts |= {key: int(facts[key]) for key in ("documents", "bytes")}
-        if not 0 < facts["documents"] < len(ids) or facts["bytes"] < 1:
-            raise RunFolderError(f"{folder / 'ids.npy'} is damaged: it contains no text")
-        return cls(ids, facts)
+    def _is_consistent(self) -> bool:
+        return 0 < int(self.facts["documents"]) < len(self.ids) and self.n_bytes > 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SentenceStore:
+@dataclass(frozen=True, eq=False)
+class SentenceStore(Store):
     """ids [tokens], offsets [n + 1] of sentences, documents [m + 1]: the first sentence of each document."""
 
     ids: np.ndarray
@@ -185,17 +186,12 @@ class SentenceStore:
         """The ids of sentences begin .. end."""
         return np.asarray(self.ids[self.offsets[begin] : self.offsets[end]], dtype=np.int64)
 
-    @classmethod
-    def open(cls, folder: Path) -> SentenceStore:
-        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
-        (ids, offsets, documents), facts = read_store(folder, "ids", "offsets", "documents")
-        check_offsets(folder / "offsets.npy", offsets, end=len(ids))
-        check_offsets(folder / "documents.npy", documents, end=len(offsets) - 1)
-        return cls(ids, offsets, documents, facts)
+    def _is_consistent(self) -> bool:
+        return are_offsets(self.offsets, end=len(self.ids)) and are_offsets(self.documents, end=len(self.offsets) - 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelStore:
+@dataclass(frozen=True, eq=False)
+class LabelStore(Store):
     """ids [tokens], offsets [n + 1], seconds [n] (where segment 1 begins), labels [n]."""
 
     ids: np.ndarray
@@ -216,15 +212,98 @@ class LabelStore:
         ids = np.asarray(self.ids[self.offsets[i] : self.offsets[i + 1]], dtype=np.int64)
         return Packed(ids, (np.arange(len(ids)) >= self.seconds[i]).astype(np.int64))
 
-    def count_labels(self, labels: Iterable[str]) -> dict[str, int]:
-        """The number of examples of each label."""
-        return {label: int(np.count_nonzero(self.labels == i)) for i, label in enumerate(labels)}
+    def _is_consistent(self) -> bool:
+        n = len(self.labels)
+        return are_offsets(self.offsets, end=len(self.ids)) and len(self.offsets) - 1 == len(self.seconds) == n
 
-    @classmethod
-    def open(cls, folder: Path) -> LabelStore:
-        """Map the store in `folder`. Raises `RunFolderError` where it is missing or damaged."""
-        (ids, offsets, seconds, labels), facts = read_store(folder, "ids", "offsets", "seconds", "labels")
-        check_offsets(folder / "offsets.npy", offsets, end=len(ids), n=len(labels))
-        if len(seconds) != len(labels):
-            raise RunFolderError(f"{folder / 'seconds.npy'} is damaged: {len(seconds)} numbers for {len(labels)} texts")
-        return cls(ids, offsets, seconds, labels, facts)
+
+class StoreWriter:
+    """Writes the arrays of a store piece by piece. `facts` is what store.json will contain."""
+
+    def __init__(self, folder: Path | None, arrays: Mapping[str, type[np.generic]]) -> None:
+        """`folder`: None to write into memory."""
+        self.facts: dict[str, Any] = {}
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in arrays.items()}
+        self._counts = dict.fromkeys(arrays, 0)
+        self._files: dict[str, IO[bytes]] = {
+            name: (folder / f"{name}.npy").open("wb") if folder else io.BytesIO() for name in arrays
+        }
+        self._write_headers()
+
+    def append(self, name: str, values: Iterable[int] | np.ndarray) -> None:
+        """Append numbers to an array."""
+        array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=self._dtypes[name])
+        self._files[name].write(np.ascontiguousarray(array, dtype=self._dtypes[name]).data)
+        self._counts[name] += len(array)
+
+    def append_sequences(self, name: str, offsets: str, sequences: Sequences) -> None:
+        """Append sequences of ids to the array `name`, and where each ends to the array `offsets`."""
+        if not self._counts[offsets]:
+            self.append(offsets, [0])
+        self.append(offsets, self._counts[name] + np.cumsum([len(ids) for ids in sequences], dtype=np.int64))
+        self.append(name, chain.from_iterable(sequences))
+
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays that were written into memory."""
+        self._write_headers()
+        return [np.load(io.BytesIO(file.getvalue())) for file in self._files.values() if isinstance(file, io.BytesIO)]
+
+    def close(self) -> None:
+        """Write the final lengths."""
+        self._write_headers()
+        for file in self._files.values():
+            file.close()
+
+    def abandon(self) -> None:
+        """Close the files after an error."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _write_headers(self) -> None:
+        """Write the lengths so far. NumPy pads the header, so that a larger length still fits."""
+        for name, file in self._files.items():
+            descr = np.lib.format.dtype_to_descr(self._dtypes[name])
+            file.seek(0)
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": descr, "fortran_order": False, "shape": (self._counts[name],)}
+            )
+
+
+def array_names(store: type[Store]) -> list[str]:
+    """The names of a store's arrays."""
+    return [field.name for field in fields(store) if field.name != "facts"]  # type: ignore[arg-type]
+
+
+def id_type(vocab_size: int) -> type[np.generic]:
+    """The smallest type of numbers for the ids of a vocabulary."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.int32
+
+
+def map_array(path: Path, expected: object) -> np.ndarray:
+    """Map a one-dimensional array of integers whose checksum is `expected`. Checking it also warms the disk cache."""
+    try:
+        if checksum(path) != expected:
+            raise ValueError("its checksum differs")
+        array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
+        if array.ndim != 1 or array.dtype not in _DTYPES:
+            raise ValueError(f"{array.dtype} of shape {list(array.shape)} is not a list of integers")
+        return array
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing") from None
+    except Exception as error:  # NumPy's reader of headers fails in many ways
+        raise RunFolderError(f"{path} is damaged: {' '.join(str(error).split())[:100]}") from None
+
+
+def checksum(path: Path) -> int:
+    """The CRC-32 of a file."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def are_offsets(offsets: np.ndarray, *, end: int) -> bool:
+    """Whether offsets [N + 1] increase from 0 to `end`, and N is not 0."""
+    return len(offsets) > 1 and bool(offsets[0] == 0 and offsets[-1] == end and (np.diff(offsets) >= 0).all())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +23,6 @@ class Piece:
     ends: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The bytes of each document, in order, in UTF-8."""
-
-    documents: tuple[int, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of all documents."""
-        return sum(self.documents)
-
-
 Pieces = Iterator[Piece]
 
 
@@ -43,30 +31,17 @@ def read_pieces(path: Path | str, documents: str) -> Pieces:
     return DOCUMENTS[documents](read_lines(path))
 
 
-def measure(pieces: Iterable[Piece]) -> Size:
-    """Read all pieces and count their bytes."""
-    meter = Meter()
-    for _ in meter.watch(pieces):
-        pass
-    return meter.size
-
-
 class Meter:
-    """Counts the bytes of documents that flow through `watch`."""
+    """Counts the bytes, in UTF-8, of documents that flow through `watch`."""
 
     def __init__(self) -> None:
-        self._sizes, self.position = list[int](), 0
-        """`position`: bytes of the current document so far."""
-
-    @property
-    def size(self) -> Size:
-        """The documents so far that have ended."""
-        return Size(tuple(self._sizes))
+        self.sizes, self.position = list[int](), 0
+        """Bytes of each document that has ended, and of the current one so far."""
 
     @property
     def document(self) -> int:
         """The number of the current document."""
-        return len(self._sizes)
+        return len(self.sizes)
 
     def watch(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yield the pieces unchanged. Document and position are those at the end of the piece that is yielded."""
@@ -74,24 +49,25 @@ class Meter:
             self.position += len(piece.text.encode("utf-8"))
             yield piece
             if piece.ends:
-                self._sizes.append(self.position)
+                self.sizes.append(self.position)
                 self.position = 0
 
 
-def choose_held_out(size: Size, *, share: float, most: int, seed: int, whole: bool) -> dict[int, int]:
+def choose_held_out(sizes: Sequence[int], *, share: float, most: int, seed: int, whole: bool) -> dict[int, int]:
     """Choose what to hold out: for some documents, the byte from which on they are held out.
 
-    share, most: how much of the text, at most so many bytes. whole: hold out whole documents, drawn by `seed`, instead
-    of the end of each document. At least one document is left.
+    sizes: bytes of each document. share, most: how much of the text, at most so many bytes. whole: hold out whole
+    documents, drawn by `seed`, instead of the end of each document. At least one document is left.
     """
-    wanted = min(most, size.n_bytes * share)
+    total = sum(sizes)
+    wanted = min(most, total * share)
     if not whole:
-        return {i: math.ceil(n * (1 - wanted / size.n_bytes)) for i, n in enumerate(size.documents)}
-    held, order = dict[int, int](), list(range(len(size.documents)))
+        return {i: math.ceil(n * (1 - wanted / total)) for i, n in enumerate(sizes)}
+    held, order = dict[int, int](), list(range(len(sizes)))
     random.Random(seed).shuffle(order)
     for i in order[:-1]:
         held[i] = 0
-        wanted -= size.documents[i]
+        wanted -= sizes[i]
         if wanted <= 0:
             break
     return held

@@ -13,7 +13,7 @@ from torch import nn
 
 from transduce.config import BertSettings, Settings, resolved
 from transduce.data.batch import MaskedBatch, TrainingBatch, pad_rows
-from transduce.data.encoding import sentences_in_memory
+from transduce.data.encoding import encode_sentences
 from transduce.data.masking import word_starts
 from transduce.data.sentence_pairs import pack
 from transduce.data.store import SentenceStore
@@ -80,9 +80,8 @@ class MaskFiller(RunModel):
         data, training = self.settings.data, self.settings.training
         budget = batch_tokens or training.micro_batch_tokens or training.batch_tokens
         budget = max(self.context, budget or self.settings.decoding.batch_tokens)
-        store = sentences_in_memory(
-            read_pieces(path, data.documents), self.vocabulary, longest=self.context - 3, name=str(path)
-        )
+        pieces = read_pieces(path, data.documents)
+        store = encode_sentences(None, pieces, self.vocabulary, longest=self.context - 3, name=str(path))
         changes = {
             "data": data.model_copy(update={"context": self.context}),
             "training": training.model_copy(update={"batch_tokens": budget, "micro_batch_tokens": budget}),

@@ -17,7 +17,6 @@ import torch
 from transduce.config import Settings
 from transduce.data.labelled import sorted_labels
 from transduce.data.sources import Sources
-from transduce.data.tokens_folder import has_prepared
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks
 from transduce.doctor.estimates import (
@@ -42,7 +41,8 @@ from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start
-from transduce.tasks.resolve import AnyTask, check, resolve
+from transduce.tasks.registry import AnyTask
+from transduce.tasks.resolve import check, resolve
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 SAMPLED = 12_000  # training rows for the trial and its vocabulary
@@ -242,7 +242,7 @@ class _Examination:
         if sample is not None and sample.n_rows:
             with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
                 self.try_sample(task, machine, sample, known, Path(temporary) / "run")
-        elif known is not None and has_read_text(self.path) and has_prepared(known):
+        elif known is not None and has_read_text(self.path) and (self.path / "tokens").exists():
             self.measure(self.path, known.settings)
             self.estimate(scale=1.0, n_rows=1, sampled=(1, 1))
 
@@ -261,7 +261,7 @@ class _Examination:
             if self.start is None:
                 self.log.say("learning a vocabulary from the sample ...")
             else:
-                extended = extend_vocabulary(self.start, *task.lines(texts, small), _QUIET).tokenizers
+                extended = extend_vocabulary(self.start, *task.lines(texts), _QUIET).tokenizers
             settings, tokenizers = resolve(task, small, texts, machine, _QUIET, known=extended, scale=scale)
         learned = time.monotonic()
         self.found.lengths, findings = check_tokens(sample, tokenizers, settings)

@@ -28,7 +28,7 @@ from transduce.data.lines import (
     open_bytes,
     open_watched,
 )
-from transduce.data.sources import MemorySource
+from transduce.data.sources import Source, memory_source
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError
 from transduce.tasks.base import Form
@@ -92,7 +92,7 @@ class Part:
         """All rows of the sample."""
         return chain.from_iterable(block.rows for block in self.blocks)
 
-    def source(self, windows: Sequence[Block], form: Form) -> MemorySource[Any]:
+    def source(self, windows: Sequence[Block], form: Form) -> Source[Any]:
         """Some windows as a source that a task reads; records name their file and line."""
         file = (*self.files, self.name)[0]
         make: dict[Form, Callable[[Row, int], Any]] = {
@@ -101,7 +101,7 @@ class Part:
             "labelled": lambda row, number: Labelled(row[0], row[1:], (file, number)),
         }
         records = [record for window in windows for record in map(make[form], window.rows, window.numbers)]
-        return MemorySource(self.name, records, tuple(Path(name).name for name in self.files))
+        return memory_source(self.name, records, tuple(Path(name).name for name in self.files))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Rehearsal:
             keep_freed_memory()
         torch.manual_seed(training.seed)
         self.prepared = self.task.open_prepared(folder)
-        tokenizers = self.task.tokenizers(self.prepared)
+        tokenizers = self.prepared.tokenizers
         self.model = build_model(self.settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(self.device)
         self.updater = Updater(
             self.model, training, device=self.device, precision=training.precision, criterion=self.task.criterion

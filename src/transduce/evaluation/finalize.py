@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transduce.data.batch import Example, collate
-from transduce.data.preparation import read_tests
-from transduce.data.tokens_folder import forget_prepared
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card
@@ -25,27 +24,24 @@ N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report
 
 
 def finalize_translation(
-    folder: RunFolder, judged: Sequence[tuple[str, str]], wording: Wording, *, update: int, log: Log
+    folder: RunFolder, sets: Mapping[str, Sequence[tuple[str, str]]], wording: Wording, *, update: int, log: Log
 ) -> None:
-    """Score a translator on its test sets (or else on the `judged` validation pairs), and finalize the run.
+    """Score a translator on sets of pairs, and finalize the run.
 
     `update` is the one whose weights are kept. After a kill everything here is done again.
     """
     settings = folder.settings
     translator = Translator.load(folder.path, device=settings.training.device)
-    pairs = read_tests(folder)
-    if not pairs and judged:
-        pairs = {"valid": list(judged)}
-    for name, found in pairs.items():
+    for name, found in sets.items():
         scores = _score(folder, name, found, translator=translator, update=update)
         log.say(f"{name}:")
         for line in scores.lines():
             log.say(f"  {line}")
-    if not pairs:
+    if not sets:
         log.say("nothing was scored: no test text, and training.valid_bleu_sentences = 0")
         log.say(f"to score the run later: transduce evaluate {folder.path} --src FILE --ref FILE")
     else:
-        held_out = [src for found in pairs.values() for src, _ in found]
+        held_out = [src for found in sets.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _choose_for_attention(held_out)])
     finalize(folder, wording, log)
 
@@ -56,7 +52,9 @@ def finalize(folder: RunFolder, wording: Wording, log: Log) -> None:
         folder.manifest.add(folder.manifest.records, LOG)
     write_report(folder, wording)
     write_card(folder, wording)
-    forget_prepared(folder)  # from here on the run is finished
+    unused = folder.path / ".tokens.done.aside"  # after a kill, the next start removes the rest
+    (folder.path / "tokens").rename(unused)  # from here on the run is finished
+    shutil.rmtree(unused, ignore_errors=True)
     log.say(f"run folder: {folder.path}    report: {folder.path / 'report.html'}")
 
 

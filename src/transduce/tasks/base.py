@@ -9,32 +9,41 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `uses` names the settings that have an effect here but not in every task;
 - `read` opens and counts the text, so that every error in the files is found before anything is made;
 - `lines` yields the text that a vocabulary is trained on;
-- `encode` writes the encoded text to `tokens/` in the run folder, and at the very end `data.json` with its
-  `fingerprint`; `open_prepared` reads it, so that a killed run can resume;
+- `encode` writes stores of class `store` to `tokens/` in the run folder, and at the very end `data.json` with its
+  `fingerprint`, so that a killed run can resume;
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
 - `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
 - `finish` scores, keeps samples, and calls `finalize`.
+
+Tasks on one-sided text start from `one_sided.OneSidedTask`, which defines the steps that depend on the text only.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings
+from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.corpus import corpus_files
+from transduce.data.leaks import LeakCheck
+from transduce.data.preparation import Texts
 from transduce.data.sources import Sources
+from transduce.data.store import Store
+from transduce.errors import RunFolderError
 from transduce.evaluation.records import Wording
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.runs.atomic import expecting, read_json
 from transduce.runs.folder import RunFolder, has_read_text
+from transduce.runs.manifest import check_sealed
 from transduce.tasks.choices import Defaults, Facts
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.training.feed import Feeder
@@ -44,8 +53,18 @@ from transduce.training.validate import Validator
 Form = Literal["pairs", "text", "labelled"]
 """(source, target), (line,), or (label, text[, text])."""
 
-TextsT = TypeVar("TextsT")
-PreparedT = TypeVar("PreparedT")
+TextsT = TypeVar("TextsT", bound=Texts[Any])
+StoreT = TypeVar("StoreT", bound=Store)
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[StoreT]):
+    """Encoded text, in the folder `tokens`."""
+
+    tokens: Path
+    tokenizers: Tokenizers
+    train: StoreT
+    valid: StoreT
 
 
 class TaskInfo:
@@ -59,8 +78,8 @@ class TaskInfo:
     """The other options of `transduce evaluate` that have an effect, besides those of all tasks."""
 
 
-class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
-    """A kind of training. `TextsT`: what it reads; `PreparedT`: what the training loop reads.
+class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
+    """A kind of training. `TextsT`: what it reads; `StoreT`: what it stores.
 
     A task has no state: what it reads and prepares is passed on.
     """
@@ -73,6 +92,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
     """Settings that a fine-tuned run takes, where unset, from the run of the same task that it starts from."""
     reads: ClassVar[Form]
     """The form of a row of its text, by which the doctor checks the files."""
+    store: type[StoreT]
+    """The class of its encoded text."""
 
     criterion: Criterion = staticmethod(predict_tokens)
     """The loss."""
@@ -94,66 +115,98 @@ class Task(TaskInfo, ABC, Generic[TextsT, PreparedT]):
         temporary folder). Raises `DataError` for whatever is wrong with the text.
         """
 
-    @abstractmethod
     def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
         """What choices may depend on, before encoding."""
+        return Facts(asked, asked, machine, self.defaults, texts.train.size)
 
     @abstractmethod
-    def lines(self, texts: TextsT, settings: Settings) -> tuple[Iterable[str], Iterable[str]]:
-        """The training text of both sides, to learn a vocabulary from; the second is empty where there is one."""
+    def lines(self, texts: TextsT) -> tuple[Iterable[str], Iterable[str]]:
+        """A sample of the training text of both sides; the second is empty where there is one."""
 
     @abstractmethod
-    def count_tokens(self, texts: TextsT, tokenizers: Tokenizers, settings: Settings) -> int:
-        """Tokens of the training text, as far as a batch's budget counts them, estimated."""
+    def count_tokens(self, texts: TextsT, tokenizers: Tokenizers) -> int:
+        """Tokens of the training text, as far as a batch's budget counts them, estimated from a few records."""
 
     @abstractmethod
     def encode(
         self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, settings: Settings, log: Log
-    ) -> PreparedT:
+    ) -> Prepared[StoreT]:
         """Encode all into the run folder."""
 
-    def find_prepared(self, folder: RunFolder, log: Log) -> PreparedT | None:
+    def find_prepared(self, folder: RunFolder, log: Log) -> Prepared[StoreT] | None:
         """What an earlier start of the run has prepared, or None if it did not get that far.
 
-        Warns if the training text has changed since then.
+        Warns if the training text has changed since then. Raises `RunFolderError` for a damaged file.
         """
         if not has_read_text(folder.path) or not folder.has_tokenizers:
             return None
-        prepared, settings = self.open_prepared(folder), folder.settings
+        try:
+            if (folder.path / "tokens" / "manifest.json").exists():  # runs of early versions have none
+                check_sealed(folder.path / "tokens")
+            prepared, settings = self.open_prepared(folder), folder.settings
+        except RunFolderError as error:
+            raise RunFolderError(
+                f"{error}; if the training text has not changed, remove {folder.path / 'data.json'} and run the same "
+                "command to read it again"
+            ) from None
         with expecting(folder.path / "data.json"):
             then = read_json(folder.path / "data.json").get("fingerprint")
         files = [path for corpus in settings.data.train for path in corpus_files(corpus)]
         if not all(path.exists() for path in files):
             return prepared
         digests = [source.digest() for source in self.sources(settings).train]
-        if then != self.fingerprint(settings, load_tokenizers(folder), digests):
+        if then != self.fingerprint(settings, prepared.tokenizers, digests):
             log.warn("the training text has changed since this run began; the run continues with the original text")
         return prepared
 
-    @abstractmethod
-    def open_prepared(self, folder: RunFolder) -> PreparedT:
-        """What `encode` wrote into the run folder."""
+    def open_prepared(self, folder: RunFolder) -> Prepared[StoreT]:
+        """What `encode` wrote into the run folder. Raises `RunFolderError` where it is missing or damaged."""
+        tokens = folder.path / "tokens"
+        stores = (self.store.open(tokens / name) for name in ("train", "valid"))
+        return Prepared(tokens, load_tokenizers(folder), *stores)
 
     @abstractmethod
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of everything that decides what is stored; `encode` writes it into data.json. `digests`: of the sources."""
 
     @abstractmethod
-    def feeder(self, prepared: PreparedT, settings: Settings, device: torch.device) -> Feeder:
+    def feeder(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Feeder:
         """Yields the batches of the training loop."""
 
     @abstractmethod
-    def longest(self, prepared: PreparedT, settings: Settings) -> PreparedT:
+    def longest(self, prepared: Prepared[StoreT], settings: Settings) -> Prepared[StoreT]:
         """`prepared` with training rows of the maximum length, enough for a batch: the batch that needs most memory."""
 
     @abstractmethod
-    def validator(self, model: nn.Module, prepared: PreparedT, settings: Settings, device: torch.device) -> Validator:
+    def validator(
+        self, model: nn.Module, prepared: Prepared[StoreT], settings: Settings, device: torch.device
+    ) -> Validator:
         """Scores the weights on held-out text."""
-
-    @abstractmethod
-    def tokenizers(self, prepared: PreparedT) -> Tokenizers:
-        """The vocabulary of what was prepared."""
 
     @abstractmethod
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Write scores, samples, report and card after training; the final weights are those of `update`."""
+
+
+def n_rows_of(length: int, settings: Settings) -> int:
+    """A number of rows of this length that is more than a batch."""
+    training = settings.training
+    budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
+    return 2 + budget // length * 2
+
+
+def tiled(ids: np.ndarray, length: int) -> np.ndarray:
+    """The first ids, repeated to `length`.
+
+    >>> tiled(np.array([7, 8, 9]), 5).tolist()
+    [7, 8, 9, 7, 8]
+    """
+    return np.resize(np.asarray(ids[: max(1, min(len(ids), length))]), length)
+
+
+def report_leaks(checks: Sequence[LeakCheck], log: Log) -> list[dict[str, Any]]:
+    """Warn of held-out text in the training text; the reports for data.json."""
+    for check in checks:
+        if warning := check.warning():
+            log.warn(warning)
+    return [check.to_json() for check in checks]

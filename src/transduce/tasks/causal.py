@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.batch import causal
+from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
+from transduce.data.text import Piece
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
@@ -17,17 +21,17 @@ from transduce.evaluation.finalize import finalize
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks import plain_text
+from transduce.tasks.base import Prepared
 from transduce.tasks.defaults import CAUSAL
-from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedText
-from transduce.text.tokenizer import BOS, EOS, Tokenizers
+from transduce.tasks.one_sided import PlainTextTask
+from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.training.rows import RowFeeder
 from transduce.training.validate import Validator
 
 N_SAMPLES = 6  # texts that the report shows
 
 
-class CausalTask(PlainTextTask[PreparedText]):
+class CausalTask(PlainTextTask[TextStore]):
     """Trains a language model on plain text; evaluated by the loss on held-out text."""
 
     name = "causal"
@@ -52,8 +56,8 @@ class CausalTask(PlainTextTask[PreparedText]):
     evaluated_on = "--text"
     evaluate_options = frozenset({"--stride", "--batch-tokens"})
     inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
-    reads = "text"
     defaults = CAUSAL
+    store = TextStore
     uses = frozenset(
         {
             *(f"data.{key}" for key in ("documents", "context", "separate_documents")),
@@ -62,50 +66,51 @@ class CausalTask(PlainTextTask[PreparedText]):
     )
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse data settings of other tasks, and a context that does not fit."""
-        plain_text.check_text(settings)
-        context, batch = settings.data.context, settings.training.batch_tokens
+        """Refuse inexact tokenizers, data settings of other tasks, and a context that does not fit."""
+        super().check(settings, model)
+        own, context, batch = settings.tokenizer, settings.data.context, settings.training.batch_tokens
+        if settings.training.start is None:  # else its vocabulary is exact already
+            for key, needed in (("exact", True), ("normalization", "identity")):
+                if key in own.model_fields_set and (value := getattr(own, key)) != needed:
+                    raise SettingsError(f"tokenizer.{key} = {value!r}: task 'causal' needs exact text; leave it out")
         if settings.data.separate_documents and model.feed_forward == "conv" and model.kernel_size > 1:
             raise SettingsError(
                 "data.separate_documents = true: model.feed_forward = 'conv' reads beyond the start of a document; "
                 "use another feed-forward"
             )
-        if context is None:
-            return
-        if model.positions == "learned" and context > model.max_positions:
-            raise SettingsError(
-                f"data.context = {context}: more than model.max_positions = {model.max_positions} learned positions; "
-                "lower the first or raise the second"
-            )
-        if batch is not None and batch < context:
+        if context is not None and batch is not None and batch < context:
             raise SettingsError(
                 f"training.batch_tokens = {batch}: must be at least data.context = {context}, the tokens of a row"
             )
 
-    def encode(
-        self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
-    ) -> PreparedText:
+    def encode_set(
+        self,
+        folder: Path,
+        records: Iterable[Piece],
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        name: str,
+        fingerprint: str,
+        log: Log,
+    ) -> TextStore:
         """One row of ids for all documents."""
-        return plain_text.encode_texts(folder, texts, tokenizers, settings, log)
+        return encode_text(folder, records, vocabulary, fingerprint=fingerprint, name=f"{name} text")
 
-    def open_prepared(self, folder: RunFolder) -> PreparedText:
-        """Both stores."""
-        return plain_text.open_prepared_text(folder)
+    def describe(self, store: TextStore, settings: Settings) -> dict[str, Any]:
+        """Documents, bytes and tokens."""
+        return {"documents": store.facts["documents"], "bytes": store.n_bytes, "tokens": store.n_tokens}
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        """Of files and vocabulary."""
-        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt, digests)
-
-    def feeder(self, prepared: PreparedText, settings: Settings, device: torch.device) -> RowFeeder:
+    def feeder(self, prepared: Prepared[TextStore], settings: Settings, device: torch.device) -> RowFeeder:
         """Rows of the context's length."""
         return _feeder(prepared.train, settings, device)
 
-    def longest(self, prepared: PreparedText, settings: Settings) -> PreparedText:
+    def longest(self, prepared: Prepared[TextStore], settings: Settings) -> Prepared[TextStore]:
         """Unchanged: all rows have the length of the context."""
         return prepared
 
     def validator(
-        self, model: nn.Module, prepared: PreparedText, settings: Settings, device: torch.device
+        self, model: nn.Module, prepared: Prepared[TextStore], settings: Settings, device: torch.device
     ) -> Validator:
         """The loss on all held-out text, every token once."""
         return Validator(
@@ -116,20 +121,16 @@ class CausalTask(PlainTextTask[PreparedText]):
             precision=settings.training.precision,
         )
 
-    def tokenizers(self, prepared: PreparedText) -> Tokenizers:
-        """The one vocabulary, for both sides."""
-        return prepared.tokenizers
-
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score held-out text, generate samples, write the report."""
         generator = Generator.load(folder.path, device=folder.settings.training.device)
-        valid = TextStore.open(folder.path / "tokens" / "valid")
-        for name, store in {"valid": valid, **plain_text.read_test_stores(folder)}.items():
+        stores = dict(self.held_out_stores(folder))
+        for name, store in stores.items():
             score = generator.evaluate(store)
             save_set(folder, "text_scores", name, score.to_json())
             log.say(f"{name}: {score.lines()[0]}")
         options = GenerationOptions(sampling=Sampling(temperature=0.8), cut_prompt=True)
-        found = generator.generate(_beginnings(valid, generator), options)
+        found = generator.generate(_beginnings(stores["valid"], generator), options)
         save_generated(folder, "temperature 0.8", [(one.prompt, one.text) for one in found], update=update)
         finalize(folder, self.wording, log)
 

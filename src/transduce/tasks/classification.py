@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from transduce.config import ModelSettings, Settings, resolved
-from transduce.data.arrays import read_names
+from transduce.data.encoding import encode_labelled
 from transduce.data.labelled import Labelled
+from transduce.data.preparation import LabelledTexts, read_labelled_texts
 from transduce.data.sources import Sources, labelled_sources
 from transduce.data.store import LabelStore
 from transduce.decoding.classifier import TextClassifier, longest_of
@@ -22,21 +25,22 @@ from transduce.evaluation.metrics import score_labels
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.runs.atomic import expecting, read_json
+from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks import labelled_text
-from transduce.tasks.base import Task
+from transduce.tasks.base import Prepared, n_rows_of, tiled
 from transduce.tasks.choices import Facts
 from transduce.tasks.defaults import CLASSIFICATION
-from transduce.tasks.labelled_text import LabelledTexts, PreparedLabels
-from transduce.tasks.worst_batch import n_rows_of, tiled
+from transduce.tasks.one_sided import TRIED, OneSidedTask
+from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import LabelFeeder
 from transduce.training.loss import predict_labels
 from transduce.training.validate import Judge, Validator
 
+N_SAMPLES = 24  # texts that the report shows
 
-class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
+
+class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     """Trains a classifier on labelled texts; evaluated by accuracy."""
 
     name = "classification"
@@ -54,7 +58,9 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
     )
     evaluated_on = "--labels"
     reads = "labelled"
+    leak_unit = "texts"
     defaults = CLASSIFICATION
+    store = LabelStore
     uses = frozenset({"data.max_length", "data.labels", "tokenizer.mask", "tokenizer.exact"})
     criterion = staticmethod(predict_labels)
 
@@ -73,50 +79,72 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
 
     def sources(self, settings: Settings) -> Sources[Labelled]:
         """Labelled texts."""
-        return labelled_sources(settings.data)
+        return labelled_sources(settings)
 
     def read(
         self, settings: Settings, log: Log, sources: Sources[Labelled] | None = None, *, spool_in: Path | None = None
     ) -> LabelledTexts:
         """Labelled texts."""
-        texts = labelled_text.read_labelled_texts(settings, log, sources, spool_in=spool_in)
-        sizes = f"{texts.n_train:,} labelled texts to train on, {len(texts.valid):,} to validate on"
+        texts = read_labelled_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
+        sizes = f"{texts.train.size:,} labelled texts to train on, {texts.valid.size:,} to validate on"
         log.say(f"{sizes}; labels: {', '.join(texts.labels)}")
         return texts
 
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
         """The number of texts, and the labels."""
         known = asked.with_values("data", labels=list(texts.labels))
-        known = known.with_values("model", n_labels=len(texts.labels))
-        return Facts(known, known, machine, self.defaults, texts.n_train)
+        return super().facts(known.with_values("model", n_labels=len(texts.labels)), texts, machine)
 
-    def lines(self, texts: LabelledTexts, settings: Settings) -> tuple[Iterable[str], Iterable[str]]:
-        """A sample of the texts, without their labels."""
-        return texts.lines(), ()
+    def count_tokens(self, texts: LabelledTexts, tokenizers: Tokenizers) -> int:
+        """Estimate the tokens of all texts, special ones included."""
+        some = texts.sample[:: max(1, len(texts.sample) // TRIED)]
+        ids = tokenizers.tgt.encode_batch([text for example in some for text in example])
+        return round((sum(map(len, ids)) / len(some) + 1 + len(some[0])) * texts.train.size)
 
-    def count_tokens(self, texts: LabelledTexts, tokenizers: Tokenizers, settings: Settings) -> int:
-        """Tokens of all texts, estimated."""
-        return texts.count_tokens(tokenizers)
+    def encode_set(
+        self,
+        folder: Path,
+        records: Iterable[Labelled],
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        name: str,
+        fingerprint: str,
+        log: Log,
+    ) -> LabelStore:
+        """Texts, cut to what the model reads, and the numbers of their labels."""
+        longest, labels = longest_of(settings.model, settings.data.max_length), _labels(settings)
+        store = encode_labelled(
+            folder, records, labels, vocabulary, longest=longest, fingerprint=fingerprint, name=name
+        )
+        if cut := store.facts["longest"]:
+            log.say(f"{name}: {cut:,} texts have at least data.max_length = {longest} tokens and are cut there")
+        return store
 
-    def encode(
-        self, folder: RunFolder, texts: LabelledTexts, tokenizers: Tokenizers, settings: Settings, log: Log
-    ) -> PreparedLabels:
-        """One store for each set."""
-        return labelled_text.encode_labelled_texts(folder, texts, tokenizers, settings, log)
+    def text_of(self, record: Labelled) -> str:
+        """All texts of an example."""
+        return " ".join(record.texts)
 
-    def open_prepared(self, folder: RunFolder) -> PreparedLabels:
-        """Both stores."""
-        return labelled_text.open_prepared_labels(folder)
+    def describe(self, store: LabelStore, settings: Settings) -> dict[str, Any]:
+        """Texts, tokens, and the number of texts with each label."""
+        counts = {label: int(np.count_nonzero(store.labels == i)) for i, label in enumerate(_labels(settings))}
+        return {"texts": len(store), "tokens": int(store.lengths.sum()), "labels": counts}
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        """Of files, labels and vocabulary."""
-        return labelled_text.fingerprint(settings, tokenizers, digests)
+    def save_samples(self, tokens: Path, texts: LabelledTexts) -> None:
+        """Some validation texts, to show with their predicted labels."""
+        samples = [[e.label, list(e.texts)] for e in islice(texts.valid.read(), N_SAMPLES)]
+        write_json(tokens / "samples.json", samples)
 
-    def feeder(self, prepared: PreparedLabels, settings: Settings, device: torch.device) -> LabelFeeder:
+    def marks(self, settings: Settings) -> tuple[str, ...]:
+        """What is held out, and the labels."""
+        data = settings.data
+        return f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}"
+
+    def feeder(self, prepared: Prepared[LabelStore], settings: Settings, device: torch.device) -> LabelFeeder:
         """Batches of texts of similar length."""
         return LabelFeeder(prepared.train, settings.training, device=device)
 
-    def longest(self, prepared: PreparedLabels, settings: Settings) -> PreparedLabels:
+    def longest(self, prepared: Prepared[LabelStore], settings: Settings) -> Prepared[LabelStore]:
         """Texts of the maximum length."""
         length, store = longest_of(settings.model, settings.data.max_length), prepared.train
         n = n_rows_of(length, settings)
@@ -125,7 +153,7 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         return replace(prepared, train=LabelStore(ids, np.arange(n + 1) * length, ends, zeros, store.facts))
 
     def validator(
-        self, model: nn.Module, prepared: PreparedLabels, settings: Settings, device: torch.device
+        self, model: nn.Module, prepared: Prepared[LabelStore], settings: Settings, device: torch.device
     ) -> Validator:
         """The loss on the held-out texts, and the scores of the predicted labels."""
         return Validator(
@@ -137,17 +165,11 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
             criterion=predict_labels,
         )
 
-    def tokenizers(self, prepared: PreparedLabels) -> Tokenizers:
-        """The one vocabulary, for both sides."""
-        return prepared.tokenizers
-
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score the held-out texts, store samples, write the report."""
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
         tokens = folder.path / "tokens"
-        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
-        for name, at in names.items():
-            store = LabelStore.open(tokens / at)
+        for name, store in self.held_out_stores(folder):
             scores = score_labels(store.labels.tolist(), classifier.predict(store), classifier.labels)
             save_set(folder, "label_scores", name, scores.to_json())
             log.say(f"{name}: {scores.lines()[0]}")
@@ -167,8 +189,12 @@ class ClassificationTask(Task[LabelledTexts, PreparedLabels]):
         finalize(folder, self.wording, log)
 
 
-def _judge(prepared: PreparedLabels, settings: Settings) -> Judge:
-    labels = resolved(settings.data.labels, "data.labels")
+def _labels(settings: Settings) -> Sequence[str]:
+    return resolved(settings.data.labels, "data.labels")
+
+
+def _judge(prepared: Prepared[LabelStore], settings: Settings) -> Judge:
+    labels = _labels(settings)
     longest = longest_of(settings.model, settings.data.max_length)
 
     def judge(model: nn.Module) -> dict[str, float]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from transduce.config import BertSettings, ModelSettings, Settings, resolved
-from transduce.data.arrays import check_lengths, read_names
 from transduce.data.encoding import encode_sentences
+from transduce.data.preparation import Texts
+from transduce.data.sources import Sources
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller, judges_pairs, masked_feeder, masked_judge
@@ -21,12 +24,10 @@ from transduce.evaluation.finalize import finalize
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks import plain_text
+from transduce.tasks.base import Prepared, n_rows_of, tiled
 from transduce.tasks.defaults import MASKED
-from transduce.tasks.plain_text import PlainTexts, PlainTextTask, PreparedStores
-from transduce.tasks.worst_batch import n_rows_of, tiled
+from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
-from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.loss import predict_masked_tokens
 from transduce.training.validate import Validator
@@ -34,10 +35,7 @@ from transduce.training.validate import Validator
 N_SAMPLES, SAMPLE_TOKENS = 8, 40
 
 
-PreparedSentences = PreparedStores[SentenceStore]
-
-
-class MaskedTask(PlainTextTask[PreparedSentences]):
+class MaskedTask(PlainTextTask[SentenceStore]):
     """Trains a masked language model on plain text, whose lines are sentences."""
 
     name = "masked"
@@ -56,8 +54,8 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     evaluated_on = "--text"
     evaluate_options = frozenset({"--batch-tokens"})
     inherited = ("data.documents",)
-    reads = "text"
     defaults = MASKED
+    store = SentenceStore
     uses = frozenset(
         {
             *(f"data.{key}" for key in ("documents", "context", "masked", "whole_words")),
@@ -69,7 +67,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, vocabularies without <mask>, and impossible pairs."""
         assert isinstance(model, BertSettings)
-        plain_text.check_files(settings)
+        super().check(settings, model)
         context = settings.data.context
         own = settings.tokenizer
         if "mask" in own.model_fields_set and not own.mask and settings.training.start is None:
@@ -83,60 +81,52 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             raise SettingsError("model.next_sentence = true: model.n_segments must be 2, or 0 for none")
         if context is not None and context < 8:
             raise SettingsError(f"data.context = {context}: must be at least 8")
-        if context is not None and model.positions == "learned" and context > model.max_positions:
-            raise SettingsError(
-                f"data.context = {context}: more than model.max_positions = {model.max_positions} learned positions; "
-                "lower the first or raise the second"
-            )
 
-    def check_texts(self, texts: PlainTexts, settings: Settings) -> None:
-        """Next-sentence prediction needs two documents in every part."""
+    def read(
+        self, settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
+    ) -> Texts[Piece]:
+        """Documents of plain text: for next-sentence prediction, two or more in every set."""
+        texts = super().read(settings, log, sources, spool_in=spool_in)
         if judges_pairs(settings):
-            for name, part in texts.parts.items():
-                _check_documents(name, sum(1 for _ in islice(_documents(part.stream()), 2)))
+            for found in texts.sets.values():
+                _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
+        return texts
 
-    def encode(
-        self, folder: RunFolder, texts: PlainTexts, tokenizers: Tokenizers, settings: Settings, log: Log
-    ) -> PreparedSentences:
-        """One store of sentences for each set."""
-        tokens, vocabulary = folder.path / "tokens", tokenizers.tgt
-        context = resolved(settings.data.context, "data.context")
-        tokens.mkdir(exist_ok=True)
-        mark, described, checks = self.fingerprint(settings, tokenizers, texts.digests), [], texts.checks()
-        stores = dict[str, SentenceStore]()
-        for at, part in texts.parts.items():
-            train, name = part is texts.train, at if at in ("train", "valid") else part.name
-            store = stores[at] = encode_sentences(
-                tokens / at,
-                plain_text.watched(part.stream(), checks) if train else part.stream(),
-                vocabulary,
-                longest=context - 3,
-                fingerprint=mark if train else "",
-                name=f"{name} text",
-            )
-            _check_rows(store, name, vocabulary, settings)
-            numbers = {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
-            described.append({"name": name, "files": part.files, **numbers})
-        plain_text.write_records(folder, texts, tokenizers, {"fingerprint": mark, "sets": described}, checks, log)
-        return PreparedSentences(tokenizers, stores["train"], stores["valid"])
+    def encode_set(
+        self,
+        folder: Path,
+        records: Iterable[Piece],
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        name: str,
+        fingerprint: str,
+        log: Log,
+    ) -> SentenceStore:
+        """Sentences of at most the context; a set without anything to predict is refused before training needs it."""
+        longest = resolved(settings.data.context, "data.context") - 3
+        store = encode_sentences(
+            folder, records, vocabulary, longest=longest, fingerprint=fingerprint, name=f"{name} text"
+        )
+        if judges_pairs(settings):
+            _check_documents(name, store.n_documents)
+        if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
+            raise DataError(f"{name} text: it has nothing to predict")
+        return store
 
-    def open_prepared(self, folder: RunFolder) -> PreparedSentences:
-        """Both stores."""
-        tokens, prepared = folder.path / "tokens", plain_text.open_stores(folder, SentenceStore.open)
-        longest = resolved(folder.settings.data.context, "data.context") - 3
-        for name, store in (("train", prepared.train), ("valid", prepared.valid)):
-            check_lengths(tokens / name / "offsets.npy", store.offsets, longest)
-        return prepared
+    def describe(self, store: SentenceStore, settings: Settings) -> dict[str, Any]:
+        """Documents, bytes and tokens."""
+        return {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
 
-    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        """Of files, vocabulary and context."""
-        return plain_text.fingerprint_of_plain(settings, tokenizers.tgt, digests, f"context: {settings.data.context}")
+    def marks(self, settings: Settings) -> tuple[str, ...]:
+        """The context too: it decides where long sentences are split."""
+        return *super().marks(settings), f"context: {settings.data.context}"
 
-    def feeder(self, prepared: PreparedSentences, settings: Settings, device: torch.device) -> MaskedFeeder:
+    def feeder(self, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device) -> MaskedFeeder:
         """Rows with masked tokens."""
         return masked_feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
 
-    def longest(self, prepared: PreparedSentences, settings: Settings) -> PreparedSentences:
+    def longest(self, prepared: Prepared[SentenceStore], settings: Settings) -> Prepared[SentenceStore]:
         """Sentences that fill the context, two per document."""
         context = resolved(settings.data.context, "data.context")
         length, store = context - 3, prepared.train
@@ -146,7 +136,7 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
         return replace(prepared, train=SentenceStore(ids, offsets, documents, store.facts))
 
     def validator(
-        self, model: nn.Module, prepared: PreparedSentences, settings: Settings, device: torch.device
+        self, model: nn.Module, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device
     ) -> Validator:
         """The loss on held-out text, with the same masked tokens each time."""
         feeder = masked_feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
@@ -159,24 +149,18 @@ class MaskedTask(PlainTextTask[PreparedSentences]):
             criterion=predict_masked_tokens,
         )
 
-    def tokenizers(self, prepared: PreparedSentences) -> Tokenizers:
-        """The one vocabulary, for both sides."""
-        return prepared.tokenizers
-
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score held-out text, predict some masked words, write the report."""
-        settings, tokens = folder.settings, folder.path / "tokens"
+        settings, stores = folder.settings, dict(self.held_out_stores(folder))
         filler = MaskFiller.load(folder.path, device=settings.training.device)
-        names = {"valid": "valid"} | {name: f"test.{i}" for i, name in enumerate(read_names(tokens / "tests.json"))}
-        for name, at in names.items():
-            feeder = masked_feeder(SentenceStore.open(tokens / at), filler.vocabulary, settings, filler.device)
+        for name, store in stores.items():
+            feeder = masked_feeder(store, filler.vocabulary, settings, filler.device)
             found = Validator(
                 filler.model, feeder.batches, smoothing=0.0, judge=masked_judge(feeder), criterion=predict_masked_tokens
             )()
             save_set(folder, "masked_scores", name, found)
             log.say(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
-        valid = SentenceStore.open(tokens / "valid")
-        texts = _masked_samples(valid, filler.vocabulary)
+        texts = _masked_samples(stores["valid"], filler.vocabulary)
         shown = []
         for one in filler.fill(texts) if texts else ():
             predictions = ", ".join(f"{c.token} {c.probability:.0%}" for c in one.masks[0])
@@ -203,14 +187,6 @@ def _documents(pieces: Iterable[Piece]) -> Iterator[bool]:
             text = False
     if text:
         yield True
-
-
-def _check_rows(store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings) -> None:
-    """Refuse a set without anything to predict, before training needs it."""
-    if judges_pairs(settings):
-        _check_documents(name, store.n_documents)
-    if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
-        raise DataError(f"{name} text: it has nothing to predict")
 
 
 def _masked_samples(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:

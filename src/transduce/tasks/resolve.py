@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from transduce.config import Settings, resolve_preset
-from transduce.errors import SettingsError, nearest
+from transduce.config import Settings, resolve_preset, resolved
+from transduce.config.model import kinds_for
+from transduce.errors import SettingsError, VocabularyTooSmall, nearest
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.models.registry import check_model
-from transduce.tasks.base import Task
 from transduce.tasks.choices import choose, format_choices
 from transduce.tasks.defaults import FINE_TUNING
-from transduce.tasks.registry import check_task, find_task
-from transduce.tasks.vocabulary import learn_vocabulary
+from transduce.tasks.registry import TASKS, AnyTask, find_task
 from transduce.text.tokenizer import Tokenizers
+from transduce.text.training import train_tokenizers
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.schedule import find_schedule
 
-AnyTask = Task[Any, Any]
+Lines = Callable[[], tuple[Iterable[str], Iterable[str]]]
+"""Yields the training text of both sides, from its start at each call; the second is empty if there is one side."""
 
 
 def check(settings: Settings) -> AnyTask:
     """Refuse settings that cannot work, before any work is done, and return their task."""
-    task, model = find_task(settings.task), resolve_preset(settings.model)
+    task, training, model = find_task(settings.task), settings.training, resolve_preset(settings.model)
     check_model(model)
-    training = settings.training
     if training.optimizer is not None and training.optimizer not in OPTIMIZERS:
         hint = nearest(training.optimizer, OPTIMIZERS)
         raise SettingsError(f"training.optimizer = '{training.optimizer}'{hint}; allowed: {', '.join(OPTIMIZERS)}")
     if training.schedule is not None:
         find_schedule(training.schedule)
-    check_task(task, settings, model)
+    if model.kind not in (kinds := kinds_for(task.name)):
+        raise SettingsError(f"model.kind = '{model.kind}' does not fit task '{task.name}'; use {' or '.join(kinds)}")
+    for name in sorted(frozenset[str]().union(*(other.uses for other in TASKS.values())) - task.uses):
+        section, key = name.split(".")
+        part = getattr(settings, section)
+        if key in part.model_fields_set and getattr(part, key) != type(part).model_fields[key].default:
+            raise SettingsError(f"{name} has no effect in task '{task.name}'; leave it out")
+    task.check(settings, model)
     return task
+
+
+def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+    """Train the vocabulary on the training text; with `may_grow`, a larger one if its characters need it."""
+    size = resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size")
+    try:
+        found = train_tokenizers(*lines(), settings.tokenizer, vocab_size=size, seed=settings.training.seed)
+    except VocabularyTooSmall as error:
+        if not may_grow:
+            raise
+        size = error.needed + error.needed // 2
+        log.say(f"the text has many different characters: the vocabulary grows to {size:,} pieces")
+        return learn_vocabulary(lines, settings.with_values("tokenizer", vocab_size=size), log, may_grow=False)
+    for note in found.notes:
+        (log.say if may_grow else log.warn)(note)  # a given size that is not reached is worth a warning
+    return found
 
 
 def resolve(
@@ -55,13 +79,11 @@ def resolve(
     facts = replace(facts, amount=round(facts.amount * scale))
     settings, choices = choose(facts, task.defaults.before_text)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
-    check_model(settings.model)
-    check_task(task, settings, settings.model)
-    tokenizers = known or learn_vocabulary(
-        lambda: task.lines(texts, settings), settings, log, may_grow=asked.tokenizer.vocab_size is None
-    )
+    check(settings)
+    may_grow = asked.tokenizer.vocab_size is None
+    tokenizers = known or learn_vocabulary(lambda: task.lines(texts), settings, log, may_grow=may_grow)
     settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
-    tokens = round(task.count_tokens(texts, tokenizers, settings) * scale)
+    tokens = round(task.count_tokens(texts, tokenizers) * scale)
     rules = task.defaults.before_training
     if asked.training.start is not None:
         rules = {**rules, **FINE_TUNING}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,12 +18,14 @@ from transduce.config import (
     TransformerSettings,
     resolved,
 )
-from transduce.data import preparation
 from transduce.data.batch import Batch, Example, collate
 from transduce.data.batching import plan
+from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.corpus import Pair
-from transduce.data.preparation import Prepared, Texts
-from transduce.data.sources import Sources
+from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
+from transduce.data.leaks import LeakCheck, watch
+from transduce.data.preparation import PairTexts, TextSet, read_pair_texts
+from transduce.data.sources import Sources, pair_sources
 from transduce.data.store import TokenStore
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
@@ -30,18 +33,18 @@ from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import evaluate, metrics
 from transduce.evaluation.records import Wording, shape_line
 from transduce.logging import Log
-from transduce.machine import Machine
+from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.tasks.base import Task
-from transduce.tasks.choices import Facts
+from transduce.tasks.base import Prepared, Task, n_rows_of, report_leaks, tiled
 from transduce.tasks.defaults import TRANSLATION
-from transduce.tasks.worst_batch import n_rows_of, tiled
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.feed import PairFeeder, SubwordSampling
 from transduce.training.validate import Judge, Validator
 
+TRIED = 2000  # pairs that are encoded to estimate the number of tokens
 
-class TranslationTask(Task[Texts, Prepared]):
+
+class TranslationTask(Task[PairTexts, TokenStore]):
     """Trains a translator on sentence pairs; evaluated by BLEU and chrF."""
 
     name = "translation"
@@ -76,6 +79,7 @@ class TranslationTask(Task[Texts, Prepared]):
     )
     reads = "pairs"
     defaults = TRANSLATION
+    store = TokenStore
     uses = frozenset(
         {
             *(
@@ -108,74 +112,116 @@ class TranslationTask(Task[Texts, Prepared]):
 
     def sources(self, settings: Settings) -> Sources[Pair]:
         """Sentence pairs."""
-        return preparation.sources_of(settings)
+        return pair_sources(settings)
 
     def read(
         self, settings: Settings, log: Log, sources: Sources[Pair] | None = None, *, spool_in: Path | None = None
-    ) -> Texts:
+    ) -> PairTexts:
         """Sentence pairs."""
-        texts = preparation.read_texts(settings, log, sources, spool_in=spool_in)
-        log.say(f"{texts.n_pairs:,} sentence pairs to train on, {len(texts.valid.pairs):,} to validate on")
+        texts = read_pair_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
+        log.say(f"{texts.train.size:,} sentence pairs to train on, {texts.valid.size:,} to validate on")
         return texts
 
-    def facts(self, asked: Settings, texts: Texts, machine: Machine) -> Facts:
-        """The number of pairs."""
-        return Facts(asked, asked, machine, self.defaults, texts.n_pairs)
-
-    def lines(self, texts: Texts, settings: Settings) -> tuple[Iterator[str], Iterator[str]]:
+    def lines(self, texts: PairTexts) -> tuple[Iterator[str], Iterator[str]]:
         """A sample of the cleaned text of both sides."""
-        return preparation.lines_of(texts)
+        return (pair[0] for pair in texts.sample), (pair[1] for pair in texts.sample)
 
-    def count_tokens(self, texts: Texts, tokenizers: Tokenizers, settings: Settings) -> int:
-        """Tokens of the longer side of all pairs."""
-        return preparation.count_tokens(texts, tokenizers)
+    def count_tokens(self, texts: PairTexts, tokenizers: Tokenizers) -> int:
+        """Estimate the tokens of the longer side of all training pairs, including EOS, from a few thousand."""
+        pairs = texts.sample[:TRIED]
+        sides = (tokenizers.src.encode_batch([p[0] for p in pairs]), tokenizers.tgt.encode_batch([p[1] for p in pairs]))
+        longer = [1 + max(len(src), len(tgt)) for src, tgt in zip(*sides, strict=True)]
+        return round(sum(longer) * texts.train.size / max(1, len(longer)))
 
-    def encode(self, folder: RunFolder, texts: Texts, tokenizers: Tokenizers, settings: Settings, log: Log) -> Prepared:
-        """Clean and encode the pairs, and check for held-out text in the training text."""
-        return preparation.encode(folder, texts, tokenizers, settings, log)
-
-    def open_prepared(self, folder: RunFolder) -> Prepared:
-        """Both stores, and the validation sentences to translate."""
-        return preparation.open_prepared(folder)
+    def encode(
+        self, folder: RunFolder, texts: PairTexts, tokenizers: Tokenizers, settings: Settings, log: Log
+    ) -> Prepared[TokenStore]:
+        """Encode all text, report the cleaning, and warn of held-out text in the training text."""
+        data, tokens, mark = (
+            settings.data,
+            folder.path / "tokens",
+            self.fingerprint(settings, tokenizers, texts.digests),
+        )
+        sets = [(found, list(found.read())) for found in (texts.valid, *texts.tests)]
+        checks = [
+            LeakCheck(found.name, map(_sides, pairs), places=list(map(_place, pairs)))
+            for found, pairs in sets[0 if data.valid else 1 :]
+        ]
+        tokens.mkdir(exist_ok=True)
+        with log.progress("encoding") as bar:
+            streams = [watch(stream(), _sides, checks, _place) for stream in texts.train.streams]
+            train = encode_pairs(
+                tokens / "train",
+                [counted(stream, lambda n: bar.update(n / max(1, texts.train.size))) for stream in streams],
+                tokenizers,
+                data,
+                report=texts.report,
+                fingerprint=mark,
+            )
+        cleaner = Cleaner(data)
+        cleaned = list(cleaner.texts(sets[0][1]))
+        valid = encode_pairs(
+            tokens / "valid", [cleaned], tokenizers, data, report=cleaner.report, name="validation text"
+        )
+        n_judged = settings.training.valid_bleu_sentences
+        write_json(tokens / "judged.json", [_sides(pair) for pair in sets[0][1][:n_judged]])
+        write_json(tokens / "tests.json", [(found.name, list(map(_sides, pairs))) for found, pairs in sets[1:]])
+        folder.save_tokenizers(tokenizers.save)
+        cleaning = train.facts["cleaning"]
+        for line in format_cleaning(cleaning):
+            log.say(line)
+        if cleaning["dropped"] or cleaning["changed"]:
+            log.say(f"  more examples: {folder.path / 'data.json'} and, after training, report.html")
+        described = [_described(texts.train, train), _described(texts.valid, valid)]
+        described += [{"name": test.name, "files": test.files, "pairs": test.size} for test in texts.tests]
+        folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
+        return Prepared(tokens, tokenizers, train, valid)
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of files, cleaning and vocabulary."""
-        return preparation.fingerprint(settings, tokenizers, digests)
+        data = settings.data
+        marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
+        return fingerprint_of_pairs(digests, data, tokenizers, *marks)
 
-    def feeder(self, prepared: Prepared, settings: Settings, device: torch.device) -> PairFeeder:
+    def feeder(self, prepared: Prepared[TokenStore], settings: Settings, device: torch.device) -> PairFeeder:
         """Batches of pairs of similar length."""
         training, amount = settings.training, settings.tokenizer.sampling
         segment = None
         if amount:
             segment = SubwordSampling(prepared.tokenizers, amount, training.seed, settings.data.max_length)
-        return PairFeeder(prepared.train, training, device=device, weights=prepared.weights, segment=segment)
+        weights = None if settings.data.demo else prepared.train.weights([c.weight for c in settings.data.train])
+        return PairFeeder(prepared.train, training, device=device, weights=weights, segment=segment)
 
-    def longest(self, prepared: Prepared, settings: Settings) -> Prepared:
+    def longest(self, prepared: Prepared[TokenStore], settings: Settings) -> Prepared[TokenStore]:
         """Pairs whose sides both have the maximum length."""
         length = settings.data.max_length
         n = n_rows_of(length, settings)
-        sides = [tiled(side.ids, length).tolist() for side in (prepared.train.src, prepared.train.tgt)]
-        return replace(prepared, train=TokenStore.from_lists([sides[0]] * n, [sides[1]] * n), weights=None)
+        sides = [tiled(ids, length).tolist() for ids in (prepared.train.src, prepared.train.tgt)]
+        return replace(prepared, train=TokenStore.from_lists([sides[0]] * n, [sides[1]] * n))
 
-    def validator(self, model: nn.Module, prepared: Prepared, settings: Settings, device: torch.device) -> Validator:
+    def validator(
+        self, model: nn.Module, prepared: Prepared[TokenStore], settings: Settings, device: torch.device
+    ) -> Validator:
         """The loss on all held-out pairs, and BLEU and chrF on some."""
         training = settings.training
         budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
+        judged = _read_judged(prepared.tokens)
         return Validator(
             model,
             lambda: _batches(prepared.valid, budget, device),
             smoothing=training.label_smoothing,
-            judge=_judge(model, prepared, settings) if prepared.judged else None,
+            judge=_judge(model, prepared.tokenizers, judged, settings) if judged else None,
             precision=training.precision,
         )
 
-    def tokenizers(self, prepared: Prepared) -> Tokenizers:
-        """Those of both sides."""
-        return prepared.tokenizers
-
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
         """Score the test sets, capture attention, write the report."""
-        finalize_translation(folder, preparation.read_judged(folder), self.wording, update=update, log=log)
+        path = folder.path / "tokens" / "tests.json"
+        with expecting(path):
+            sets = {str(name): _pairs(pairs) for name, pairs in read_json(path)}
+        if not sets and (judged := _read_judged(path.parent)):
+            sets = {"valid": judged}
+        finalize_translation(folder, sets, self.wording, update=update, log=log)
 
 
 def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:
@@ -184,11 +230,11 @@ def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[B
         yield collate([Example(*store[int(i)]) for i in indices]).to(device)
 
 
-def _judge(model: nn.Module, prepared: Prepared, settings: Settings) -> Judge:
+def _judge(model: nn.Module, tokenizers: Tokenizers, judged: Sequence[tuple[str, str]], settings: Settings) -> Judge:
     """Translates some held-out sentences with the decoding settings and scores the translations."""
-    sources, references = map(list, zip(*prepared.judged, strict=True))
+    sources, references = map(list, zip(*judged, strict=True))
     scoring = settings.evaluation
-    translator = Translator(model, prepared.tokenizers, settings.decoding)  # its threads are reused by all validations
+    translator = Translator(model, tokenizers, settings.decoding)  # its threads are reused by all validations
 
     def judge(model: nn.Module) -> dict[str, float]:
         assert model is translator.model, "a validator scores one model"
@@ -197,3 +243,30 @@ def _judge(model: nn.Module, prepared: Prepared, settings: Settings) -> Judge:
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
     return judge
+
+
+def _read_judged(tokens: Path) -> list[tuple[str, str]]:
+    """The validation pairs that are translated."""
+    with expecting(tokens / "judged.json"):
+        return _pairs(read_json(tokens / "judged.json"))
+
+
+def _pairs(found: Any) -> list[tuple[str, str]]:
+    """Pairs of texts from JSON. Raises `ValueError` for anything else."""
+    pairs = [(src, tgt) for src, tgt in found]
+    if not all(isinstance(side, str) for pair in pairs for side in pair):
+        raise ValueError("expected pairs of texts")
+    return pairs
+
+
+def _sides(pair: Pair) -> tuple[str, str]:
+    return pair.src, pair.tgt
+
+
+def _place(pair: Pair) -> str:
+    return f"{pair.place[0]}:{pair.place[1]}"
+
+
+def _described(found: TextSet[Pair], store: TokenStore) -> dict[str, object]:
+    numbers = {"pairs": len(store), "src_tokens": len(store.src), "tgt_tokens": len(store.tgt)}
+    return {"name": found.name, "files": found.files, **numbers, "cleaning": store.facts["cleaning"]}

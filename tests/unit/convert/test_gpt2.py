@@ -18,7 +18,7 @@ from hard_strings import HARD  # noqa: E402
 from transduce.convert.hub_import import import_gpt2  # noqa: E402
 from transduce.convert.importing import import_run  # noqa: E402
 from transduce.data.batch import causal  # noqa: E402
-from transduce.data.encoding import text_in_memory  # noqa: E402
+from transduce.data.encoding import encode_text  # noqa: E402
 from transduce.data.text import Piece  # noqa: E402
 from transduce.decoding.generator import Generator  # noqa: E402
 from transduce.decoding.options import GenerationOptions, Sampling  # noqa: E402
@@ -131,7 +131,7 @@ def test_end_of_text_piece_in_a_text_is_the_end(tmp_path: Path) -> None:
     expected = expected.gather(-1, torch.tensor(their_ids[1:])[:, None])[:, 0]
     (found,) = generator.score([text])
     assert torch.tensor(found.token_log_probs).sub(expected).abs().max() <= BOUND * float(expected.abs().max())
-    store = text_in_memory([Piece(text, ends=True)], generator.tokenizer)
+    store = encode_text(None, [Piece(text, ends=True)], generator.tokenizer)
     found = generator.evaluate(store)
     assert (found.n_tokens, found.n_bytes) == (len(their_ids) - 1, len(text)) == (store.n_tokens, len(text))
     assert found.nats == pytest.approx(-float(expected.sum()), rel=1e-4)

@@ -10,21 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from transduce.config import Settings
 from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
-from transduce.data.preparation import count_tokens, encode, lines_of, read_texts
-from transduce.data.sources import MemorySource, Sources
-from transduce.data.tokens_folder import forget_prepared, has_prepared
+from transduce.data.preparation import PairTexts
+from transduce.data.sources import Source, Sources, memory_source
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
-from transduce.tasks.translation import TranslationTask
-from transduce.tasks.vocabulary import learn_vocabulary
+from transduce.tasks.resolve import learn_vocabulary
+from transduce.tasks.translation import TranslationTask, _read_judged
 
 QUIET = Log(quiet=True)
 TASK = TranslationTask()
+
+
+def read_texts(asked: Settings, sources: Sources[Pair] | None = None, *, spool_in: Path | None = None) -> PairTexts:
+    return TASK.read(asked, QUIET, sources, spool_in=spool_in)
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -48,57 +52,57 @@ def settings(**sections: Any) -> Settings:
 
 def test_one_pair_in_a_hundred_is_held_out_and_in_no_training_stream(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 700), corpus(tmp_path, "b", 300, first=400)]})
-    texts = read_texts(asked, QUIET)
-    held = {comparable(pair.src) for pair in texts.valid.pairs}
-    trained = [comparable(pair.src) for stream in texts.train for pair in stream()]
-    assert len(held) == len(texts.valid.pairs) == 10
+    texts = read_texts(asked)
+    held = {comparable(pair.src) for pair in texts.valid.read()}
+    trained = [comparable(pair.src) for pair in texts.train.read()]
+    assert len(held) == texts.valid.size == 10
     assert not held & set(trained)
     assert (
-        texts.n_pairs
+        texts.train.size
         == len(trained)
         == sum(1 for i in [*range(700), *range(400, 700)])
         - sum(1 + (400 <= int(source.split()[2]) < 700) for source in held)
     )
-    again = read_texts(asked, QUIET)
-    assert again.valid == texts.valid
-    other = read_texts(asked.with_values("training", seed=2), QUIET)
-    assert {pair.src for pair in other.valid.pairs} != {pair.src for pair in texts.valid.pairs}
+    again = read_texts(asked)
+    assert list(again.valid.read()) == list(texts.valid.read())
+    other = read_texts(asked.with_values("training", seed=2))
+    assert {pair.src for pair in other.valid.read()} != {pair.src for pair in texts.valid.read()}
 
 
 def test_given_validation_text_leaves_the_training_text_whole(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 50)], "valid": [corpus(tmp_path, "v", 5, first=90)]})
-    texts = read_texts(asked, QUIET)
-    assert (texts.n_pairs, len(texts.valid.pairs), texts.tests) == (50, 5, ())
+    texts = read_texts(asked)
+    assert (texts.train.size, texts.valid.size, texts.tests) == (50, 5, ())
 
 
 def test_test_sets_are_named_after_their_files_and_nothing_is_cleaned_away(tmp_path: Path) -> None:
     one, two = corpus(tmp_path, "newstest", 3), corpus(tmp_path, "flickr", 4)
     write(Path(one["tgt"]), ["", "b", "c"])
     asked = settings(data={"train": [corpus(tmp_path, "a", 50)], "test": [one, two, two]})
-    tests = read_texts(asked, QUIET).tests
-    assert [(held.name, len(held.pairs)) for held in tests] == [("newstest", 3), ("flickr.2", 4), ("flickr.3", 4)]
+    tests = read_texts(asked).tests
+    assert [(held.name, held.size) for held in tests] == [("newstest", 3), ("flickr.2", 4), ("flickr.3", 4)]
     write(Path(two["tgt"]), [])
     write(Path(two["src"]), [])
     with pytest.raises(DataError, match="flickr"):
-        read_texts(asked, QUIET)
+        read_texts(asked)
 
 
 def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.data.preparation.DEMO_HELD_OUT", 30)
-    texts = read_texts(settings(data={"demo": 300}), QUIET)
-    trained = {pair.src for stream in texts.train for pair in stream()}
-    assert texts.n_pairs == 300
+    monkeypatch.setattr("transduce.data.sources.DEMO_HELD_OUT", 30)
+    texts = read_texts(settings(data={"demo": 300}))
+    trained = {pair.src for pair in texts.train.read()}
+    assert texts.train.size == 300
     assert [held.name for held in texts.tests] == ["test", "held_out_combinations"]
     for held in (texts.valid, *texts.tests):
-        assert not trained & {pair.src for pair in held.pairs}
+        assert not trained & {pair.src for pair in held.read()}
 
 
 def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run", asked, "")
-    texts = read_texts(asked, QUIET)
-    tokenizers = learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
+    texts = read_texts(asked)
+    tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
     folder.write_settings(asked)
-    encode(folder, texts, tokenizers, asked, log)
+    TASK.encode(folder, texts, tokenizers, asked, log)
     return folder
 
 
@@ -110,18 +114,17 @@ def test_what_was_prepared_is_found_again_with_weights(tmp_path: Path) -> None:
     with prepared_run(tmp_path, asked) as folder:
         found = TASK.find_prepared(folder, QUIET)
         assert found is not None and len(found.train) == 100 and len(found.valid) == 5
-        assert found.weights is not None and np.array_equal(found.weights, [1.0] * 60 + [2.0] * 40)
-        assert (
-            found.judged[0] == ("the number 900 and 6300 again", "die Zahl 900 und 6300 nochmals")
-            and len(found.judged) == 3
-        )
+        weights = TASK.feeder(found, asked, torch.device("cpu")).weights
+        assert weights is not None and np.array_equal(weights, [1.0] * 60 + [2.0] * 40)
+        judged = _read_judged(found.tokens)
+        assert judged[0] == ("the number 900 and 6300 again", "die Zahl 900 und 6300 nochmals") and len(judged) == 3
         src_ids, tgt_ids = found.train[0]
         assert found.tokenizers.src.decode(src_ids.tolist()) == "the number 0 and 0 again"
         assert found.tokenizers.tgt.decode(tgt_ids.tolist()) == "die Zahl 0 und 0 nochmals"
         data = json.loads((folder.path / "data.json").read_text())
-        assert [found["pairs"] for found in data["sets"]] == [100, 5] and data["fingerprint"] == found.train.fingerprint
-        forget_prepared(folder)
-        assert not has_prepared(folder)
+        assert [described["pairs"] for described in data["sets"]] == [100, 5] and data[
+            "fingerprint"
+        ] == found.train.facts["fingerprint"]
 
 
 def test_nothing_is_found_where_preparing_was_cut_short(tmp_path: Path) -> None:
@@ -160,11 +163,11 @@ def test_changed_training_text_is_reported(tmp_path: Path, capsys: pytest.Captur
 
 def test_tokens_are_estimated_from_the_first_pairs(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
-    texts = read_texts(asked, QUIET)
-    tokenizers = learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
-    pairs = [pair for stream in texts.train for pair in stream()]
+    texts = read_texts(asked)
+    tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
+    pairs = [pair for pair in texts.train.read()]
     exact = sum(1 + max(len(tokenizers.src.encode(p.src)), len(tokenizers.tgt.encode(p.tgt))) for p in pairs)
-    assert count_tokens(texts, tokenizers) == exact
+    assert TASK.count_tokens(texts, tokenizers) == exact
 
 
 def test_a_chosen_vocabulary_grows_where_the_characters_need_it_and_a_given_one_does_not(tmp_path: Path) -> None:
@@ -174,25 +177,25 @@ def test_a_chosen_vocabulary_grows_where_the_characters_need_it_and_a_given_one_
         "tgt": str(write(tmp_path / "a.en", [f"sign {i}" for i in range(200)])),
     }
     asked = settings(data={"train": [sides], "valid": [sides]}, tokenizer={"vocab_size": 50})
-    texts = read_texts(asked, QUIET)
+    texts = read_texts(asked)
     with pytest.raises(SettingsError, match=r"tokenizer\.vocab_size = 50"):
-        learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
-    assert learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=True).n_src > 200
+        learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
+    assert learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=True).n_src > 200
 
 
-class Counted:
+class Counted(Source[Pair]):
     """A source that counts how often it is read."""
 
     def __init__(self, name: str, n: int, *, first: int = 0) -> None:
-        self.name, self.files, self.reads = name, (name,), 0
-        self.pairs = [Pair(f"the number {i}", f"die Zahl {i}", (name, i)) for i in range(first, first + n)]
+        pairs = [Pair(f"the number {i}", f"die Zahl {i}", (name, i)) for i in range(first, first + n)]
+        reads: list[int] = []
 
-    def read(self) -> Iterator[Pair]:
-        self.reads += 1
-        return iter(self.pairs)
+        def read() -> Iterator[Pair]:
+            reads.append(1)
+            return iter(pairs)
 
-    def digest(self) -> bytes:
-        return b""
+        super().__init__(name, read, (name,))
+        object.__setattr__(self, "reads", reads)
 
 
 @pytest.mark.parametrize("validation", [False, True])
@@ -201,29 +204,29 @@ def test_each_source_is_read_once(tmp_path: Path, validation: bool) -> None:
     valid = (Counted("v", 9, first=950),) if validation else ()
     asked = settings(data={"deduplicate": True})
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
-        texts = read_texts(asked, QUIET, Sources(train, valid, (test,)), spool_in=tmp_path)
-        tokenizers = learn_vocabulary(lambda: lines_of(texts), asked, QUIET, may_grow=False)
-        count_tokens(texts, tokenizers)
+        texts = read_texts(asked, Sources(train, valid, (test,)), spool_in=tmp_path)
+        tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
+        TASK.count_tokens(texts, tokenizers)
         folder.write_settings(asked)
-        prepared = encode(folder, texts, tokenizers, asked, QUIET)
-    assert [source.reads for source in (*train, *valid, test)] == [1] * (3 + validation)
-    assert len(prepared.train) == sum(prepared.train.sizes) == 500 - 5 * (not validation)
+        prepared = TASK.encode(folder, texts, tokenizers, asked, QUIET)
+    assert [len(source.reads) for source in (*train, *valid, test)] == [1] * (3 + validation)
+    assert len(prepared.train) == sum(prepared.train.facts["sizes"]) == 500 - 5 * (not validation)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_held_out_pairs_are_counted_in_the_report_of_the_cleaning() -> None:
-    texts = read_texts(settings(), QUIET, Sources((Counted("a", 400),)))
+    texts = read_texts(settings(), Sources((Counted("a", 400),)))
     report = texts.report.to_json()
-    assert (report["read"], report["kept"], report["held_out"]) == (400, 396, 4) and texts.n_pairs == 396
+    assert (report["read"], report["kept"], report["held_out"]) == (400, 396, 4) and texts.train.size == 396
     assert len(texts.sample) == 396
 
 
 def test_a_sample_in_memory_is_reported_under_its_own_places(tmp_path: Path) -> None:
     pairs = [Pair(f"the number {i}", f"die Zahl {i}" if i else "", ("big.en", 1000 + i)) for i in range(50)]
     asked = settings()
-    texts = read_texts(asked, QUIET, Sources((MemorySource("big.en", pairs),), (MemorySource("v", pairs[1:3]),)))
+    texts = read_texts(asked, Sources((memory_source("big.en", pairs),), (memory_source("v", pairs[1:3]),)))
     assert texts.report.dropped["empty"].samples[0]["place"] == "big.en:1000"
-    assert next(texts.train[0]()).place == ("big.en", 1001)
+    assert next(texts.train.read()).place == ("big.en", 1001)
 
 
 def test_preparation_is_deterministic(tmp_path: Path) -> None:
@@ -241,7 +244,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from transduce.config import Settings
-from transduce.data import arrays, sources
+from transduce.data import sources, store
 from transduce.logging import Log
 from transduce.pipeline import train
 
@@ -257,7 +260,7 @@ if sys.argv[2] == "reading":
             yield pair
     sources.read_pairs = read
 elif sys.argv[2] == "encoding":
-    arrays.StoreWriter.close = killed
+    store.StoreWriter.close = killed
 settings = Settings.from_mapping({
     "data": {"train": [{"src": sys.argv[1] + "/a.en", "tgt": sys.argv[1] + "/a.de"}]},
     "tokenizer": {"vocab_size": 60},
@@ -287,4 +290,4 @@ def test_a_killed_preparation_leaves_no_temporary_file_behind(tmp_path: Path) ->
 def test_pairs_with_one_source_cannot_be_split() -> None:
     pairs = [Pair("always the same", f"Nummer {i}", ("a", i)) for i in range(5)]
     with pytest.raises(DataError, match="5 sentence pairs have the same source"):
-        read_texts(settings(), QUIET, Sources((MemorySource("a", pairs),)))
+        read_texts(settings(), Sources((memory_source("a", pairs),)))

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transduce.config import Corpus, DataSettings, TokenizerSettings
+from transduce.config import Corpus, DataSettings, Settings, TokenizerSettings
 from transduce.data import encoding
 from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.corpus import Pair, read_pairs
-from transduce.data.encoding import encode_pairs, fingerprint_of_pairs
+from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
 from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
 from transduce.errors import DataError, RunFolderError
+from transduce.text.special import UNK
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
 
@@ -56,13 +57,13 @@ def test_the_ids_come_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     expected = list(zip(TOKENIZERS.src.encode_batch(SRC), TOKENIZERS.tgt.encode_batch(TGT), strict=True))
     for store in (build(folder), TokenStore.open(folder)):
         assert contents(store) == expected
-        assert store.src.ids.dtype == np.uint16
+        assert store.src.dtype == np.uint16
         assert store.src_lengths.tolist() == [len(src) + 1 for src, _ in expected]
         assert store.tgt_lengths.tolist() == [len(tgt) + 1 for _, tgt in expected]
         assert store.src_lengths.dtype == store.tgt_lengths.dtype == np.int32
-        assert store.n_tokens == (sum(len(s) for s, _ in expected), sum(len(t) for _, t in expected))
-        assert store.n_unknown == (0, 0) and store.fingerprint == "f" and store.sizes == (len(SRC),)
-        assert store[-1][0].tolist() == expected[-1][0]
+        assert len(store.src) == sum(len(s) for s, _ in expected)
+        assert len(store.tgt) == sum(len(t) for _, t in expected)
+        assert UNK not in store.src and store.facts["fingerprint"] == "f" and store.facts["sizes"] == [len(SRC)]
         with pytest.raises(IndexError):
             store[len(SRC)]
     assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
@@ -72,21 +73,21 @@ def test_several_corpora_with_weights_and_one_report(tmp_path: Path) -> None:
     odd = [Pair("the dog", "", ("b.tsv", 1)), Pair("the old dog Ω", "der Hund", ("b.tsv", 2))]
     long = Pair("the dog " * 30, "der Hund", ("b.tsv", 3))
     store = encoded(tmp_path / "t", [pairs(10), [*odd, long], pairs(5)], fingerprint="f")
-    assert store.sizes == (10, 1, 5) and store.n_unknown == (1, 0)
+    assert store.facts["sizes"] == [10, 1, 5] and np.count_nonzero(store.src == UNK) == 1 and UNK not in store.tgt
     assert store.weights([1, 1.0, 1]) is None
     weights = store.weights([1, 2, 0.5])
     assert weights is not None and weights.tolist() == [1.0] * 10 + [2.0] + [0.5] * 5
-    assert store.cleaning["read"] == 18 and store.cleaning["kept"] == 16
-    assert [(r["reason"], r["count"], r["samples"][0]["place"]) for r in store.cleaning["dropped"]] == [
+    assert store.facts["cleaning"]["read"] == 18 and store.facts["cleaning"]["kept"] == 16
+    assert [(r["reason"], r["count"], r["samples"][0]["place"]) for r in store.facts["cleaning"]["dropped"]] == [
         ("empty", 1, "b.tsv:1"),
         ("too long", 1, "b.tsv:3"),
     ]
 
 
-def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "_CHUNK", 50)
     reported: list[int] = []
-    encoded(tmp_path / "t", [pairs()], progress=reported.append)
+    assert list(counted(pairs(), reported.append)) == list(pairs())
     assert reported == [50, 100, 120]
 
 
@@ -102,7 +103,7 @@ def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
     object.__setattr__(both, "src", Many())
     object.__setattr__(both, "tgt", Many())
     store = encoded(tmp_path / "t", [pairs(3)], both)
-    assert store.src.ids.dtype == np.int32 and store[2][0].tolist() == [69_999]
+    assert store.src.dtype == np.int32 and store[2][0].tolist() == [69_999]
 
 
 @pytest.mark.parametrize("name", ["src.npy", "tgt.npy", "src_offsets.npy", "tgt_offsets.npy", "store.json"])
@@ -150,7 +151,7 @@ def files(folder: Path, name: str = "a") -> Corpus:
 def fingerprint(
     corpora: list[Corpus], settings: DataSettings = SETTINGS, both: Tokenizers = TOKENIZERS, extra: tuple[str, ...] = ()
 ) -> str:
-    sources = pair_sources(settings.model_copy(update={"train": tuple(corpora)})).train
+    sources = pair_sources(Settings(data=settings.model_copy(update={"train": tuple(corpora)}))).train
     return fingerprint_of_pairs([source.digest() for source in sources], settings, both, *extra)
 
 
@@ -199,7 +200,7 @@ def test_a_fault_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 2: not valid UTF-8"):
         stream = read_pairs(Corpus(path=tmp_path / "bad.tsv"), src_lang="en", tgt_lang="de")
         encode_pairs(tmp_path / "t", [stream], TOKENIZERS, SETTINGS, report=CleanReport(), fingerprint="g")
-    assert TokenStore.open(tmp_path / "t").fingerprint == "f"
+    assert TokenStore.open(tmp_path / "t").facts["fingerprint"] == "f"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tsv", "t"]
 
 
@@ -233,11 +234,11 @@ def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(store) == n * len(SRC)
-    ids = int(store.n_tokens[0] + store.n_tokens[1]) * 8 * 55 // 60  # what the ids of the others take as lists
+    ids = (len(store.src) + len(store.tgt)) * 8 * 55 // 60  # what the ids of the others take as lists
     assert ids > 2 << 20 > 1 << 20 > peaks[1] - peaks[0]  # lengths, and the block that checksums are made of
 
 
 def test_a_store_in_memory() -> None:
     store = TokenStore.from_lists([[5, 6], [], [7]], [[8], [9, 10, 11], [12]])
     assert contents(store) == [([5, 6], [8]), ([], [9, 10, 11]), ([7], [12])]
-    assert store.src_lengths.tolist() == [3, 1, 2] and store.fingerprint == "" and store.sizes == (3,)
+    assert store.src_lengths.tolist() == [3, 1, 2] and len(store) == 3 and store.weights([2.0]) is None

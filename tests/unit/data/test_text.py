@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.config import TokenizerSettings
-from transduce.data.encoding import encode_text, text_in_memory
+from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
-from transduce.data.text import DOCUMENTS, Piece, choose_held_out, measure, part_of, read_pieces
+from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, part_of, read_pieces
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import BOS, EOS, Tokenizer
 from transduce.text.training import train_tokenizer
@@ -30,6 +30,12 @@ def documents(pieces: list[Piece]) -> list[str]:
             text = ""
     assert not text, "the last document has no end"
     return found
+
+
+def measure(pieces: list[Piece]) -> list[int]:
+    meter = Meter()
+    assert list(meter.watch(pieces)) == pieces
+    return meter.sizes
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +82,7 @@ def test_held_out_and_remaining_text_together_are_the_whole(sizes: list[list[int
     ]
     held = choose_held_out(measure(pieces), share=share, most=1000, seed=1, whole=whole)
     kept, out = (list(part_of(pieces, held, held_out=held_out)) for held_out in (False, True))
-    assert measure(kept).n_bytes + measure(out).n_bytes == measure(pieces).n_bytes
+    assert sum(measure(kept) + measure(out)) == sum(measure(pieces))
     assert sorted("".join(documents(kept) + documents(out))) == sorted("".join(documents(pieces)))
     if whole:
         assert sorted(documents(kept) + documents(out)) == sorted(documents(pieces))
@@ -94,10 +100,10 @@ def test_documents_are_stored_with_bos_and_eos_and_read_back(tmp_path: Path, tok
     one, two = tokenizer.encode("one two\nthree"), tokenizer.encode("four ж")
     expected = [BOS, *one, EOS, BOS, *two, EOS]
     assert store.ids.tolist() == expected and store.ids.dtype == np.uint16
-    assert (store.n_documents, store.n_bytes, store.n_tokens) == (2, 13 + 7, len(one) + len(two) + 2)
+    assert (store.facts["documents"], store.n_bytes, store.n_tokens) == (2, 13 + 7, len(one) + len(two) + 2)
     again = TextStore.open(tmp_path / "store")
-    assert again.ids.tolist() == expected and again.fingerprint == "f"
-    memory = text_in_memory(read_pieces(path, "blank_line"), tokenizer)
+    assert again.ids.tolist() == expected and again.facts["fingerprint"] == "f"
+    memory = encode_text(None, read_pieces(path, "blank_line"), tokenizer)
     assert memory.ids.tolist() == expected and memory.n_bytes == 20
     with (tmp_path / "store" / "ids.npy").open("r+b") as file:
         file.seek(-2, 2)

@@ -16,7 +16,7 @@ import torch
 
 from transduce import Generator, Translator
 from transduce.config import Settings
-from transduce.data.encoding import text_in_memory
+from transduce.data.encoding import encode_text
 from transduce.data.text import DOCUMENTS
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.demo.corpus import demo_pairs
@@ -178,7 +178,7 @@ def test_scores_equal_those_of_full_forwards(generator: Generator) -> None:
 
 
 def test_evaluate_scores_every_token_once(generator: Generator) -> None:
-    store = text_in_memory(DOCUMENTS["line"](iter(LINES[:9])), generator.tokenizer)
+    store = encode_text(None, DOCUMENTS["line"](iter(LINES[:9])), generator.tokenizer)
     found = generator.evaluate(store)
     assert found.n_tokens == store.n_tokens and found.n_bytes == sum(len(line.encode()) for line in LINES[:9])
     nats = 0.0
@@ -200,7 +200,7 @@ def test_evaluate_scores_every_token_once(generator: Generator) -> None:
 
 
 def test_stride_one_predicts_every_token_from_a_full_context(generator: Generator) -> None:
-    store = text_in_memory(DOCUMENTS["line"](iter(LINES[:3])), generator.tokenizer)
+    store = encode_text(None, DOCUMENTS["line"](iter(LINES[:3])), generator.tokenizer)
     nats = 0.0
     for t in range(1, len(store)):
         row = torch.from_numpy(store.ids[max(0, t - generator.context) : t + 1].astype(np.int64))[None]

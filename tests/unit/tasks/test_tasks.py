@@ -15,8 +15,7 @@ from transduce.logging import Log
 from transduce.runs.atomic import read_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
-from transduce.tasks.resolve import check
-from transduce.tasks.vocabulary import learn_vocabulary
+from transduce.tasks.resolve import check, learn_vocabulary
 
 QUIET = Log(quiet=True)
 SENTENCES = [f"the {who} sees the {what} in the {where} now" for who in ("cat", "dog", "bird") for what in
@@ -92,7 +91,7 @@ def write(path: Path, lines: list[str]) -> dict[str, str]:
 def prepared(tmp_path: Path, asked: Settings, log: Log = QUIET) -> Path:
     task = find_task(asked.task)
     texts = task.read(asked, log)
-    tokenizers = learn_vocabulary(lambda: task.lines(texts, asked), asked, log, may_grow=True)
+    tokenizers = learn_vocabulary(lambda: task.lines(texts), asked, log, may_grow=True)
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
         folder.write_settings(asked)
         task.encode(folder, texts, tokenizers, asked, log)
@@ -169,7 +168,7 @@ def test_a_label_that_occurs_only_in_held_out_text_is_reported(
         corpus = write(tmp_path / "labels.tsv", [*lines[:place], "rare\tonly one", *lines[place:]])
         texts = task.read(settings("classification", data={"train": [corpus]}), Log())
         assert texts.labels == ("common", "rare")
-        found.append(any(example.label == "rare" for example in texts.valid))
+        found.append(any(example.label == "rare" for example in texts.valid.read()))
     assert any(found) and "label 'rare' does not occur in the training text" in capsys.readouterr().err
 
 

@@ -1,0 +1,174 @@
+"""What the tasks on one-sided text, plain or labelled, share: their encoding, and the reading of plain text."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transduce.config import ModelSettings, Settings
+from transduce.data.encoding import counted, fingerprint_of_text
+from transduce.data.leaks import LeakCheck, watch
+from transduce.data.preparation import Texts, read_plain_texts
+from transduce.data.sources import Sources, line_sources
+from transduce.data.text import Piece
+from transduce.errors import SettingsError
+from transduce.logging import Log
+from transduce.runs.atomic import expecting, read_json, write_json
+from transduce.runs.folder import RunFolder
+from transduce.tasks.base import Prepared, StoreT, Task, TextsT, report_leaks
+from transduce.text.special import Vocabulary
+from transduce.text.tokenizer import Tokenizers
+
+TRIED = 2000  # records that are encoded to estimate the number of tokens
+
+
+class OneSidedTask(Task[TextsT, StoreT]):
+    """A task with one vocabulary, and one store for each set."""
+
+    leak_unit: str
+    """What the held-out examples that are searched for in the training text are called, in the plural."""
+
+    @abstractmethod
+    def encode_set(
+        self,
+        folder: Path,
+        records: Iterable[Any],
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        name: str,
+        fingerprint: str,
+        log: Log,
+    ) -> StoreT:
+        """Encode a set into the store `folder`."""
+
+    @abstractmethod
+    def text_of(self, record: Any) -> str:
+        """The text of a record, which held-out text is compared with."""
+
+    def size_of(self, record: Any) -> int:
+        """How much of `TextSet.size` a record is."""
+        return 1
+
+    @abstractmethod
+    def describe(self, store: StoreT, settings: Settings) -> dict[str, Any]:
+        """The numbers of a set in data.json."""
+
+    @abstractmethod
+    def marks(self, settings: Settings) -> tuple[str, ...]:
+        """What decides what is stored, besides the text and the vocabulary."""
+
+    def lines(self, texts: TextsT) -> tuple[Iterable[str], Iterable[str]]:
+        """A sample of the training text; the second side is empty."""
+        return (text.removesuffix("\n") for text in chain.from_iterable(texts.sample)), ()
+
+    def encode(
+        self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, settings: Settings, log: Log
+    ) -> Prepared[StoreT]:
+        """Encode each set, and search the training text for held-out text."""
+        tokens, mark = folder.path / "tokens", self.fingerprint(settings, tokenizers, texts.digests)
+        tokens.mkdir(exist_ok=True)
+
+        def example_of(record: Any) -> tuple[str]:
+            return (self.text_of(record),)
+
+        held_out = (texts.valid, *texts.tests)
+        checks = [LeakCheck(found.name, map(example_of, found.read()), unit=self.leak_unit) for found in held_out]
+        described, stores = list[dict[str, Any]](), list[StoreT]()
+        with log.progress("encoding") as bar:
+            for at, found in texts.sets.items():
+                records: Iterator[Any] = found.read()
+                if is_train := at == "train":
+                    records = counted(records, lambda n: bar.update(n / texts.train.size), self.size_of)
+                    records = watch(records, example_of, checks)
+                store = self.encode_set(
+                    tokens / at,
+                    records,
+                    tokenizers.tgt,
+                    settings,
+                    name=found.name,
+                    fingerprint=mark if is_train else "",
+                    log=log,
+                )
+                stores.append(store)
+                described.append({"name": found.name, "files": found.files, **self.describe(store, settings)})
+        write_json(tokens / "tests.json", [test.name for test in texts.tests])
+        self.save_samples(tokens, texts)
+        folder.save_tokenizers(tokenizers.save)
+        folder.write_record("data.json", {"fingerprint": mark, "sets": described, "leaks": report_leaks(checks, log)})
+        return Prepared(tokens, tokenizers, stores[0], stores[1])
+
+    def save_samples(self, tokens: Path, texts: TextsT) -> None:
+        """Keep what `finish` needs of the text besides the stores."""
+
+    def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
+        """Of the training text and everything that decides how it is stored."""
+        return fingerprint_of_text(digests, tokenizers.tgt, *self.marks(settings))
+
+    def held_out_stores(self, folder: RunFolder) -> Iterator[tuple[str, StoreT]]:
+        """The validation set and the test sets, by name."""
+        tokens = folder.path / "tokens"
+        with expecting(tokens / "tests.json"):
+            names = [str(name) for name in read_json(tokens / "tests.json")]
+        for name, at in [("valid", "valid"), *((name, f"test.{i}") for i, name in enumerate(names))]:
+            yield name, self.store.open(tokens / at)
+
+
+class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
+    """What the tasks on plain text have in common."""
+
+    reads = "text"
+    leak_unit = "lines"
+
+    def check(self, settings: Settings, model: ModelSettings) -> None:
+        """Refuse data that is not plain text, and a context beyond learned positions."""
+        data = settings.data
+        if data.demo:
+            raise SettingsError(
+                f"data.demo = {data.demo}: the built-in corpus has sentence pairs, for task 'translation'"
+            )
+        for corpus in (*data.train, *data.valid, *data.test):
+            if corpus.path is None:
+                raise SettingsError(f"task '{settings.task}' reads plain text; give path = \"...\", not src and tgt")
+            if corpus.weight != 1:
+                raise SettingsError(f"weight = {corpus.weight:g}: plain text has no weights; list a file twice instead")
+        if data.context is not None and model.positions == "learned" and data.context > model.max_positions:
+            raise SettingsError(
+                f"data.context = {data.context}: more than model.max_positions = {model.max_positions} learned "
+                "positions; lower the first or raise the second"
+            )
+
+    def sources(self, settings: Settings) -> Sources[str]:
+        """Lines of plain text."""
+        return line_sources(settings)
+
+    def read(
+        self, settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
+    ) -> Texts[Piece]:
+        """Documents of plain text."""
+        texts = read_plain_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
+        log.say(f"{texts.train.size:,} bytes of text to train on, {texts.valid.size:,} to validate on")
+        return texts
+
+    def count_tokens(self, texts: Texts[Piece], tokenizers: Tokenizers) -> int:
+        """Estimate the tokens of the training text from a few thousand pieces."""
+        pieces = [text for (text,) in texts.sample[:TRIED]]
+        n_bytes = sum(len(text.encode("utf-8")) for text in pieces)
+        n_tokens = sum(map(len, tokenizers.tgt.encode_batch(pieces)))
+        return round(n_tokens * texts.train.size / max(1, n_bytes))
+
+    def text_of(self, record: Piece) -> str:
+        """Some text of a document."""
+        return record.text
+
+    def size_of(self, record: Piece) -> int:
+        """Its bytes."""
+        return len(record.text.encode("utf-8"))
+
+    def marks(self, settings: Settings) -> tuple[str, ...]:
+        """What is held out, and what documents are."""
+        data = settings.data
+        return f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}"
