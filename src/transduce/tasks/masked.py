@@ -15,7 +15,6 @@ from torch import nn
 from transduce.config import BertSettings, ModelSettings, Settings, resolved
 from transduce.data.encoding import encode_sentences
 from transduce.data.preparation import Texts
-from transduce.data.sources import Sources
 from transduce.data.store import SentenceStore
 from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller, judges_pairs, masked_feeder, masked_judge
@@ -82,15 +81,11 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         if context is not None and context < 8:
             raise SettingsError(f"data.context = {context}: must be at least 8")
 
-    def read(
-        self, settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
-    ) -> Texts[Piece]:
-        """Documents of plain text: for next-sentence prediction, two or more in every set."""
-        texts = super().read(settings, log, sources, spool_in=spool_in)
+    def check_texts(self, texts: Texts[Piece], settings: Settings) -> None:
+        """Next-sentence prediction needs two documents in every set."""
         if judges_pairs(settings):
             for found in texts.sets.values():
                 _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
-        return texts
 
     def encode_set(
         self,

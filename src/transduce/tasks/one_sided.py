@@ -150,8 +150,12 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
     ) -> Texts[Piece]:
         """Documents of plain text."""
         texts = read_plain_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
+        self.check_texts(texts, settings)
         log.say(f"{texts.train.size:,} bytes of text to train on, {texts.valid.size:,} to validate on")
         return texts
+
+    def check_texts(self, texts: Texts[Piece], settings: Settings) -> None:
+        """Raise `DataError` for text that the task cannot use."""
 
     def count_tokens(self, texts: Texts[Piece], tokenizers: Tokenizers) -> int:
         """Estimate the tokens of the training text from a few thousand pieces."""
