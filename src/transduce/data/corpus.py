@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import Corpus
-from transduce.data.lines import COMPRESSIONS, Digests, bare_suffix, read_lines
+from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_lines, read_rows
 from transduce.data.tmx import choose_language, read_units
 from transduce.errors import DataError, SettingsError
 
@@ -28,16 +28,6 @@ class Pair:
     place: tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of a TSV file: their number, those of source and target, and whether line 1 names them."""
-
-    n: int
-    src: int = 0
-    tgt: int = 1
-    named: bool = False
-
-
 def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests | None = None) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order, including pairs with an empty side.
 
@@ -48,11 +38,14 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
         return _read_text(corpus.src, corpus.tgt, digests)
-    reader = FORMATS.get(bare_suffix(corpus.path))
-    if reader is None:
-        known, packed = ", ".join(FORMATS), ", ".join(COMPRESSIONS)
+    suffix = bare_suffix(corpus.path)
+    if suffix == ".tmx":
+        return _read_tmx(corpus.path, src_lang, tgt_lang, digests)
+    if suffix not in LINE_FORMATS:
+        known, packed = ", ".join((*LINE_FORMATS, ".tmx")), ", ".join(COMPRESSIONS)
         raise SettingsError(f"{corpus.path}: unknown format; known: {known} (also {packed}), or two files src and tgt")
-    return reader(corpus.path, src_lang, tgt_lang, digests)
+    place, parse = str(corpus.path), LINE_FORMATS[suffix](src_lang, tgt_lang)
+    return (Pair(row[0], row[1], (place, number)) for number, row in read_rows(corpus.path, parse, digests))
 
 
 def corpus_files(corpus: Corpus) -> list[Path]:
@@ -100,63 +93,50 @@ def _read_text(src: Path, tgt: Path, digests: Digests | None) -> Iterator[Pair]:
     )
 
 
-def _read_tsv(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[Pair]:
-    """Tab-separated columns without quoting: the first two, or those that a header line names by language."""
-    columns: Columns | None = None
-    for number, line in enumerate(read_lines(path, digests), 1):
-        try:
-            columns = columns or columns_of(line, src_lang, tgt_lang)
-            if number > 1 or not columns.named:
-                yield Pair(*tsv_pair(line, columns), (str(path), number))
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
+def _tsv_parser(src_lang: str, tgt_lang: str) -> LineParser:
+    """Tab-separated columns without quoting: the first two, or those that line 1 names by language.
+
+    A blank line is a pair with two empty sides.
+    """
+    n, src, tgt, has_header = 0, 0, 1, False
+
+    def parse(line: str, number: int) -> tuple[str, str] | None:
+        nonlocal n, src, tgt, has_header
+        fields = line.split("\t")
+        if not n:
+            if len(fields) < 2:
+                raise ValueError("no tab; expected source<TAB>target")
+            n, names = len(fields), [field.strip().lower() for field in fields]
+            if src_lang.lower() in names and tgt_lang.lower() in names:
+                src, tgt, has_header = names.index(src_lang.lower()), names.index(tgt_lang.lower()), True
+        if number == 1 and has_header:
+            return None
+        if len(fields) != n and line.strip():
+            raise ValueError(f"{len(fields)} columns where line 1 has {n}")
+        return (fields[src], fields[tgt]) if len(fields) == n else ("", "")
+
+    return parse
 
 
-def columns_of(first: str, src_lang: str, tgt_lang: str) -> Columns:
-    """The columns of a file with this first line. Raises `ValueError`."""
-    names = [field.strip().lower() for field in first.split("\t")]
-    if len(names) < 2:
-        raise ValueError("no tab; expected source<TAB>target")
-    if src_lang.lower() in names and tgt_lang.lower() in names:
-        return Columns(len(names), names.index(src_lang.lower()), names.index(tgt_lang.lower()), named=True)
-    return Columns(len(names))
-
-
-def tsv_pair(line: str, columns: Columns) -> tuple[str, str]:
-    """Source and target of a line; both are empty for a blank line. Raises `ValueError`."""
-    fields = line.split("\t")
-    if len(fields) != columns.n:
-        if line.strip():
-            raise ValueError(f"{len(fields)} columns where line 1 has {columns.n}")
-        return "", ""
-    return fields[columns.src], fields[columns.tgt]
-
-
-def _read_jsonl(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[Pair]:
+def _json_parser(src_lang: str, tgt_lang: str) -> LineParser:
     """One JSON object per line with the keys `src` and `tgt` or the language codes, possibly inside `translation`."""
-    for number, line in enumerate(read_lines(path, digests), 1):
+
+    def parse(line: str, number: int) -> tuple[str, str]:
+        if not line.strip():
+            return "", ""
         try:
-            src, tgt = json_pair(line, src_lang, tgt_lang)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
-        yield Pair(src, tgt, (str(path), number))
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not valid JSON: {getattr(error, 'msg', None) or error}") from None
+        sides = _json_sides(value, src_lang, tgt_lang)
+        if sides is None:
+            expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
+            raise ValueError(f"expected {expected}")
+        if "\\u" in line and any(_SURROGATES.search(side) for side in sides):
+            raise ValueError("half of a surrogate pair is not a character")
+        return _one_line(sides[0]), _one_line(sides[1])
 
-
-def json_pair(line: str, src_lang: str, tgt_lang: str) -> tuple[str, str]:
-    """Source and target of a line; both are empty for a blank line. Raises `ValueError`."""
-    if not line.strip():
-        return "", ""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not valid JSON: {getattr(error, 'msg', None) or error}") from None
-    sides = _json_sides(value, src_lang, tgt_lang)
-    if sides is None:
-        expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
-        raise ValueError(f"expected {expected}")
-    if "\\u" in line and any(_SURROGATES.search(side) for side in sides):
-        raise ValueError("half of a surrogate pair is not a character")
-    return _one_line(sides[0]), _one_line(sides[1])
+    return parse
 
 
 def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
@@ -196,8 +176,5 @@ def _without_breaks(spaces: re.Match[str]) -> str:
     return " " if "\n" in spaces[0] or "\r" in spaces[0] else spaces[0]
 
 
-FORMATS: dict[str, Callable[[Path, str, str, Digests | None], Iterator[Pair]]] = {
-    ".tsv": _read_tsv,
-    ".jsonl": _read_jsonl,
-    ".tmx": _read_tmx,
-}
+LINE_FORMATS: dict[str, Callable[[str, str], LineParser]] = {".tsv": _tsv_parser, ".jsonl": _json_parser}
+"""By suffix: parsers for formats with one pair per line, made for a source and a target language."""

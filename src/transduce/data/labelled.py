@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.data.lines import Digests, read_lines
+from transduce.data.lines import Digests, LineParser, read_rows
 from transduce.errors import DataError, nearest
 
 
@@ -25,27 +25,29 @@ def read_labelled(path: Path | str, digests: Digests | None = None) -> Iterator[
     Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
     of texts than the lines before.
     """
-    name, n_texts = str(path), 0
-    for number, line in enumerate(read_lines(path, digests), 1):
-        try:
-            label, *texts = labelled_row(line, n_texts)
-        except ValueError as error:
-            raise DataError(f"{name}, line {number}: {error}") from None
-        n_texts = len(texts)
+    name = str(path)
+    for number, (label, *texts) in read_rows(path, labelled_parser(), digests):
         yield Labelled(label, tuple(texts), (name, number))
 
 
-def labelled_row(line: str, n_texts: int = 0) -> tuple[str, ...]:
-    """The label and the texts of a line. `n_texts`: the required number, 0 for the first line. Raises `ValueError`."""
-    label, *texts = line.split("\t")
-    if not texts or len(texts) > 2:
-        found = "no tab" if not texts else f"{len(texts)} tabs"
-        raise ValueError(f"expected label<TAB>text or label<TAB>text<TAB>text, found {found}")
-    if not label.strip() or not all(text.strip() for text in texts):
-        raise ValueError(f"the {'text' if label.strip() else 'label'} is empty")
-    if len(texts) != (n_texts or len(texts)):
-        raise ValueError(f"{len(texts)} texts, but the lines before have {n_texts}")
-    return label.strip(), *texts
+def labelled_parser() -> LineParser:
+    """Turns lines into a label and its texts; all have as many texts as the first."""
+    n_texts = 0
+
+    def parse(line: str, number: int) -> tuple[str, ...]:
+        nonlocal n_texts
+        label, *texts = line.split("\t")
+        if not texts or len(texts) > 2:
+            found = "no tab" if not texts else f"{len(texts)} tabs"
+            raise ValueError(f"expected label<TAB>text or label<TAB>text<TAB>text, found {found}")
+        if not label.strip() or not all(text.strip() for text in texts):
+            raise ValueError(f"the {'text' if label.strip() else 'label'} is empty")
+        n_texts = n_texts or len(texts)
+        if len(texts) != n_texts:
+            raise ValueError(f"{len(texts)} texts, but the lines before have {n_texts}")
+        return label.strip(), *texts
+
+    return parse
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:

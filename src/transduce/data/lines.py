@@ -186,6 +186,23 @@ def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str
         yield from decode_lines(file, str(path))
 
 
+LineParser = Callable[[str, int], tuple[str, ...] | None]
+"""Turns a line and its number into a row, or into None if it is a header. Raises `ValueError`."""
+
+
+def read_rows(
+    path: Path | str, parse: LineParser, digests: Digests | None = None
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the rows of a file that has one per line, each with its line number. `DataError` names a faulty line."""
+    for number, line in enumerate(read_lines(path, digests), 1):
+        try:
+            row = parse(line, number)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
+        if row is not None:
+            yield number, row
+
+
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:
     """Decode the lines of an open file; a `DataError` names a line that is not UTF-8 or is too long."""
     number = 0

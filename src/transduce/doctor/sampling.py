@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.corpus import Pair, columns_of, corpus_files, corpus_name, json_pair, read_pairs, tsv_pair
-from transduce.data.labelled import Labelled, labelled_row
+from transduce.data.corpus import LINE_FORMATS, Pair, corpus_files, corpus_name, read_pairs
+from transduce.data.labelled import Labelled, labelled_parser
 from transduce.data.lines import (
     COMPRESSIONS,
     MAX_LINE,
     TOO_LONG,
+    LineParser,
     bare_suffix,
     check_is_text,
     decode_line,
@@ -35,8 +36,6 @@ from transduce.tasks.base import Form
 from transduce.tasks.registry import find_task
 
 Row = tuple[str, ...]  # (source, target), (line,), or (label, text[, text])
-Parser = Callable[[list[str], int], Row | None]
-"""Turns the lines of each file with this number into a row, or None for a header. Raises `ValueError`."""
 
 BLOCK = 2_000  # lines
 MOST_BLOCKS = 100  # kept of one corpus
@@ -199,6 +198,11 @@ class _File:
         """Number of lines, estimated unless the whole file was read."""
         return self.n_lines if self.ended or not self.share else round(self.n_lines / self.share)
 
+    def lines(self, first: int, n: int) -> list[bytes]:
+        """`n` lines from line `first` (counted from 1)."""
+        with open_bytes(self.path) as file:
+            return list(islice(file, first - 1, first - 1 + n))
+
     def tail(self) -> list[bytes]:
         """The last BLOCK lines, or fewer if they are long."""
         with self.path.open("rb") as file:
@@ -215,20 +219,26 @@ class _Reader:
     faults: list[str] = field(default_factory=list)
 
     def part(self, corpus: Corpus, seconds: float, most: int) -> Part:
+        langs, parse = (self.data.src_lang, self.data.tgt_lang), None
+        if self.form == "labelled":
+            parse = labelled_parser()
+        elif self.form == "pairs" and corpus.path is not None:
+            if (suffix := bare_suffix(corpus.path)) not in LINE_FORMATS:
+                pairs = read_pairs(corpus, src_lang=langs[0], tgt_lang=langs[1])
+                return self._units(corpus.path, pairs, seconds, most * BLOCK)
+            parse = LINE_FORMATS[suffix](*langs)
         files = [_File(path) for path in corpus_files(corpus)]
-        suffix = "" if corpus.path is None else bare_suffix(corpus.path)
-        if self.form == "pairs" and corpus.path is not None and suffix not in (".tsv", ".jsonl"):
-            return self._records(corpus, corpus.path, seconds, most * BLOCK)
         for file in files:
             check_is_text(file.path)
-        kept, every = self._scan(files, time.monotonic() + 0.8 * seconds, most)
-        block = partial(self._block, [file.path for file in files], self._parser(suffix))
-        blocks = [block(sides, number * BLOCK + 1) for number, sides in kept]
+        sides = self._scan(files, time.monotonic() + 0.8 * seconds, most)
+        block = partial(self._block, [file.path for file in files], parse)
+        blocks = [block(lines, number * BLOCK + 1) for number, lines in sides.items()]
         first = blocks[0].numbers[:1] if blocks else ()  # after the header, if there is one
         counts, whole = tuple(file.total() for file in files), all(file.ended for file in files)
         is_plain = not any(file.path.suffix.lower() in COMPRESSIONS for file in files)
         if whole:
-            how = "read completely" if every == 1 else f"all lines counted, {len(blocks)} places examined"
+            is_complete = len(blocks) * BLOCK >= min(counts)
+            how = "read completely" if is_complete else f"all lines counted, {len(blocks)} places examined"
         else:
             share = min(file.share for file in files if not file.ended)
             end = " and the end" if is_plain else ""
@@ -238,10 +248,6 @@ class _Reader:
             n = min(map(len, tails))
             end_block = block([lines[len(lines) - n :] for lines in tails], min(counts) - n + 1)
             blocks.append(replace(end_block, from_end=True))
-
-        def reread(line: int, n: int) -> tuple[Row, ...]:
-            return block([_lines(file.path, line, n) for file in files], line).rows
-
         return Part(
             name=corpus_name(corpus),
             files=tuple(str(file.path) for file in files),
@@ -250,41 +256,37 @@ class _Reader:
             counted=whole,
             how=how,
             blocks=tuple(block for block in blocks if block.rows),
-            reread=reread,
+            reread=lambda line, n: block([file.lines(line, n) for file in files], line).rows,
         )
 
-    def _scan(
-        self, files: list[_File], until: float, most: int
-    ) -> tuple[list[tuple[int, tuple[list[bytes], ...]]], int]:
-        """The blocks that are kept: about `most`, evenly spaced, and the last; and the distance of their numbers."""
-        kept, every, last = dict[int, tuple[list[bytes], ...]](), 1, dict[int, tuple[list[bytes], ...]]()
+    def _scan(self, files: list[_File], until: float, most: int) -> dict[int, tuple[list[bytes], ...]]:
+        """Blocks by number: about `most`, evenly spaced, and the last that was read."""
+        kept, every = dict[int, tuple[list[bytes], ...]](), 1
         try:
             for number, sides in enumerate(zip_longest(*(file.blocks() for file in files), fillvalue=[])):
                 if all(sides):
-                    last = {number: sides}
-                    kept |= last if number % every == 0 else {}
-                if len(kept) > most:
-                    every *= 2
                     kept = {n: block for n, block in kept.items() if n % every == 0}
+                    every *= 2 if len(kept) > most else 1
+                    kept[number] = sides
                 if time.monotonic() > until:
                     break
         except DataError as error:
             if not all(file.path.exists() for file in files):
                 raise
             self.faults.append(str(error))
-        return sorted((kept | last).items()), every
+        return kept
 
-    def _block(self, paths: list[Path], parse: Parser, sides: Sequence[list[bytes]], first: int) -> Block:
-        """The rows of lines with the same number."""
+    def _block(self, paths: list[Path], parse: LineParser | None, sides: Sequence[list[bytes]], first: int) -> Block:
+        """The rows of lines with the same number, which begin with `first`."""
         rows, numbers = list[Row](), list[int]()
         for number, raw in enumerate(zip(*sides, strict=False), first):
             texts = list[str]()
             try:
                 for line in raw:
                     texts.append(decode_line(line, first=number == 1))
-                row = parse(texts, number)
+                row = tuple(texts) if parse is None else parse(texts[0], number)
             except ValueError as error:
-                path = paths[min(len(texts), len(paths) - 1)]
+                path = paths[min(len(texts), len(paths) - 1)]  # of the line that cannot be decoded or parsed
                 self.faults.append(f"{path}, line {number}: {error}")
                 continue
             if row is not None:
@@ -292,37 +294,8 @@ class _Reader:
                 numbers.append(number)
         return Block(tuple(rows), tuple(numbers))
 
-    def _parser(self, suffix: str) -> Parser:
-        """Turns lines into rows as training does. What line 1 says about the columns holds for all lines."""
-        langs, columns, n_texts = (self.data.src_lang, self.data.tgt_lang), None, 0
-
-        def tsv(texts: list[str], number: int) -> Row | None:
-            nonlocal columns
-            columns = columns or columns_of(texts[0], *langs)
-            return None if number == 1 and columns.named else tsv_pair(texts[0], columns)
-
-        def labelled(texts: list[str], number: int) -> Row:
-            nonlocal n_texts
-            row = labelled_row(texts[0], n_texts)
-            n_texts = len(row) - 1
-            return row
-
-        if self.form == "labelled":
-            return labelled
-        if self.form == "pairs" and suffix:
-            return tsv if suffix == ".tsv" else lambda texts, number: json_pair(texts[0], *langs)
-        return lambda texts, number: tuple(texts)
-
-    def _records(self, corpus: Corpus, path: Path, seconds: float, most: int) -> Part:
-        """Translation units from the beginning of a TMX file. Their number is counted by their tags."""
-        pairs = read_pairs(corpus, src_lang=self.data.src_lang, tgt_lang=self.data.tgt_lang)
-        until, n_units, counted = time.monotonic() + seconds / 2, 0, True
-        with open_bytes(path) as file:
-            rest = b""
-            while counted and (chunk := file.read(1 << 20)):
-                rest = rest[-4:] + chunk
-                n_units += rest.count(b"<tu>") + rest.count(b"<tu ")
-                counted = time.monotonic() <= until
+    def _units(self, path: Path, pairs: Iterator[Pair], seconds: float, most: int) -> Part:
+        """Translation units from the beginning of a TMX file. Their number is estimated by counting their tags."""
         found, whole, until = list[Pair](), False, time.monotonic() + seconds / 2
         try:
             for pair in islice(pairs, most):
@@ -333,13 +306,11 @@ class _Reader:
                 whole = len(found) < most
         except DataError as error:
             self.faults.append(str(error))
-        total = len(found) if whole else max(n_units, len(found))
+        total, until = len(found), time.monotonic() + seconds / 2
+        if not whole:
+            with open_bytes(path) as file:
+                chunks = takewhile(lambda _: time.monotonic() <= until, iter(partial(file.read, 1 << 20), b""))
+                total = max(total, sum(chunk.count(b"<tu>") + chunk.count(b"<tu ") for chunk in chunks))
         how = "read completely" if whole else f"{len(found):,} units from the beginning"
         block = Block(tuple((pair.src, pair.tgt) for pair in found), tuple(pair.place[1] for pair in found))
-        blocks = (block,) if found else ()
-        return Part(corpus_name(corpus), (str(path),), (total,), total, counted and whole, how, blocks)
-
-
-def _lines(path: Path, first: int, n: int) -> list[bytes]:
-    with open_bytes(path) as file:
-        return list(islice(file, first - 1, first - 1 + n))
+        return Part(path.name, (str(path),), (total,), total, whole, how, (block,) if found else ())
