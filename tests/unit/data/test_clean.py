@@ -30,7 +30,7 @@ def cleaned(pairs: list[Pair], **values: object) -> tuple[list[tuple[str, str]],
 PAIRS = pairs_of(("a", "b"), ("", "b"), ("a", " \t\u2028"), ("a", "b"), ("Same", " same"), ("a\x00b\x0cc", "d\x1b"))
 
 
-def test_empty_sides_go_and_control_characters_are_removed() -> None:
+def test_empty_sides_are_dropped_and_control_characters_removed() -> None:
     kept, report = cleaned(PAIRS)
     assert kept == [("a", "b"), ("a", "b"), ("Same", " same"), ("ab c", "d")]
     assert (report.read, report.kept) == (6, 4)
@@ -54,7 +54,7 @@ def test_empty_sides_go_and_control_characters_are_removed() -> None:
     json.dumps(report.to_json(), allow_nan=False)
 
 
-def test_copies_and_duplicates_go_when_asked() -> None:
+def test_copies_and_duplicates_are_dropped_on_request() -> None:
     kept, report = cleaned(PAIRS, deduplicate=True, drop_copies=True)
     assert kept == [("a", "b"), ("ab c", "d")]
     assert {reason: tally.count for reason, tally in report.dropped.items()} == {"empty": 2, "duplicate": 1, "copy": 1}

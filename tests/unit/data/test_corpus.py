@@ -1,4 +1,4 @@
-"""Pairs from every format, with their places; every malformed file gets one line that says where."""
+"""Pairs from every format, with file and line; malformed files are refused with file and line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_two_text_files_line_for_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("n_src", "n_tgt"), [(5, 3), (3, 5), (1, 0), (0, 2), (3, 4)])
-def test_files_of_different_length_tell_where(tmp_path: Path, n_src: int, n_tgt: int) -> None:
+def test_files_of_different_length_are_refused_with_the_line(tmp_path: Path, n_src: int, n_tgt: int) -> None:
     corpus = two_files(tmp_path, "s\n" * n_src, "t\n" * n_tgt)
     (longer, most), (shorter, least) = sorted(
         ((corpus.src, n_src), (corpus.tgt, n_tgt)), key=lambda side: side[1], reverse=True
@@ -64,7 +64,7 @@ def test_files_of_different_length_tell_where(tmp_path: Path, n_src: int, n_tgt:
     )
 
 
-def test_a_fault_in_one_of_two_files_is_placed(tmp_path: Path) -> None:
+def test_an_error_in_one_of_two_files_names_file_and_line(tmp_path: Path) -> None:
     corpus = two_files(tmp_path, "a\nb\n", "c\n")
     (tmp_path / "a.de").write_bytes(b"c\n\xfc\n")
     assert problem(corpus).startswith(f"{tmp_path / 'a.de'}, line 2: not valid UTF-8 (byte 0xfc at byte 1 of the line)")
@@ -134,7 +134,7 @@ def test_malformed_jsonl(tmp_path: Path, line: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.txt.gz", "a"])
-def test_an_unknown_format_names_the_known(tmp_path: Path, name: str) -> None:
+def test_an_unknown_format_lists_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError) as caught:
         read_pairs(Corpus(path=tmp_path / name), src_lang="en", tgt_lang="de")  # at once, before any pair is drawn
     assert str(caught.value).startswith(

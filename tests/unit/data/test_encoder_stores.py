@@ -1,4 +1,4 @@
-"""What is stored of documents and labelled texts comes back, and damage is told."""
+"""Stores of documents and of labelled texts: what is written is read back."""
 
 from __future__ import annotations
 

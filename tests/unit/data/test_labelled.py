@@ -1,4 +1,4 @@
-"""Files of labelled texts, and what is said of their mistakes."""
+"""Files of labelled texts, and the errors for malformed ones."""
 
 from __future__ import annotations
 

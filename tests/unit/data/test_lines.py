@@ -1,4 +1,4 @@
-"""Lines of files: where they are cut, what they may hold, and one clear line for each fault."""
+"""Lines of files: where they end, what they may contain, and a one-line error for each problem."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_lines_end_at_newlines_only(tmp_path: Path, suffix: str) -> None:
 
 
 @packed
-def test_a_last_line_without_an_end_counts_and_a_byte_order_mark_does_not(tmp_path: Path, suffix: str) -> None:
+def test_a_last_line_needs_no_end_and_a_byte_order_mark_is_dropped(tmp_path: Path, suffix: str) -> None:
     content = b"\xef\xbb\xbf" + "\ufeffa\n\ufeffb".encode()
     assert list(read_lines(write(tmp_path, suffix, content))) == ["\ufeffa", "\ufeffb"]
     assert list(read_lines(write(tmp_path, suffix, b""))) == []
@@ -60,21 +60,21 @@ def test_a_last_line_without_an_end_counts_and_a_byte_order_mark_does_not(tmp_pa
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text().filter(lambda s: "\n" not in s and not s.endswith("\r")), max_size=6))
-def test_any_lines_come_back(wanted: list[str]) -> None:
+def test_any_lines_are_read_as_written(wanted: list[str]) -> None:
     content = "".join(line + "\n" for line in wanted).encode()
     first = [line.removeprefix("\ufeff") if n == 0 else line for n, line in enumerate(wanted)]
     assert list(decode_lines(io.BytesIO(content), "text")) == first
 
 
 @packed
-def test_parts_of_a_compressed_file_follow_each_other(tmp_path: Path, suffix: str) -> None:
+def test_concatenated_compressed_parts_are_read_in_order(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"text{suffix}"
     path.write_bytes(PACKERS[suffix](b"a\nb") + PACKERS[suffix](b"c\nd\n"))
     assert list(read_lines(path)) == ["a", "bc", "d"]
 
 
 @packed
-def test_bytes_that_are_not_utf8_are_placed(tmp_path: Path, suffix: str) -> None:
+def test_invalid_utf8_is_refused_with_line_and_byte(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path, suffix, "gut\nschön ".encode() + b"\xe4h\nrest\n")
     assert problem(path) == f"{path}, line 2: not valid UTF-8 (byte 0xe4 at byte 8 of the line); convert it to UTF-8"
 
@@ -87,7 +87,7 @@ def test_utf16_is_recognised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("keep", [-1, 0.5])
-def test_a_compressed_file_cut_short_is_an_error_never_a_shorter_text(tmp_path: Path, suffix: str, keep: float) -> None:
+def test_a_truncated_compressed_file_is_an_error(tmp_path: Path, suffix: str, keep: float) -> None:
     path = write(tmp_path, suffix, b"".join(b"line %d\n" % n for n in range(50_000)))
     content = path.read_bytes()
     path.write_bytes(content[: keep if keep == -1 else int(len(content) * keep)])
@@ -95,7 +95,7 @@ def test_a_compressed_file_cut_short_is_an_error_never_a_shorter_text(tmp_path: 
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-def test_a_file_that_is_not_what_its_suffix_says(tmp_path: Path, suffix: str) -> None:
+def test_a_file_with_a_wrong_suffix_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"text{suffix}"
     path.write_bytes(b"plain text, not compressed at all\n" * 10)
     assert problem(path).startswith(f"{path}: damaged or truncated: ")
@@ -138,7 +138,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_stream(tmp_path: Path) -> None:
-    """The first line comes before the rest is read, so the fault in line 2 is not seen yet."""
+    """The first line is returned before the rest is read, so the error in line 2 is not seen yet."""
     path = write(tmp_path, "", b"good\n\xff\n")
     assert next(iter(read_lines(path))) == "good"
 
@@ -147,5 +147,5 @@ def test_lines_stream(tmp_path: Path) -> None:
     ("name", "suffix"),
     [("a.tsv", ".tsv"), ("a.TSV.gz", ".tsv"), ("a.b.jsonl.zst", ".jsonl"), ("a", ""), ("a.xz", ""), ("a.de", ".de")],
 )
-def test_the_suffix_that_tells_the_format(name: str, suffix: str) -> None:
+def test_the_suffix_without_compression(name: str, suffix: str) -> None:
     assert bare_suffix(Path("x.y") / name) == suffix

@@ -1,4 +1,4 @@
-"""Masking: what is hidden, how often and how, as a function of the row's own numbers."""
+"""Masking: which tokens, how many and how, as a function of (seed, epoch, row)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_invariants_of_masked_rows(row: list[int], place: int, rate: float, whol
         assert max(1, math.floor(n_ordinary * rate)) <= asked.sum() <= max(1, math.floor(n_ordinary * rate) + 1)
     else:
         assert asked.any()
-    assert ids.tolist() == row  # the row itself is left alone
+    assert ids.tolist() == row  # the row itself is unchanged
 
 
 def test_mask_random_and_unchanged_fractions_match_the_paper() -> None:
-    """Counts of 200,000 tokens lie within five standard deviations."""
+    """Counts of 200,000 tokens are within five standard deviations."""
     rows, length = 2000, 100
     ids = np.random.default_rng(0).integers(MASK + 1, 1000, (rows, length))
     counts: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def test_mask_random_and_unchanged_fractions_match_the_paper() -> None:
         assert abs(counts[key] - n * share) < 5 * math.sqrt(n * share * (1 - share)), key
     expected = rows * 0.15
     chi_square = float(((places - expected) ** 2 / (expected * 0.85)).sum())
-    assert abs(chi_square - length) < 5 * math.sqrt(2 * length)  # no place is favoured
+    assert abs(chi_square - length) < 5 * math.sqrt(2 * length)  # all positions are equally likely
 
 
 def test_a_fractional_number_of_tokens_is_rounded_at_random() -> None:

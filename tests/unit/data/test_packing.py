@@ -1,4 +1,4 @@
-"""Rows of running text: every token once an epoch, other cuts in other epochs, the same again for the same seed."""
+"""Rows of running text: every token once per epoch, cut differently in each, the same for the same seed."""
 
 from __future__ import annotations
 

@@ -69,13 +69,13 @@ def test_one_pair_in_a_hundred_is_held_out_and_in_no_training_stream(tmp_path: P
     assert {pair.src for pair in other.valid.read()} != {pair.src for pair in texts.valid.read()}
 
 
-def test_given_validation_text_leaves_the_training_text_whole(tmp_path: Path) -> None:
+def test_nothing_is_held_out_if_validation_text_is_given(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 50)], "valid": [corpus(tmp_path, "v", 5, first=90)]})
     texts = read_texts(asked)
     assert (texts.train.size, texts.valid.size, texts.tests) == (50, 5, ())
 
 
-def test_test_sets_are_named_after_their_files_and_nothing_is_cleaned_away(tmp_path: Path) -> None:
+def test_test_sets_are_named_after_their_files_and_not_cleaned(tmp_path: Path) -> None:
     one, two = corpus(tmp_path, "newstest", 3), corpus(tmp_path, "flickr", 4)
     write(Path(one["tgt"]), ["", "b", "c"])
     asked = settings(data={"train": [corpus(tmp_path, "a", 50)], "test": [one, two, two]})
@@ -106,7 +106,7 @@ def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFol
     return folder
 
 
-def test_what_was_prepared_is_found_again_with_weights(tmp_path: Path) -> None:
+def test_prepared_text_is_found_again_with_its_weights(tmp_path: Path) -> None:
     corpora = [corpus(tmp_path, "a", 60), corpus(tmp_path, "b", 40, first=100) | {"weight": 2.0}]
     asked = settings(
         data={"train": corpora, "valid": [corpus(tmp_path, "v", 5, first=900)]}, training={"valid_bleu_sentences": 3}
@@ -127,7 +127,7 @@ def test_what_was_prepared_is_found_again_with_weights(tmp_path: Path) -> None:
         ] == found.train.facts["fingerprint"]
 
 
-def test_nothing_is_found_where_preparing_was_cut_short(tmp_path: Path) -> None:
+def test_an_interrupted_preparation_is_not_used(tmp_path: Path) -> None:
     asked = settings(data={"train": [corpus(tmp_path, "a", 60)]})
     with prepared_run(tmp_path, asked) as folder:
         (folder.path / "data.json").unlink()
@@ -170,7 +170,7 @@ def test_tokens_are_estimated_from_the_first_pairs(tmp_path: Path) -> None:
     assert TASK.count_tokens(texts, tokenizers) == exact
 
 
-def test_a_chosen_vocabulary_grows_where_the_characters_need_it_and_a_given_one_does_not(tmp_path: Path) -> None:
+def test_only_a_default_vocabulary_size_grows_with_the_characters(tmp_path: Path) -> None:
     signs = [chr(0x4E00 + i) * 2 for i in range(200)]
     sides = {
         "src": str(write(tmp_path / "a.zh", signs)),

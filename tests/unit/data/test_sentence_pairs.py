@@ -1,4 +1,4 @@
-"""Pairs of segments: what follows what, how often, and how they are framed and cut."""
+"""Pairs of segments: which ones follow each other, how often, how they are framed and truncated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_invariants_of_pair_plans(documents: list[list[int]], room: int, epoch: 
         assert a >= last  # no sentence begins two pairs
         last = a + 1
     covered = {i for p in plans for i in (*range(*p.a), *(range(*p.b) if p.label == FOLLOWS else ()))}
-    assert covered == set(range(len(owner)))  # every sentence is in a pair, as A or as what follows
+    assert covered == set(range(len(owner)))  # every sentence is in a pair, as A or as B that follows it
 
 
 def test_half_of_the_pairs_follow_and_epochs_differ() -> None:

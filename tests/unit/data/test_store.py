@@ -1,4 +1,4 @@
-"""The token store: the same ids come back, a damaged or foreign store is never used, memory stays bounded."""
+"""The token store: ids are read back, a damaged or foreign store is never used, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def contents(store: TokenStore) -> list[tuple[list[int], list[int]]]:
     return [(src.tolist(), tgt.tolist()) for src, tgt in (store[i] for i in range(len(store)))]
 
 
-def test_the_ids_come_back_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_read_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "_CHUNK", 7)
     folder = tmp_path / "tokens"
     expected = list(zip(TOKENIZERS.src.encode_batch(SRC), TOKENIZERS.tgt.encode_batch(TGT), strict=True))
@@ -187,14 +187,16 @@ def test_fingerprint_depends_on_content_vocabulary_and_cleaning(tmp_path: Path) 
         ([[Pair("dog " * 99, "Hund", ("a", 1))]], "training text: no sentence pair of 1 is left: 1 too long; raise"),
     ],
 )
-def test_nothing_to_train_on_leaves_nothing_behind(tmp_path: Path, streams: list[list[Pair]], message: str) -> None:
+def test_an_empty_corpus_is_refused_and_leaves_no_files(
+    tmp_path: Path, streams: list[list[Pair]], message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         encoded(tmp_path / "t", [*streams])
     assert str(caught.value).startswith(message)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fault_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
+def test_an_error_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
     build(tmp_path / "t")
     (tmp_path / "bad.tsv").write_bytes(b"the dog\tder Hund\n\xff\t\n")
     with pytest.raises(DataError, match="line 2: not valid UTF-8"):
@@ -205,7 +207,7 @@ def test_a_fault_in_the_text_keeps_the_old_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
-def test_a_disk_that_fills_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from transduce.config import DataSettings, TokenizerSettings\nfrom transduce.data.corpus import Pair\n"
@@ -234,8 +236,8 @@ def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(store) == n * len(SRC)
-    ids = (len(store.src) + len(store.tgt)) * 8 * 55 // 60  # what the ids of the others take as lists
-    assert ids > 2 << 20 > 1 << 20 > peaks[1] - peaks[0]  # lengths, and the block that checksums are made of
+    ids = (len(store.src) + len(store.tgt)) * 8 * 55 // 60  # the size of the other ids as lists
+    assert ids > 2 << 20 > 1 << 20 > peaks[1] - peaks[0]  # lengths, and the block of which the checksum is computed
 
 
 def test_a_store_in_memory() -> None:

@@ -1,4 +1,4 @@
-"""Documents from plain text, a part of it held out, and the store that they go into."""
+"""Documents from plain text, held-out text, and the store of documents."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_documents_contain_all_text_that_is_not_blank(text: str, kind: str) -> N
     share=st.floats(0.01, 0.9),
     whole=st.booleans(),
 )
-def test_held_out_and_remaining_text_together_are_the_whole(sizes: list[list[int]], share: float, whole: bool) -> None:
+def test_held_out_and_remaining_text_add_up_to_the_whole(sizes: list[list[int]], share: float, whole: bool) -> None:
     pieces = [
         Piece(chr(97 + (i + j) % 26) * n, ends=j == len(document) - 1)
         for i, document in enumerate(sizes)

@@ -1,4 +1,4 @@
-"""Translation memories: what is read, and what is refused."""
+"""Translation memories: units become pairs, malformed files are refused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_entities_are_refused(tmp_path: Path, declarations: str) -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """3 MB of units pass through less than 1 MB."""
+    """3 MB of units are read with less than 1 MB of memory."""
     path = tmp_path / "big.tmx"
     with path.open("w") as file:
         file.write(HEAD)

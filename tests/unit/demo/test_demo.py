@@ -378,7 +378,7 @@ ENGLISH = word_values(
 
 
 def number_of(text: str) -> int:
-    """A German number word, read: the inverse, written apart from what writes them."""
+    """Parse a German number word, independently of the code that writes it."""
     if "hundert" in text:
         before, _, after = text.partition("hundert")
         return 100 * GERMAN[before] + (number_of(after) if after else 0)
@@ -475,7 +475,7 @@ def test_forms_of_verbs() -> None:
 
 
 def test_articles_and_adjectives_agree(drawn: list) -> None:
-    """Compared with the rule of thumb: -e after der (m), die (f), das (n), eine; -er, -es after ein; otherwise -en."""
+    """Compared with a simple rule: -e after der (m), die (f), das (n), eine; -er, -es after ein; otherwise -en."""
     gender: dict[str, set[str]] = {}
     plurals = {form for row in rows("noun") for form in row[8:]}
     singulars = {row[4] for row in rows("noun")}

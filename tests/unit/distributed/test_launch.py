@@ -1,4 +1,4 @@
-"""The launcher, with processes that are no more than what it must watch for."""
+"""The launcher, with small scripts as processes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def run(*codes: str, grace: float = 5.0) -> int:
         return launch.launch(codes, len(codes))
 
 
-def test_it_ends_as_the_first_process_does(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_is_that_of_the_process_that_failed_first(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("import time; time.sleep(0.2)", "") == 0
     assert run("raise SystemExit(130)", "raise SystemExit(130)") == 130
-    assert run("raise SystemExit(2)", FOREVER, FOREVER) == 2  # a mistake that the others wait to hear of
+    assert run("raise SystemExit(2)", FOREVER, FOREVER) == 2  # a user's mistake, which the other ranks wait for
     assert run(f"raise SystemExit({EXIT_RANK_LOST})", "raise SystemExit(1)") == 1
     assert run("raise SystemExit(1)", f"raise SystemExit({EXIT_RANK_LOST})") == 1
     assert capfd.readouterr().err == ""
@@ -53,13 +53,13 @@ def test_a_killed_process_is_named_and_the_others_exit(capfd: pytest.CaptureFixt
 
     assert run(f"raise SystemExit({EXIT_RANK_LOST})", killed) == 1
     assert_names(2)
-    assert run(FOREVER, killed, grace=0.1) == 1  # one that does not notice
+    assert run(FOREVER, killed, grace=0.1) == 1  # this one does not notice
     assert_names(2)
     assert run(killed, FOREVER) == 137
     assert_names(1)
 
 
-def test_signals_are_passed_on_and_our_own_handlers_come_back(tmp_path: Path) -> None:
+def test_signals_are_forwarded_and_our_own_handlers_restored(tmp_path: Path) -> None:
     waiting = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
@@ -80,7 +80,7 @@ def test_signals_are_passed_on_and_our_own_handlers_come_back(tmp_path: Path) ->
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_every_process_learns_its_place_and_gets_its_share_of_the_cores(tmp_path: Path) -> None:
+def test_every_process_gets_its_rank_and_its_share_of_the_cores(tmp_path: Path) -> None:
     given = {"PATH": "x"}
     ours = [launch._environment(given, rank, 2, tmp_path / "rendezvous") for rank in range(2)]
     assert [ProcessRank.of(one) for one in ours] == [
@@ -90,11 +90,11 @@ def test_every_process_learns_its_place_and_gets_its_share_of_the_cores(tmp_path
     assert launch._environment({"OMP_NUM_THREADS": "7"}, 0, 2, tmp_path)["OMP_NUM_THREADS"] == "7"
 
 
-def test_a_follower_tells_of_its_own_sentence_that_does_not_fit(
+def test_a_worker_reports_only_its_own_sentence_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What all processes see alike, the first one tells."""
-    for name, value in (TOLD | {"TRANSDUCE_RENDEZVOUS": "x"}).items():
+    """Errors that all processes see are reported by the main process."""
+    for name, value in (RANK_1_OF_2 | {"TRANSDUCE_RENDEZVOUS": "x"}).items():
         monkeypatch.setenv(name, value)
     for error, said in ((TooLong("too long"), "process 2 of 2: too long"), (TrainingError("a loss"), "")):
         monkeypatch.setattr(worker, "join_ranks", Mock(side_effect=error))
@@ -102,20 +102,20 @@ def test_a_follower_tells_of_its_own_sentence_that_does_not_fit(
         assert capfd.readouterr().err == (f"transduce: error: {said}\n" if said else "")
 
 
-TOLD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+RANK_1_OF_2 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
     "environment",
     [
         {},
-        TOLD | {"WORLD_SIZE": "1", "RANK": "0"},
+        RANK_1_OF_2 | {"WORLD_SIZE": "1", "RANK": "0"},
         {"WORLD_SIZE": "two"},
-        *({name: value for name, value in TOLD.items() if name != lacking} for lacking in TOLD),
+        *({name: value for name, value in RANK_1_OF_2.items() if name != lacking} for lacking in RANK_1_OF_2),
     ],
 )
-def test_without_others_a_process_is_alone(environment: dict[str, str]) -> None:
-    """What of the variables clusters set for all jobs is not enough to wait for others."""
+def test_a_process_without_rank_variables_is_alone(environment: dict[str, str]) -> None:
+    """Clusters set some of the variables for all jobs; these are not enough."""
     assert ProcessRank.of(environment) == ProcessRank()
 
 
@@ -129,13 +129,13 @@ def test_without_others_a_process_is_alone(environment: dict[str, str]) -> None:
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=1 of LOCAL_WORLD_SIZE=1"),
     ],
 )
-def test_an_environment_that_makes_no_sense_is_told_in_a_line(wrong: dict[str, str], said: str) -> None:
+def test_an_invalid_environment_is_a_one_line_error(wrong: dict[str, str], said: str) -> None:
     with pytest.raises(SettingsError, match=f"{said}.*unset RANK to train alone"):
-        ProcessRank.of(TOLD | wrong)
+        ProcessRank.of(RANK_1_OF_2 | wrong)
 
 
-def test_of_several_gpus_each_process_names_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By number, as another thread does not know which one is this thread's current one."""
+def test_each_process_uses_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number: the current device is not known in other threads."""
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **_: None)

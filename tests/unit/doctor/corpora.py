@@ -1,4 +1,4 @@
-"""Corpora as files, and samples of them."""
+"""Small corpora as files, and samples of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every check finds its fault in a corpus that has it, and nothing serious in a good corpus."""
+"""Every check finds its problem in a corpus that has it, and no serious one in a good corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classification scores against their definitions by brute force."""
+"""Classification scores compared with their definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores against sacreBLEU's own command line and against BLEU written from its equations."""
+"""Scores compared with sacreBLEU's command line, and with BLEU written from its equations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole model against the float64 NumPy oracle: every option alone, random combinations, forward and gradients."""
+"""The whole model compared with the NumPy oracle: every option, random combinations, forward and gradients."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_forward_equals_the_oracle_in_float64(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "no gradients"])
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 def test_forward_equals_the_oracle_to_float32_rounding(options: dict[str, Any], gradients: bool) -> None:
-    """With gradients as in training, without as in translation: products may go by other ways there."""
+    """With gradients as in training, and without as in translation, where products may be computed differently."""
     model, settings = make(seed=1, **options)
     srcs, tgts = sentences(SRC_LENGTHS, seed=2), sentences(TGT_LENGTHS, seed=3)
     with torch.set_grad_enabled(gradients):
@@ -65,7 +65,7 @@ def test_forward_equals_the_oracle_to_float32_rounding(options: dict[str, Any], 
 
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 def test_steps_equal_the_oracle_to_float32_rounding(options: dict[str, Any]) -> None:
-    """As translation goes: no gradients, token by token, three beams of each sentence."""
+    """As in translation: no gradients, token by token, three beams per sentence."""
     model, settings = make(seed=1, **options)
     srcs, tgts = sentences(SRC_LENGTHS, seed=2), sentences([6] * 12, seed=3)
     with torch.inference_mode():
@@ -77,7 +77,7 @@ def test_steps_equal_the_oracle_to_float32_rounding(options: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
 def test_source_padded_on_the_left(options: dict[str, Any]) -> None:
-    """Tokens stand at later positions then, and see nothing of the padding."""
+    """Tokens then have later positions and do not see the padding."""
     model, settings = make(dtype=torch.float64, **options)
     lengths = (5, 1, 9, 3)
     srcs, tgts = sentences(lengths), sentences(TGT_LENGTHS, seed=1)
@@ -131,5 +131,5 @@ def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any])
         rise = loss(weight, value + step * direction) - loss(weight, value - step * direction)
         ours = (
             0.0 if weight.grad is None else (weight.grad * direction).sum().item()
-        )  # a scheme of a stack of no blocks
+        )  # the scheme of a stack without blocks
         assert ours == pytest.approx(rise / (2 * step), rel=1e-4, abs=1e-5), name

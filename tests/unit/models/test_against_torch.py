@@ -1,4 +1,4 @@
-"""The whole model against `torch.nn.Transformer` with the same weights: forward, gradients, paddings."""
+"""The whole model compared with `torch.nn.Transformer` with the same weights: forward, gradients, padding."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn import functional
 from oracle.cases import make, pad, sentences
 from oracle.torch_twin import Pair, copy, transformer_pairs
 
-# Of the largest entry of each tensor that is compared. In float64 the sinusoids, kept in float32, are the same on both
-# sides; in float32 two orders of the same sums differ by some hundred roundings of 6e-8 in the worst entry.
+# Relative to the largest entry of each tensor. In float64 both sides use the same float32 sinusoids; in float32 sums
+# in another order differ by some hundred roundings of 6e-8 in the worst entry.
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 3e-5}
 SRC_LENGTHS, TGT_LENGTHS = (7, 1, 12, 3), (4, 12, 1, 6)
 
 
 def twin(ours: nn.Module, *, residual: str, activation: str, dtype: torch.dtype) -> nn.Transformer:
-    """`torch.nn.Transformer` with our weights; post-norm without the norm that it adds to the paper's two stacks."""
+    """`torch.nn.Transformer` with our weights; post-norm, without the norm that PyTorch adds to each stack."""
     theirs = nn.Transformer(
         d_model=16,
         nhead=4,
@@ -85,7 +85,7 @@ def test_hidden_states_and_all_gradients(residual: str, activation: str, left: b
 
 
 def named_gradients(ours: nn.Module, theirs: nn.Transformer) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Every gradient of the stacks, ours and theirs; parts of a packed parameter are found by where they lie in it."""
+    """Every gradient of the stacks, ours and theirs; parts of a packed parameter are found by their offset."""
     names = {id(weight): name for name, weight in ours.named_parameters()}
     owners = {weight.untyped_storage().data_ptr(): weight for weight in theirs.parameters()}
     compared = set()

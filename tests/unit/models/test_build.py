@@ -28,7 +28,7 @@ def build(n_src: int = 13, n_tgt: int = 13, **options: Any) -> torch.nn.Module:
 
 
 def paper_count(*, vocab_size: int, d_model: int, d_ff: int, n_layers: int) -> int:
-    """Parameters of the paper's model, from its equations: every matrix with a bias, all embeddings one (3.4)."""
+    """Parameters of the paper's model: every matrix with a bias, one matrix for all embeddings (3.4)."""
     attention = 4 * (d_model * d_model + d_model)  # W^Q, W^K, W^V of all heads, W^O
     feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
     norm = 2 * d_model
@@ -41,10 +41,10 @@ def paper_count(*, vocab_size: int, d_model: int, d_ff: int, n_layers: int) -> i
     ("preset", "exact", "papers"), [("base", 63_082_496, 65e6), ("big", 214_245_376, 213e6)], ids=["base", "big"]
 )
 def test_parameter_counts_of_the_paper(preset: str, exact: int, papers: float) -> None:
-    """Table 3 gives 65 and 213 (x 10^6), ours are 63.1 and 214.2.
+    """Table 3 has 65 and 213 (x 10^6), ours are 63.1 and 214.2.
 
     No single vocabulary gives both: 65 needs one of 40.7k, 213 one of 35.8k, and the paper says "about 37000 tokens".
-    So the count is exact by the formula, and within 3 % of what the paper printed.
+    The count equals the formula exactly, and the paper's figure within 3 %.
     """
     with torch.device("meta"):
         model = build_model(model_settings(preset=preset), n_src=PAPERS_VOCABULARY, n_tgt=PAPERS_VOCABULARY)
@@ -69,10 +69,10 @@ def test_the_published_tiny_is_small_enough() -> None:
         assert count_parameters(build_model(model_settings(preset="tiny"), n_src=10_000, n_tgt=10_000)) <= 2_700_000
 
 
-def test_a_size_given_beside_the_preset_wins() -> None:
+def test_a_size_overrides_the_preset() -> None:
     s = resolve_preset(model_settings(preset="base", d_ff=1024, dropout=0.3))
     assert (s.d_model, s.d_ff, s.dropout) == (512, 1024, 0.3)
-    assert resolve_preset(model_settings(preset="base", d_ff=256)).d_ff == 256  # though it is the default
+    assert resolve_preset(model_settings(preset="base", d_ff=256)).d_ff == 256  # even if it is the default
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_counts_of_options() -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_refusals_say_what_was_given_and_what_is_allowed(options: dict[str, Any], said: str) -> None:
+def test_errors_name_what_was_given_and_what_is_allowed(options: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said) as caught:
         build(**options)
     assert "\n" not in str(caught.value)
@@ -150,14 +150,14 @@ def test_three_way_ties_need_one_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
-def test_what_is_built_was_allowed(options: dict[str, Any]) -> None:
+def test_valid_settings_are_accepted(options: dict[str, Any]) -> None:
     check_model(settings(**options))
 
 
 # --- fresh weights ----------------------------------------------------------------------------------------------------
 
 
-def test_fresh_weights_come_from_the_seed_alone() -> None:
+def test_fresh_weights_depend_on_the_seed_only() -> None:
     def weights(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
         return list(build(residual="pre", positions="learned", tie="none").state_dict().values())
@@ -167,7 +167,7 @@ def test_fresh_weights_come_from_the_seed_alone() -> None:
     assert not all(map(torch.equal, one, other))
 
 
-def test_embeddings_enter_with_unit_variance_and_logits_begin_small() -> None:
+def test_embeddings_have_unit_variance_and_fresh_logits_are_small() -> None:
     model = build_model(settings(d_model=256, d_ff=256, n_heads=4), n_src=500, n_tgt=500).eval()
     ids = torch.arange(1, 500)[None, :]
     entering = model.src_embedding.table(ids) * model.src_embedding.scale
@@ -175,12 +175,12 @@ def test_embeddings_enter_with_unit_variance_and_logits_begin_small() -> None:
     with torch.no_grad():
         logits = model.logits(model(ids[:, :40], ids[:, 40:80]))
     loss = torch.nn.functional.cross_entropy(logits[0], ids[0, 80:120]).item()
-    # The uniform guess costs log V; a tied model begins by expecting the token that it just read, which costs more.
+    # A uniform guess costs log V. A fresh tied model predicts the token that it just read, which costs more.
     assert math.log(500) < loss < math.log(500) + 2
 
 
 @pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
-def test_state_dict_holds_parameters_only_and_goes_round(options: dict[str, Any]) -> None:
+def test_state_dict_contains_parameters_only_and_can_be_loaded(options: dict[str, Any]) -> None:
     model, again = build(**options), build(**options)
     state = model.state_dict()
     assert {tensor.data_ptr() for tensor in state.values()} == {weight.data_ptr() for weight in model.parameters()}

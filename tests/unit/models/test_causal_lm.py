@@ -1,4 +1,4 @@
-"""The decoder alone: against the float64 NumPy oracle, against itself step by step, and what it must not see."""
+"""The decoder-only model compared with the NumPy oracle and with cached steps; documents are independent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_forward_equals_the_oracle(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any]) -> None:
-    """Along a random direction of each parameter, the loss rises as its gradient says."""
+    """The loss along a random direction of each parameter agrees with the gradient."""
     model, settings = make(dtype=torch.float64, **options)
     (ids,), (gold,) = sentences([6]), sentences([6], seed=1)
     log_p = model.logits(model(ids[None]))[0].log_softmax(-1)
@@ -66,7 +66,7 @@ def test_gradients_equal_the_oracles_finite_differences(options: dict[str, Any])
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("n_known", [0, 1, 4])
 def test_steps_after_a_prompt_equal_one_forward(options: dict[str, Any], n_known: int) -> None:
-    """Three beams a prompt, which go different ways; all of them change places twice."""
+    """Three different beams per prompt, reordered twice."""
     model, _ = make(dtype=torch.float64, **options)
     prompts = pad(sentences([n_known] * 2)) if n_known else torch.zeros(2, 0, dtype=torch.long)
     rows = torch.cat([prompts.repeat_interleave(3, 0), pad(sentences([6] * 6, seed=3))], 1)
@@ -102,7 +102,7 @@ def test_the_prompt_is_computed_and_kept_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def greedy(model: nn.Module, ids: list[int], n: int) -> list[int]:
-    """One whole forward a token; padding and the beginning are never chosen."""
+    """One whole forward per token; PAD and BOS are never chosen."""
     ids, end = list(ids), []
     while len(end) < n and end[-1:] != [3]:
         logits = model.logits(model(torch.tensor([ids])))[0, -1].clone()
@@ -113,7 +113,7 @@ def greedy(model: nn.Module, ids: list[int], n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"positions": "rotary", "residual": "pre"}], ids=["plain", "rotary"])
-def test_search_and_sampling_go_on_from_a_prompt(options: dict[str, Any]) -> None:
+def test_search_and_sampling_continue_a_prompt(options: dict[str, Any]) -> None:
     model, _ = make(kind="gpt", **options)
     prompts = pad(sentences([4] * 5, seed=8))
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_samples_of_a_prompt_are_scored_as_one_forward_scores_them() -> None:
     ids=str,
 )
 def test_every_document_is_read_as_if_alone(options: dict[str, Any]) -> None:
-    """Its logits are those of the document alone, and other documents change nothing, to the bit."""
+    """Its logits are those of the document alone, bit for bit."""
     model, _ = make(dtype=torch.float64, kind="gpt", **options)
     (row,) = sentences([11])
     other = row.clone()

@@ -1,4 +1,4 @@
-"""On a GPU, where attention, dropout and the loss go other ways: against the oracle, and a resumed update."""
+"""On a GPU, where attention, dropout and the loss have other implementations: the oracle, and a resumed update."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_loss_equals_the_oracle(scale: float) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_resumed_updater_goes_on(optimizer: str, precision: str) -> None:
+def test_a_resumed_updater_continues_exactly(optimizer: str, precision: str) -> None:
     batches = [
         collate([Example(src=[5, 6, n + 4], tgt=[7, n + 4]), Example(src=[8], tgt=[9] * (n + 1))]).to(GPU)
         for n in range(5)
@@ -93,6 +93,6 @@ def test_a_resumed_updater_goes_on(optimizer: str, precision: str) -> None:
     again = fresh()
     again.model.load_state_dict(kept)
     again.load_state(saved, state)
-    # some GPU kernels add in no fixed order; another dropout mask or a lost state would show in the first digits
+    # some GPU kernels sum in no fixed order; another dropout mask or a lost state would change the first digits
     resumed = [again.update([batch], 0.5).loss_sum.item() for batch in batches[3:]]
     assert resumed == pytest.approx(further, rel=1e-4 if precision == "float32" else 1e-2)

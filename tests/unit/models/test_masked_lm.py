@@ -1,4 +1,4 @@
-"""The encoder alone against the oracle, and what must hold of it: padding of no effect, places, shared names."""
+"""The encoder-only model compared with the oracle; padding, masked positions, names shared with the classifier."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_hidden_states_and_heads_equal_the_oracles(options: dict[str, Any]) -> N
         hidden = expected(model, s, row[:length], kinds[:length])
         dense = ACTIVATIONS[s.activation](linear(hidden, known, "head.dense"))
         ready = normalise(dense, known, "head.norm", options_of(s))
-        told = ready @ known["output_embedding.weight"].T + known.get("output_bias", np.float64(0))
-        np.testing.assert_allclose(logits[start : start + length].numpy(), told, rtol=0, atol=1e-9)
+        oracle_logits = ready @ known["output_embedding.weight"].T + known.get("output_bias", np.float64(0))
+        np.testing.assert_allclose(logits[start : start + length].numpy(), oracle_logits, rtol=0, atol=1e-9)
         if follows is not None:
             pooled = np.tanh(linear(hidden[0], known, "pooler.dense"))
             np.testing.assert_allclose(
@@ -109,7 +109,7 @@ def test_padding_and_neighbours_change_nothing(options: dict[str, Any], pooling:
     torch.testing.assert_close(model(*more), torch.cat(alone), rtol=0, atol=1e-9)
 
 
-def test_gradients_do_not_reach_padding_nor_depend_on_it() -> None:
+def test_padding_has_no_gradient_and_no_effect_on_gradients() -> None:
     found = []
     for extra in (0, 4):
         model, _ = make(next_sentence=True)
@@ -123,7 +123,7 @@ def test_gradients_do_not_reach_padding_nor_depend_on_it() -> None:
         torch.testing.assert_close(grad, found[1][name], rtol=0, atol=1e-9, msg=name)
 
 
-def test_only_the_places_asked_for_pass_the_head() -> None:
+def test_only_masked_positions_pass_the_head() -> None:
     model, _ = make()
     ids, segments = batch()
     seen: list[int] = []
@@ -136,7 +136,7 @@ def test_only_the_places_asked_for_pass_the_head() -> None:
     assert none.shape == (0, 16)
 
 
-def test_it_sees_both_sides_and_segments_matter() -> None:
+def test_both_directions_and_segments_have_an_effect() -> None:
     model, _ = make()
     ids, segments = batch((9, 9))
     places = torch.tensor([4])
@@ -149,7 +149,7 @@ def test_it_sees_both_sides_and_segments_matter() -> None:
     torch.testing.assert_close(model(ids, None, places)[0], model(ids, segments * 0, places)[0])
 
 
-def test_a_classifier_begins_with_a_masked_models_weights() -> None:
+def test_a_classifier_loads_the_weights_of_a_masked_model() -> None:
     masked, _ = make(next_sentence=True)
     classifier, _ = make("bert-classifier", n_labels=5)
     missing, left = classifier.load_state_dict(masked.state_dict(), strict=False)

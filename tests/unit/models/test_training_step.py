@@ -40,7 +40,7 @@ def test_gradient_reaches_every_weight_and_a_step_lowers_the_loss(options: dict[
         assert weight.grad is not None and weight.grad.isfinite().all(), name
         if not is_bias_of_shared_keys(name):
             assert weight.grad.any(), name
-    # The gradient's direction lowers the loss: small steps of plain descent, without dropout.
+    # Small steps of plain gradient descent, without dropout, lower the loss.
     model.eval()
     before = mean_loss(model).item()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -53,7 +53,7 @@ def test_gradient_reaches_every_weight_and_a_step_lowers_the_loss(options: dict[
 
 
 def is_bias_of_shared_keys(name: str) -> bool:
-    """A bias on all keys alike adds the same to all scores of a query: softmax does not see it."""
+    """A bias that is the same for all keys adds a constant to a query's scores, which softmax ignores."""
     return name.endswith(("query_key_value.parts.1.bias", "cross_attention.key_value.parts.0.bias"))
 
 
@@ -78,7 +78,7 @@ def test_bfloat16_products_stay_near_float32(options: dict[str, Any]) -> None:
         return hidden[tgt_out != 0].detach().float(), loss.item(), torch.cat([g.flatten() for g in gradients])
 
     (hidden, loss, gradient), (rounded, rounded_loss, rounded_gradient) = run(False), run(True)
-    assert not torch.equal(hidden, rounded)  # the path is another one
+    assert not torch.equal(hidden, rounded)  # products are computed in bfloat16
     assert (hidden - rounded).norm() < 0.02 * hidden.norm()
     assert rounded_loss == pytest.approx(loss, rel=0.005)
     assert torch.cosine_similarity(gradient, rounded_gradient, dim=0) > 0.995

@@ -1,4 +1,4 @@
-"""What must hold of every model: no look ahead, padding and neighbours of no effect, steps equal to one forward."""
+"""Properties of every model: causality, no effect of padding and of other sentences, steps equal to one forward."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from oracle.cases import MIXED, SINGLE, VOCAB, make, pad, sentences
 
 EVERY = SINGLE | MIXED
-# Float64, so that the only question is the algorithm; sums of other lengths are rounded otherwise.
+# Float64, so that only the algorithm matters: sums of other lengths are rounded differently.
 ROUNDED = {"rtol": 0, "atol": 1e-9}
-# The same in float32, of the largest value.
+# The same in float32, relative to the largest value.
 FLOAT32 = 1e-5
 
 
@@ -22,7 +22,7 @@ def logits(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 def soft(model: nn.Module, src: Tensor, tgt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, and the embedded source and target as leaves that gradients can be asked for."""
+    """Logits, and the embedded source and target as leaves with gradients."""
     leaves: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
@@ -41,13 +41,13 @@ def soft(model: nn.Module, src: Tensor, tgt: Tensor) -> tuple[Tensor, Tensor, Te
 
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
 def test_future_tokens_change_nothing(options: dict[str, Any]) -> None:
-    """Bit by bit: what a masked position holds is multiplied by an exact zero."""
+    """Bit for bit: the values at a masked position are multiplied by an exact zero."""
     model, _ = make(**options)
     src, tgt = pad(sentences((5, 3))), pad(sentences((8, 8), seed=1))
     before = logits(model, src, tgt)
     for t in (1, 4, 7):
         changed = tgt.clone()
-        changed[:, t:] = changed[:, t:] % (VOCAB - 1) + 1  # another token each
+        changed[:, t:] = changed[:, t:] % (VOCAB - 1) + 1  # each replaced by another token
         after = logits(model, src, changed)
         assert torch.equal(after[:, :t], before[:, :t])
         assert not torch.equal(after[:, t], before[:, t])
@@ -77,7 +77,7 @@ def test_more_padding_changes_nothing(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "t5", "none"])
-def test_padding_on_the_left_changes_nothing_where_positions_are_relative(positions: str) -> None:
+def test_padding_on_the_left_changes_nothing_with_relative_positions(positions: str) -> None:
     model, _ = make(dtype=torch.float64, positions=positions)
     srcs, tgt = sentences((5, 1, 7)), pad(sentences((4, 6, 1), seed=1))
     right, left = (logits(model, pad(srcs, left=side, extra=2), tgt) for side in (False, True))
@@ -109,11 +109,11 @@ def test_a_source_of_padding_only_stays_finite(options: dict[str, Any], training
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
 
 
-# --- neighbours in the batch ------------------------------------------------------------------------------------------
+# --- other sentences in the batch ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", EVERY.values(), ids=EVERY)
-def test_a_sentence_does_not_depend_on_what_shares_its_batch(options: dict[str, Any]) -> None:
+def test_a_sentence_does_not_depend_on_its_batch(options: dict[str, Any]) -> None:
     model, _ = make(**options)
     srcs, tgts = sentences((5, 1, 12, 3)), sentences((4, 12, 1, 6), seed=1)
     together = logits(model, pad(srcs), pad(tgts))
@@ -122,7 +122,7 @@ def test_a_sentence_does_not_depend_on_what_shares_its_batch(options: dict[str, 
         torch.testing.assert_close(together[row, : len(tgt)], alone, rtol=0, atol=FLOAT32 * together.abs().max().item())
 
 
-def test_the_order_of_a_batch_is_of_no_effect() -> None:
+def test_the_order_of_a_batch_has_no_effect() -> None:
     model, _ = make(dtype=torch.float64)
     src, tgt = pad(sentences((5, 1, 7))), pad(sentences((4, 6, 1), seed=1))
     order = torch.tensor([2, 0, 1])
@@ -149,12 +149,12 @@ def test_cached_steps_equal_one_forward(options: dict[str, Any], cuts: list[int]
     ("options", "n_beams"), [*((options, 3) for options in EVERY.values()), ({}, 1)], ids=[*EVERY, "one beam"]
 )
 def test_beams_that_are_reordered_and_sentences_that_leave(options: dict[str, Any], n_beams: int) -> None:
-    """After any walk of reorder and select, every row's next logits equal one forward over the row's own history."""
+    """After any sequence of reorder and select, each row's next logits equal one forward over its history."""
     model, _ = make(dtype=torch.float64, **options)
     src = pad(sentences((5, 2, 7)))
     state = model.start(src, capacity=7, n_beams=n_beams)
     alive, history = torch.arange(3), torch.empty(3 * n_beams, 0, dtype=torch.long)
-    for n_steps, stay in ((1, [0, 1, 2]), (3, [0, 2]), (1, [1]), (2, [0])):  # stay: of those that are still there
+    for n_steps, stay in ((1, [0, 1, 2]), (3, [0, 2]), (1, [1]), (2, [0])):  # stay: indices of remaining sentences
         assert state.n_rows == len(history) == len(alive) * n_beams
         ids = torch.randint(1, VOCAB, (len(history), n_steps))
         ours = model.step(ids, state)
@@ -182,10 +182,10 @@ def test_two_states_do_not_disturb_each_other() -> None:
     torch.testing.assert_close(torch.cat(ours, 1), model.logits(model(src, tgt)), **ROUNDED)
 
 
-# --- ends of the range ------------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_sinusoids_go_on_past_the_table_and_learned_positions_do_not() -> None:
+def test_only_learned_positions_have_a_maximum_length() -> None:
     src, tgt = pad(sentences((20,))), pad(sentences((15,), seed=1))
     longer, _ = make(max_positions=40)
     model, _ = make(max_positions=12)
@@ -195,7 +195,7 @@ def test_sinusoids_go_on_past_the_table_and_learned_positions_do_not() -> None:
         learned(src, tgt)
 
 
-def test_without_positions_the_order_of_the_source_is_of_no_effect_and_with_them_it_is() -> None:
+def test_the_order_of_the_source_matters_only_with_positions() -> None:
     src, tgt = pad(sentences((6,))), pad(sentences((4,), seed=1))
     order = torch.tensor([3, 0, 5, 1, 2, 4])
     for positions in ("none", "sinusoidal", "learned", "rotary"):
@@ -204,7 +204,7 @@ def test_without_positions_the_order_of_the_source_is_of_no_effect_and_with_them
         assert same == (positions == "none"), positions
 
 
-def test_dropout_in_training_only_and_by_the_generator_alone() -> None:
+def test_dropout_is_used_in_training_only_and_depends_on_the_generator_only() -> None:
     model, _ = make(dropout=0.3, attention_dropout=0.2, activation_dropout=0.2)
     src, tgt = pad(sentences((5, 3))), pad(sentences((4, 4), seed=1))
     assert torch.equal(logits(model, src, tgt), logits(model, src, tgt))

@@ -1,4 +1,4 @@
-"""Attention and blocks against PyTorch's own layers with the same weights: forward and gradients."""
+"""Attention and blocks compared with PyTorch's layers with the same weights: forward and gradients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_scaled_dot_product_attention(masked: bool, dtype: torch.dtype) -> None:
 
 
 def compare(mine: Callable[[Tensor], Tensor], yours: Callable[[Tensor], Tensor], x: Tensor, real: Tensor) -> None:
-    """Outputs at real places, and the gradient of x that they cause."""
+    """Outputs at real positions, and their gradient with respect to x."""
     results = []
     for call in (mine, yours):
         leaf = x.clone().requires_grad_()
@@ -74,7 +74,7 @@ def test_self_attention(causal: bool) -> None:
 
 @pytest.mark.parametrize("n_beams", [1, 3])
 def test_cross_attention(n_beams: int) -> None:
-    """A sentence's beams share its memory, as more queries: PyTorch is given the memory once for each beam."""
+    """The beams of a sentence share its memory; PyTorch gets a copy of the memory per beam."""
     ours = CrossAttention(d_model=D, n_heads=H).double()
     randomize(ours)
     theirs = nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)

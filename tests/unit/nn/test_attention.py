@@ -1,4 +1,4 @@
-"""Attention against the oracle: masks, groups of heads, shared projections, rotations, beams, rows that see nothing."""
+"""Attention compared with the oracle: masks, grouped heads, shared projections, rotations, beams, empty rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def expected(
     share=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_scaled_dot_product_attention_obeys_any_mask(
+def test_scaled_dot_product_attention_with_any_mask(
     n_rows: int, n_queries: int, n_keys: int, n_heads: int, d_head: int, share: float, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -133,7 +133,7 @@ def test_float32_rounding() -> None:
     np.testing.assert_allclose(ours.detach().numpy(), theirs, **FLOAT32)
 
 
-def test_rotary_self_attention_knows_only_distances() -> None:
+def test_rotary_self_attention_depends_on_distances_only() -> None:
     rotary = RotaryPositions(d_model=12, d_head=6, max_positions=0)
     module = SelfAttention(d_model=12, n_heads=2).double()
     x, mask = torch.randn(1, 5, 12).double(), torch.ones(1, 5, 5, dtype=torch.bool)
@@ -146,7 +146,7 @@ def test_rotary_self_attention_knows_only_distances() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_see_nothing_stay_finite_and_leave_the_others_alone(dtype: torch.dtype) -> None:
+def test_rows_with_everything_masked_stay_finite_and_do_not_affect_others(dtype: torch.dtype) -> None:
     module = SelfAttention(d_model=12, n_heads=2).to(dtype)
     x = torch.randn(2, 4, 12, dtype=dtype, requires_grad=True)
     mask = torch.ones(2, 4, 4, dtype=torch.bool)
@@ -160,18 +160,18 @@ def test_rows_that_see_nothing_stay_finite_and_leave_the_others_alone(dtype: tor
     assert torch.equal(y[0, [0, 2, 3]], full[0, [0, 2, 3]])
 
 
-def test_what_may_not_be_seen_has_no_influence_and_no_gradient() -> None:
+def test_masked_positions_have_no_effect_and_no_gradient() -> None:
     module = SelfAttention(d_model=12, n_heads=2)
     x = torch.randn(1, 4, 12, requires_grad=True)
     mask = torch.ones(1, 4, 4, dtype=torch.bool)
-    mask[:, :, 2] = False  # nobody sees position 2 ...
+    mask[:, :, 2] = False  # position 2 is masked for all ...
     y = module(x, bias=attention_bias(mask), rotate=same)
     changed = x.detach().clone()
     changed[:, 2] = 1e4
     again = module(changed, bias=attention_bias(mask), rotate=same)
     others = [0, 1, 3]
     torch.testing.assert_close(y[:, others], again[:, others], rtol=0, atol=1e-6)
-    y[:, others].sum().backward()  # ... but itself, whose output is left out here
+    y[:, others].sum().backward()  # ... but itself; its output is not used here
     assert (x.grad[:, 2] == 0).all() and (x.grad[:, others] != 0).any()
 
 
@@ -193,7 +193,7 @@ def test_attention_dropout_drops_weights_in_training_only() -> None:
         ({"n_heads": 4, "n_kv_heads": 3}, "not divisible by n_kv_heads 3"),
     ],
 )
-def test_sizes_that_contradict_each_other(options: dict[str, int], message: str) -> None:
+def test_contradicting_sizes_are_refused(options: dict[str, int], message: str) -> None:
     for kind in (SelfAttention, CrossAttention):
         with pytest.raises(ValueError, match=message):
             kind(d_model=12, **options)

@@ -1,4 +1,4 @@
-"""Norms and residual connections against the oracle; where dropout stands; which norm each form needs at the end."""
+"""Norms and residual connections compared with the oracle; the place of dropout; the final norm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_norms(name: str, bias: bool) -> None:
         for weight in norm.parameters():
             weight.normal_()
     weights = [weight.detach().numpy() for weight in norm.parameters()]
-    # ordinary rows, a tiny one (where epsilon rules), a constant one, zeros, and one with a large mean
+    # ordinary rows, a tiny one (where epsilon dominates), a constant one, zeros, and one with a large mean
     x = torch.randn(6, D).double()
     x[1], x[2], x[3], x[4] = x[1] * 1e-4, 3.0, 0.0, x[4] + 1000
     expected = oracle.NORMS[name](x.numpy(), weights[0], weights[1] if len(weights) == 2 else 0.0, EPSILON[name])
@@ -53,8 +53,8 @@ def test_residuals(name: str) -> None:
     np.testing.assert_allclose(residual(x, lambda y: y @ matrix).detach().numpy(), expected, rtol=0, atol=1e-10)
 
 
-def test_dropout_is_on_the_sublayers_output_before_it_is_added() -> None:
-    """Dropping nearly all of it leaves x alone, normed after (post) or not (pre): paper 5.4."""
+def test_dropout_is_applied_to_the_sublayers_output() -> None:
+    """If nearly everything is dropped, x remains: normalised (post) or unchanged (pre). Paper, section 5.4."""
     x = torch.randn(2, 3, D)
     for name, expected in (("post", nn.LayerNorm(D)(x)), ("pre", x)):
         residual = RESIDUALS[name](nn.LayerNorm(D), dropout=0.99)

@@ -1,4 +1,4 @@
-"""Dropout: the share that is dropped, the mean that is kept, the generator that decides, and nothing else."""
+"""Dropout: the fraction that is dropped, the mean, the generator, the gradient."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ PROBABILITIES = [0.1, 0.3, 0.5, 0.9]
 
 
 @pytest.mark.parametrize("p", PROBABILITIES)
-def test_factors_are_zero_with_probability_p_and_otherwise_one_value_that_keeps_the_mean(p: float) -> None:
+def test_factors_are_zero_with_probability_p_and_have_mean_one(p: float) -> None:
     factors = keep_factors(torch.empty(N), p).double()
     kept = factors != 0
     (value,) = set(factors[kept].tolist())
     assert value == pytest.approx(1 / (1 - p), rel=2**-8)  # rounded to bfloat16
     deviation = math.sqrt(p * (1 - p) / N)
     assert abs(1 - kept.double().mean().item() - p) < 5 * deviation + 0.004 * (1 - p)
-    exact_share = 1 / value  # the share kept follows the rounded factor: no bias of the mean is left
+    exact_share = 1 / value  # the probability is adapted to the rounded factor, so that the mean is exact
     assert abs(kept.double().mean().item() - exact_share) < 5 * deviation + 2**-15
     assert abs(factors.mean().item() - 1) < 5 * deviation * value + 2**-15 * value
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_factors_are_independent_of_their_neighbours(p: float) -> None:
-    """Four factors come from one random number: every lag up to 8 must be free of correlation."""
+    """Four factors come from one random number: there must be no correlation at any lag up to 8."""
     centred = (keep_factors(torch.empty(N), p) != 0).double()
     centred -= centred.mean()
     for lag in range(1, 9):
@@ -37,7 +37,7 @@ def test_factors_are_independent_of_their_neighbours(p: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_every_place_of_a_word_drops_the_same_share(p: float) -> None:
+def test_all_four_factors_of_a_random_number_drop_equally_often(p: float) -> None:
     kept = (keep_factors(torch.empty(N), p) != 0).view(-1, 4).double().mean(0)
     assert (kept - kept.mean()).abs().max() < 5 * math.sqrt(p * (1 - p) / (N / 4))
 
@@ -48,7 +48,7 @@ def test_any_shape(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_generator_alone_decides(dtype: torch.dtype) -> None:
+def test_the_result_depends_on_the_generator_only(dtype: torch.dtype) -> None:
     dropout, x = Dropout(0.4), torch.randn(50, 60, dtype=dtype)
     state = torch.get_rng_state()
     first, second = dropout(x), dropout(x)
@@ -57,7 +57,7 @@ def test_the_generator_alone_decides(dtype: torch.dtype) -> None:
     assert first.dtype == dtype
 
 
-def test_evaluation_and_zero_probability_change_nothing_and_draw_nothing() -> None:
+def test_evaluation_and_zero_probability_change_nothing_and_draw_no_numbers() -> None:
     x, state = torch.randn(5, 6), torch.get_rng_state()
     for dropout in (Dropout(0.4).eval(), Dropout(0.0)):
         assert dropout(x) is x
@@ -65,7 +65,7 @@ def test_evaluation_and_zero_probability_change_nothing_and_draw_nothing() -> No
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_gradient_passes_only_where_kept_and_scaled_alike() -> None:
+def test_the_gradient_has_the_same_factors() -> None:
     x = torch.randn(40, 50, requires_grad=True)
     y = Dropout(0.3)(x)
     y.sum().backward()
@@ -73,7 +73,7 @@ def test_gradient_passes_only_where_kept_and_scaled_alike() -> None:
     assert 0.2 < (x.grad == 0).float().mean() < 0.4
 
 
-def test_add_is_the_sum_with_the_dropped_out_update() -> None:
+def test_add_applies_dropout_to_the_update_only() -> None:
     dropout, state = Dropout(0.3), torch.get_rng_state()
     x, update = torch.randn(20, 30, requires_grad=True), torch.randn(20, 30, requires_grad=True)
     state = torch.get_rng_state()
@@ -92,7 +92,7 @@ def test_add_keeps_the_residual_streams_type() -> None:
 
 
 def test_it_compiles_with_any_number_of_rows() -> None:
-    """Tracing cannot follow bits that are looked at as other types; torch.compile gets torch's own dropout."""
+    """Tracing does not support viewing bits as another type, so torch.compile gets torch's own dropout."""
     layer = torch.compile(Dropout(0.5), dynamic=True, backend="aot_eager")
     for n in (3, 5):
         x = torch.ones(n, 8, requires_grad=True)

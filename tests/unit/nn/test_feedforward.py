@@ -1,4 +1,4 @@
-"""Feed-forward networks against the oracle; the convolution against the plain one, its padding and its history."""
+"""Feed-forward networks compared with the oracle; the convolution: kernel 1, padding, history."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_kernel_one_is_the_plain_one() -> None:
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_convolution_sees_padding_as_zeros(left: bool) -> None:
-    """What stands at padding, there and after the first convolution, must not leak into real positions."""
+    """Values at padding, before and after the first convolution, must not leak into real positions."""
     module, x = make("conv", kernel_size=3), torch.randn(1, 4, D).double()
     junk = torch.randn(1, 3, D).double() * 100
     padded = torch.cat([junk, x] if left else [x, junk], dim=1)
@@ -93,8 +93,8 @@ def test_convolution_in_steps_with_history(kernel_size: int, cuts: list[int]) ->
     assert all(known.shape[1] == kernel_size - 1 for known in history)
 
 
-def test_gate_multiplies() -> None:
-    """With the activation's half at zero, nothing passes through a gated network but the last bias."""
+def test_the_gate_multiplies() -> None:
+    """If the activation is zero, only the last bias is left."""
     module = make("gated", activation="relu")
     with torch.no_grad():
         module.expand.weight[:F] = 0

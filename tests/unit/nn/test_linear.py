@@ -1,4 +1,4 @@
-"""The linear layer against float64, in training and outside of it, and row by row."""
+"""The linear layer compared with float64, in training and evaluation, and row by row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_other_types_keep_their_type(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.02)
 
 
-def test_autocast_outside_of_training() -> None:
+def test_autocast_in_evaluation() -> None:
     layer, x = Linear(6, 5), torch.randn(4, 6)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
@@ -66,7 +66,7 @@ def test_views(name: str) -> None:
         torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
 
 
-def test_it_is_torchs_linear_but_for_the_product() -> None:
+def test_state_dict_and_gradients_are_those_of_torchs_linear() -> None:
     ours, theirs = Linear(6, 5), nn.Linear(6, 5)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(4, 6)
@@ -78,7 +78,7 @@ def test_it_is_torchs_linear_but_for_the_product() -> None:
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(16, 16), (128, 384), (128, 256), (256, 128), (100, 37), (512, 1000)])
 def test_a_row_does_not_depend_on_how_many_rows_there_are(n_in: int, n_out: int) -> None:
-    """Bit by bit, outside of training."""
+    """Bit for bit, in evaluation."""
     layer, x = Linear(n_in, n_out), torch.randn(130, n_in)
     with torch.no_grad():
         whole = layer(x)

@@ -1,4 +1,4 @@
-"""Masks against loops that say who may see whom."""
+"""Masks compared with simple loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ids_of_a_batch = st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), m
 
 
 @given(ids_of_a_batch)
-def test_padding_mask_is_true_where_a_token_stands(rows: list[list[int]]) -> None:
+def test_padding_mask_is_true_at_tokens(rows: list[list[int]]) -> None:
     mask = padding_mask(torch.tensor(rows))
     assert mask.dtype == torch.bool and mask.shape == (len(rows), 1, 5)
     assert mask[:, 0].tolist() == [[token != 0 for token in row] for row in rows]
@@ -45,7 +45,7 @@ def test_bias_gives_forbidden_positions_a_weight_of_exactly_zero(dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bias_of_a_row_with_nothing_to_attend_to_is_finite_in_value_and_gradient(dtype: torch.dtype) -> None:
+def test_the_bias_of_a_fully_masked_row_is_finite_in_value_and_gradient(dtype: torch.dtype) -> None:
     mask = torch.tensor([[[False, False, False], [True, False, False]]])
     scores = torch.randn(1, 1, 2, 3, dtype=dtype, requires_grad=True)
     weights = (scores + attention_bias(mask).to(dtype)).softmax(-1)

@@ -1,4 +1,4 @@
-"""Attention patterns: their masks, and blocked computations against dense ones."""
+"""Attention patterns: their masks, and blocked computations compared with dense ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transduce.nn.positions import POSITIONS, Positions
 
 
 @given(window=st.integers(1, 9), first=st.integers(0, 5), n=st.integers(1, 9))
-def test_a_window_ends_at_the_query_and_contains_it(window: int, first: int, n: int) -> None:
+def test_a_window_includes_the_query_and_ends_there(window: int, first: int, n: int) -> None:
     queries, keys = torch.arange(first, first + n), torch.arange(first + n)
     mask = LocalPattern(window).mask(queries, keys)
     assert mask.tolist() == [[t - window < s <= t for s in keys.tolist()] for t in queries.tolist()]
@@ -83,7 +83,7 @@ def make(kind: str, **options: Any) -> nn.Module:
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "t5"])
 @torch.no_grad()
 def test_cached_steps_beyond_the_window_equal_one_forward(positions: str, cuts: list[int]) -> None:
-    """The prompt and the whole are computed in blocks; steps leave out the keys before the window."""
+    """The prompt and the whole sequence are computed in blocks; steps skip the keys before the window."""
     model = make("gpt", positions=positions, window=7)
     ids = torch.randint(1, VOCAB, (2, 90))
     state = model.start(ids[:, :0], capacity=90)
@@ -109,4 +109,4 @@ def test_a_token_beyond_the_reach_of_all_layers_changes_nothing() -> None:
     changed = ids.clone()
     changed[0, 10] = ids[0, 10] % (VOCAB - 1) + 1
     differs = (model(ids) != model(changed)).any(-1)[0]
-    assert differs.nonzero()[:, 0].tolist() == list(range(10, 10 + 2 * 3 + 1))  # two layers, three back each
+    assert differs.nonzero()[:, 0].tolist() == list(range(10, 10 + 2 * 3 + 1))  # two layers, three tokens back each

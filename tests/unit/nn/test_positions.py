@@ -1,4 +1,4 @@
-"""Positions against the oracle, whatever the offset and the length."""
+"""Positions compared with the oracle, for any offset and length."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_learned_positions_are_added_and_reach_their_gradient() -> None:
     assert used.nonzero().flatten().tolist() == [3, 4, 5, 6]
 
 
-def test_learned_positions_refuse_what_they_do_not_hold() -> None:
+def test_learned_positions_refuse_positions_beyond_the_table() -> None:
     positions = make("learned", max_positions=5)
     positions.add(torch.zeros(1, 2, 12), 3)
     with pytest.raises(ValueError, match="6 tokens"):
@@ -61,7 +61,7 @@ def test_learned_positions_refuse_what_they_do_not_hold() -> None:
 
 @given(n_positions=st.integers(1, 16), d_head=st.sampled_from([2, 4, 6, 16]))
 def test_rotary_equals_the_oracle_but_for_the_order_of_columns(n_positions: int, d_head: int) -> None:
-    """We turn column i with column i + K/2, the oracle 2i with 2i + 1: the same planes under another order."""
+    """We rotate column i with i + K/2, the oracle 2i with 2i + 1: the same up to the order of the columns."""
     x = torch.randn(2, 3, n_positions, d_head)
     ours = rotated(make("rotary", d_head=d_head), x, 0)
     pairs = torch.arange(d_head).view(2, -1).T.flatten()  # 0, K/2, 1, K/2 + 1, ...
@@ -71,7 +71,7 @@ def test_rotary_equals_the_oracle_but_for_the_order_of_columns(n_positions: int,
             np.testing.assert_allclose(ours[b, h][:, pairs].numpy(), expected, atol=ANGLE_ROUNDING * 5)
 
 
-def test_rotary_scores_know_only_the_distance() -> None:
+def test_rotary_scores_depend_on_the_distance_only() -> None:
     rotary = make("rotary", d_head=8)
     query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
     scores = [(rotated(rotary, query, at + 5) * rotated(rotary, key, at)).sum().item() for at in (0, 1, 7, 100)]
@@ -117,8 +117,8 @@ def test_every_scheme_is_tested() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves"])
-def test_places_past_the_table_but_below_max_positions(kind: str) -> None:
-    """The table has fewer rows than max_positions: places of separate documents must not index past it."""
+def test_positions_past_the_table_but_below_max_positions(kind: str) -> None:
+    """The table has fewer rows than max_positions: positions of separate documents must not index past it."""
     scheme = make(kind, d_model=4, max_positions=20_000)
     x, places = torch.zeros(1, 17_000, 4), torch.arange(17_000)[None]
     torch.testing.assert_close(scheme.add(x, 0, places)[0], scheme.add(x)[0], atol=ANGLE_ROUNDING, rtol=0)

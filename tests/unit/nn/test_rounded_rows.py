@@ -1,4 +1,4 @@
-"""Products in bfloat16 on a CPU: row counts are rounded up, so that oneDNN's compiled kernels are used again."""
+"""Products in bfloat16 on a CPU: row counts are rounded up, so that oneDNN's compiled kernels are reused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_softmax_of_short_rows_and_its_gradient(n_keys: int) -> None:
     torch.manual_seed(2)
     query, key = torch.randn(2, 3, 4, 8, requires_grad=True), torch.randn(2, 3, n_keys, 8)
     bias = torch.zeros(2, 1, 4, n_keys)
-    bias[1] = -1e30  # nothing to attend to: even weights
+    bias[1] = -1e30  # everything masked: equal weights
     weights = attention_weights(query, key, bias)
     expected = (query.double() @ key.double().transpose(-1, -2) / 8**0.5).softmax(-1)
     torch.testing.assert_close(weights[0].double(), expected[0])

@@ -1,4 +1,4 @@
-"""Vocabularies for running text give every text back to the byte."""
+"""Vocabularies for running text are lossless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vocabulary that grows: old ids stay, old text is cut as before, new characters and words are had."""
+"""Extended vocabularies: old ids and the segmentation of old text stay, new characters and words get pieces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_old_pieces_keep_their_ids_and_new_pieces_are_used(kind: str, exact: boo
     assert not any(UNK in ids for ids in cut) and any(i >= n for ids in cut for i in ids)
     if kind != "char":
         assert {"猫", "к"} <= set(pieces) and any(piece.endswith("собака") for piece in pieces), pieces
-    # old text in which no new piece stands is cut exactly as before
+    # old text without new pieces is split exactly as before
     same = [(a, b) for a, b in zip(old.encode_batch(OLD), new.encode_batch(OLD), strict=True) if max(b) < n]
     assert len(same) > 200 and all(a == b for a, b in same)
 
@@ -99,7 +99,7 @@ def test_both_sides_of_marian_share_the_new_pieces() -> None:
         for a, b in zip(old.src.encode_batch(OLD), new.src.encode_batch(OLD), strict=True)
         if max(b) < len(listed)
     )
-    # pieces that the model has and the list lacks get rows
+    # pieces of the model that are missing from the list get rows
     short = Tokenizers(*[marian(src, [*SPECIAL_PIECES, *list(ordinary)[:-30]])] * 2)
     separate = Tokenizers(short.src, marian(tgt, listed))
     grown = extend(separate, OLD, (), n=1000).tokenizers

@@ -1,4 +1,4 @@
-"""Vocabularies with <mask>, and text with gaps."""
+"""Vocabularies with <mask>, and text with masks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_mask_replaces_a_word_and_its_space(tokenizer: Tokenizer, text: str, f
     pieces = tokenizer.pieces(ids)
     assert ids.count(MASK) == text.count(MASK_PIECE)
     assert not any(a == "\u2581" and b == MASK_PIECE for a, b in pairwise(pieces))
-    if filled is not None:  # around the gap stands what stands around the word
+    if filled is not None:  # the text around the mask is the text around the word
         whole = tokenizer.encode(filled)
         place = ids.index(MASK)
         assert whole[:place] == ids[:place] and whole[len(whole) - (len(ids) - place - 1) :] == ids[place + 1 :]

@@ -1,4 +1,4 @@
-"""The tokenizer of two steps: its own list of ids, language codes, files that are damaged."""
+"""The tokenizer with a separate list of ids: language codes, damaged files."""
 
 from __future__ import annotations
 

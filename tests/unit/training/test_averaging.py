@@ -33,7 +33,7 @@ def test_decay_is_warmed_up() -> None:
 
 
 def test_the_moving_average_equals_its_closed_form(tmp_path: Path) -> None:
-    """Against the closed form in float64: each set of weights times its share times all later decays."""
+    """The closed form in float64: each set of weights times its factor times all later decays."""
     live = weights(0)
     average = AVERAGES["ema"](live, folder=tmp_path, n=1, decay=0.8)
     history, n_updates = [weights(0)], 30
@@ -96,7 +96,7 @@ STATES: list[dict[str, object]] = []
 
 
 def validate(average: Average, update: int, score: float, *, better: bool) -> tuple[object, object]:
-    """What the loop does at a validation: new live weights, the candidate, the kept ones, a checkpoint."""
+    """The steps of the loop at a validation: new live weights, candidate, best weights, checkpoint."""
     set_to(dict(average.live), weights(update))
     candidate = average.candidate(update)
     kept = average.keep(update, score, better=better)

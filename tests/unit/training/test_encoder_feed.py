@@ -1,4 +1,4 @@
-"""Rows with gaps and rows with labels: every token once an epoch, resumed to the letter, one gradient however cut."""
+"""Masked rows and labelled rows: every token once per epoch, exact resume, gradients independent of micro-batches."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_two_ranks_share_the_update_of_one_process(make: Any) -> None:
         assert sum(batch.n_targets for part in parts for batch in part.batches) == one.n_targets
 
 
-def test_an_epoch_has_every_token_once_and_epochs_cut_at_different_places() -> None:
+def test_an_epoch_has_every_token_once_and_epochs_are_cut_differently() -> None:
     feeder = masked()
     rows_of: list[list[list[int]]] = []
     for epoch in range(4):
@@ -195,10 +195,10 @@ def test_the_losses_equal_their_definitions() -> None:
     with torch.no_grad():
         loss, nll, _ = predict_masked_tokens(model, model, batch, smoothing=0.0)
         hidden, follows = model(*batch.inputs)
-    told = -model.logits(hidden).log_softmax(-1)[torch.arange(batch.n_targets), batch.targets].sum()
+    expected = -model.logits(hidden).log_softmax(-1)[torch.arange(batch.n_targets), batch.targets].sum()
     next_one = torch.nn.functional.cross_entropy(follows, batch.labels)
-    assert float(nll) == pytest.approx(float(told), rel=1e-5)
-    assert float(loss) / batch.n_targets == pytest.approx(float(told / batch.n_targets + next_one), rel=1e-5)
+    assert float(nll) == pytest.approx(float(expected), rel=1e-5)
+    assert float(loss) / batch.n_targets == pytest.approx(float(expected / batch.n_targets + next_one), rel=1e-5)
 
 
 def test_missing_text_is_an_error() -> None:

@@ -66,7 +66,7 @@ def test_the_learning_rates_are_the_schedules(tmp_path: Path) -> None:
     )
 
 
-def test_ema_is_what_is_validated_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ema_is_validated_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The average, recomputed here from the weights after every update."""
     average: dict[str, torch.Tensor] = {}
     count = [0]

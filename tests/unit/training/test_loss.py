@@ -1,4 +1,4 @@
-"""The chunked loss against the oracle: value, gradients, sums and counts, however the batch is cut."""
+"""The chunked loss compared with the oracle: value, gradients, sums and counts, for any split of the batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expected(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float) 
 
 
 def assert_near(ours: Tensor, theirs: Tensor, tolerance: float = ROUNDING) -> None:
-    largest = max(theirs.abs().max().item(), 0.1)  # p - 1 of a sure prediction is rounded as 1 is
+    largest = max(theirs.abs().max().item(), 0.1)  # p - 1 of a certain prediction has the rounding of 1
     np.testing.assert_allclose(ours.double().numpy(), theirs.numpy(), rtol=0, atol=tolerance * largest)
 
 
@@ -67,7 +67,7 @@ def test_value_and_gradients(n_rows: int, n_steps: int, vocab: int, smoothing: f
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("rows", [2, 100])
 def test_a_bias_is_one_more_column(rows: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bias on the logits is a weight for an input that is always 1; -10,000 takes a token out of the softmax."""
+    """A bias on the logits is the weight of an input that is always 1; -10,000 excludes a token from the softmax."""
     hidden, weight, targets = problem()
     bias = torch.randn(weight.shape[0], generator=torch.Generator().manual_seed(1))
     bias[0] = -1e4
@@ -104,8 +104,8 @@ def test_the_size_of_chunks_changes_nothing(rows: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("cuts", [[1, 1, 1, 1], [2, 2], [3, 1], [4]], ids=str)
-def test_sums_and_gradients_do_not_depend_on_how_the_batch_is_cut(cuts: list[int]) -> None:
-    """The mean over all targets is the sum of the parts' sums over the sum of their counts: no mean of means."""
+def test_sums_and_gradients_do_not_depend_on_the_split_of_the_batch(cuts: list[int]) -> None:
+    """The mean over all targets is the sum of sums divided by the sum of counts, not a mean of means."""
     hidden, weight, targets = problem(4, 7)
     parts = [
         label_smoothed_loss(h, weight, t, smoothing=0.1)
@@ -142,7 +142,7 @@ def test_a_batch_of_padding_only() -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0, 1000.0])
 def test_logits_of_any_size(scale: float) -> None:
-    """Where the gold token's probability underflows, the loss is still the distance of the logits."""
+    """If the gold token's probability underflows, the loss is still the difference of the logits."""
     hidden, weight, targets = problem(3, 5)
     hidden = (hidden.detach() * scale).requires_grad_()
     loss, nll, _ = label_smoothed_loss(hidden, weight, targets, smoothing=0.1)
@@ -158,8 +158,8 @@ def test_only_the_loss_carries_a_gradient() -> None:
     assert loss.requires_grad and not nll.requires_grad and not count.requires_grad
 
 
-def test_no_gradient_is_made_where_none_is_wanted() -> None:
-    """One product for the value; two more, for the gradients, only in training."""
+def test_gradients_are_computed_in_training_only() -> None:
+    """One product for the value; two more for the gradients, in training only."""
     hidden, weight, targets = problem()
     with FlopCounterMode(display=False) as training:
         label_smoothed_loss(hidden, weight, targets, smoothing=0.0)

@@ -1,4 +1,4 @@
-"""Losses as they come in real runs: noise, spikes and warm-up pass, divergence is found, and where it began."""
+"""Losses as in real runs: noise, spikes and warm-up are accepted; divergence is found with its first update."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_rise_during_the_warm_up_of_a_fine_tuning_is_not_an_explosion() -> Non
 
 
 def test_rare_large_losses_of_a_classifier_are_not_an_explosion() -> None:
-    """Sure of itself and wrong: small batches of a fine-tuned classifier."""
+    """Confident and wrong predictions in small batches of a fine-tuned classifier."""
     draw = np.random.default_rng(3)
     show(Watch(), [0.7] * 10 + [float(draw.choice([0.02, 0.05, 1.5], p=[0.6, 0.37, 0.03])) for _ in range(2000)])
 

@@ -1,4 +1,4 @@
-"""Memory that ends, for real: a child whose address space is bounded; and the update that comes of it, to the bit."""
+"""Out of memory in a child process with a limited address space; the repeated update is bit-identical."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def weights(updater: Updater) -> torch.Tensor:
 
 
 class EndsInBackward(torch.autograd.Function):
-    """Fails on the way back, where some gradients are added already."""
+    """Fails in the backward pass, when some gradients have been added already."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class EndsInBackward(torch.autograd.Function):
 
 
 def ends_above(n_slots: int, tried: list[int]) -> Callable[..., Any]:
-    """A criterion whose way back does not fit where a batch has this many slots or more."""
+    """A criterion whose backward pass does not fit if a batch has at least this many tokens with padding."""
 
     def criterion(forward: Any, model: Any, batch: TrainingBatch, *, smoothing: float, carry: Any = ()) -> Any:
         tried.append(batch.n_rows)
@@ -74,7 +74,7 @@ def ends_above(n_slots: int, tried: list[int]) -> Callable[..., Any]:
 
 
 def test_an_update_that_did_not_fit_is_bit_identical_to_one_with_halves() -> None:
-    """Gradients of a batch before are there, and half of those of the failed one."""
+    """Gradients of an earlier batch are present, and half of those of the failed one."""
     small, large = batch_of(3, seed=1), batch_of(12, seed=2)
     tried: list[int] = []
     cut, whole = make(ends_above(slots_of(large), tried)), make()

@@ -1,4 +1,4 @@
-"""Optimizers against PyTorch's plain ones and against the equations; what goes to which; states that go round."""
+"""Optimizers compared with PyTorch's and with their equations; parameter groups; saved states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BFLOAT16 = 2**-8
 
 
 def walk(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], *, n_steps: int = 5, seed: int = 0) -> None:
-    """Some steps along the same random gradients, of sizes that change."""
+    """Some steps with the same random gradients of varying size."""
     generator = torch.Generator().manual_seed(seed)
     for step in range(n_steps):
         for p in params:
@@ -74,9 +74,9 @@ def test_adam_and_adamw_equal_pytorchs_plain_ones(name: str) -> None:
     params = list(model.parameters())
     theirs = copies(params)
     plain = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-9, "foreach": False, "fused": False}
-    if name == "adam":  # knows of no decay
+    if name == "adam":  # has no decay
         reference: torch.optim.Optimizer = torch.optim.Adam(theirs, **plain)
-    else:  # decays what has two axes: not norms, not biases
+    else:  # decays matrices: not norms, not biases
         groups = [
             {"params": [p for p in theirs if p.ndim > 1], "weight_decay": 0.1},
             {"params": [p for p in theirs if p.ndim == 1], "weight_decay": 0.0},
@@ -108,7 +108,7 @@ def test_orthogonalize_of_zeros_is_zeros() -> None:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_muon_equals_pytorchs(weight_decay: float) -> None:
-    """Square, wide, tall, several of one shape: all at once here, one by one there, in bfloat16 both."""
+    """Square, wide, tall, several of one shape: batched here, one by one in PyTorch, both in bfloat16."""
     params = [nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (6, 20), (20, 6), (8, 8), (6, 20), (1, 9))]
     theirs = copies(params)
     before = copies(params)
@@ -147,7 +147,7 @@ def test_muon_gets_the_matrices_of_linear_layers_and_adamw_the_rest(options: dic
 
 
 def test_muon_updates_projections_of_queries_keys_and_values_separately() -> None:
-    """As if they were three layers: a large gradient of one does not shrink the step of another."""
+    """As three layers: a large gradient of one does not shrink the step of another."""
     model, _ = make(n_kv_heads=2)
     weight = model.encoder.blocks[0].self_attention.query_key_value.weight
     optimizer, before = build_optimizer(model, settings(optimizer="muon", matrix_lr=0.1)), weight.detach().clone()
@@ -175,7 +175,7 @@ def test_every_parameter_is_in_one_group_and_every_group_has_a_peak(name: str) -
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_use_the_learning_rate_of_the_group(name: str) -> None:
-    """A rate of zero moves nothing; the scheduler writes `lr`, and the next step obeys."""
+    """A rate of zero changes nothing; the next step uses the `lr` that the scheduler writes."""
     model, _ = make()
     optimizer, params = build_optimizer(model, settings(optimizer=name)), list(model.parameters())
     before = copies(params)
@@ -201,7 +201,7 @@ def test_optimizer_state_is_restored_bit_by_bit(name: str) -> None:
     again, other, others = fresh()
     again.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
     load_optimizer_tensors(other, saved)
-    kept = {key: value.clone() for key, value in saved.items()}  # training on must not change what was loaded
+    kept = {key: value.clone() for key, value in saved.items()}  # further training must not change the loaded state
     walk(optimizer, params, seed=1)
     walk(other, others, seed=1)
     assert all(map(torch.equal, params, others))
@@ -210,7 +210,7 @@ def test_optimizer_state_is_restored_bit_by_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_learns(name: str) -> None:
-    """A linear map is found again."""
+    """A linear map is recovered."""
     target, layer = torch.randn(4, 6) * 0.3, nn.Linear(6, 4)
     x = torch.randn(64, 6)
     optimizer = build_optimizer(layer, settings(optimizer=name, lr=0.02, matrix_lr=0.05))
@@ -240,8 +240,8 @@ def test_unset_settings_are_refused_by_name(open_: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_held_stays_and_goes_round(name: str) -> None:
-    """A bias that came with an import is no part of training, and a state without it is whole."""
+def test_fixed_biases_and_ruled_out_rows_are_not_trained(name: str) -> None:
+    """A fixed bias of an imported model is not trained, and a state without it is complete."""
     options = model_settings(
         kind="gpt", d_model=8, d_ff=8, n_heads=2, n_decoder_layers=1, output_bias="fixed",
         dropout=0, one_end=True,
@@ -250,7 +250,7 @@ def test_what_is_held_stays_and_goes_round(name: str) -> None:
     before = model.embedding.table.weight.detach().clone()
     optimizer = build_optimizer(model, settings(optimizer=name, lr=0.01, matrix_lr=0.01))
     model.logits(model(torch.tensor([[BOS, 5, 6]]))).square().sum().backward()
-    model.embedding.table.weight.grad[BOS] = 0  # of the output matrix, where its logit is ruled out
+    model.embedding.table.weight.grad[BOS] = 0  # row of the output matrix whose logit is ruled out
     optimizer.step()
     after = model.embedding.table.weight
     assert not bool(model.output_bias.any()) and torch.equal(after[BOS], before[BOS])

@@ -1,4 +1,4 @@
-"""Rows of a store become batches: shifted, padded, every token asked for once an epoch, resumed to the letter."""
+"""Rows of a store become batches: shifted, padded, every token a target once per epoch, exact resume."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_a_position_resumes_exactly() -> None:
 def test_validation_reads_all_in_order() -> None:
     text = store()
     rows = [row for batch in feeder(text).in_order() for row in batch.targets.tolist()]
-    told = [token for row in rows for token in row if token != PAD]
-    assert told == [int(i) for i in text.ids if i != BOS]
+    targets = [token for row in rows for token in row if token != PAD]
+    assert targets == [int(i) for i in text.ids if i != BOS]
     assert all(len(row) <= CONTEXT for row in rows)
 
 

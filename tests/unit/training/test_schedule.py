@@ -70,7 +70,7 @@ def test_factors_stay_between_zero_and_one(done: int, warmup: int, progress: flo
     assert 0.0 <= SCHEDULES[name](Moment(done, progress, warmup)) <= 1.0
 
 
-def test_the_nearest_limit_counts() -> None:
+def test_progress_follows_the_limit_that_comes_first() -> None:
     limits = Limits(updates=100, epochs=4.0, seconds=60.0)
     assert limits.progress(updates=50, epochs=1.0) == 0.5
     assert limits.progress(updates=10, epochs=3.0) == 0.75
@@ -78,7 +78,7 @@ def test_the_nearest_limit_counts() -> None:
     assert limits.progress(updates=101, epochs=1.0) == 1.0
 
 
-def test_the_clock_ends_a_late_run_and_a_reserve_moves_that_forward_but_not_beyond_half() -> None:
+def test_the_clock_ends_a_late_run_earlier_by_a_reserve_of_at_most_half() -> None:
     limits = Limits(seconds=60.0)
     assert limits.is_late(60.0) and not limits.is_late(59.0)
     assert limits.is_late(45.0, reserve=15.0) and not limits.is_late(44.0, reserve=15.0)

@@ -1,4 +1,4 @@
-"""The update: gradients of the mean over all targets however it is cut, clipping, rates, precision, and its state."""
+"""The update: gradient of the mean over all targets for any micro-batches, clipping, rates, precision, state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def weights(updater: Updater) -> Tensor:
 
 
 def reference(model: nn.Module, batch: Batch) -> Tensor:
-    """The sum of smoothed losses by PyTorch's own cross-entropy, padding left out."""
+    """The sum of smoothed losses with PyTorch's cross-entropy, without padding."""
     logits = model.logits(model(batch.src, batch.tgt_in))
     return nn.functional.cross_entropy(
         logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=0, reduction="sum", label_smoothing=0.1
@@ -59,7 +59,7 @@ def reference(model: nn.Module, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("sizes", [[12], [6, 6], [1, 11], [3, 4, 5], [1] * 12], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_update_does_not_depend_on_its_micro_batches(optimizer: str, sizes: list[int]) -> None:
-    """Not the mean of the parts' means: their sizes and lengths differ."""
+    """It is not the mean of the parts' means: their sizes and lengths differ."""
     whole, parted = make(optimizer=optimizer), make(optimizer=optimizer)
     before = weights(whole)
     for seed in range(2):
@@ -70,12 +70,12 @@ def test_an_update_does_not_depend_on_its_micro_batches(optimizer: str, sizes: l
         torch.testing.assert_close(many.nll_sum, one.nll_sum, rtol=1e-4, atol=1e-3)
         torch.testing.assert_close(many.grad_norm, one.grad_norm, rtol=1e-4, atol=1e-5)
     way = weights(whole) - before
-    # Adam divides by the size of a gradient: one near zero, as of the bias of keys, steps by its rounding
+    # Adam divides by the size of a gradient; for one near zero, as of the bias of keys, the step is rounding noise
     assert (weights(parted) - weights(whole)).norm() < (0.1 if optimizer == "muon" else 0.05) * way.norm()
 
 
 def test_the_gradient_is_that_of_the_mean_loss_and_is_clipped_by_its_norm() -> None:
-    """Plain descent shows the gradient that the optimizer was given."""
+    """Plain gradient descent shows the gradient that the optimizer got."""
     batch = collate(examples(8))
     for clip_norm in (0.0, 0.5, 1e6):
         updater = make(clip_norm=clip_norm)
@@ -115,7 +115,7 @@ def test_dropout_is_on_in_updates() -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_bfloat16_learns_as_float32_does(optimizer: str) -> None:
-    """The same tiny task, the same seed: losses stay within 5 % of each other all the way down."""
+    """The same tiny task and seed: the losses stay within 5 % of each other."""
     batch, curves = collate(examples(8)), {}
     for precision in ("float32", "bfloat16"):
         updater = make(optimizer=optimizer, precision=precision, lr=0.003, matrix_lr=0.01)

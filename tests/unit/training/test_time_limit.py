@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"max_updates": None, "max_minutes": 1.0, "valid_updat
 
 
 def tick(monkeypatch: pytest.MonkeyPatch, seconds: float, *, slower_from: int = 10**9) -> None:
-    """A clock that moves so far at each look."""
+    """A clock that advances by a fixed time at each call."""
     looks = count()
 
     def now(total: list[float] = [0.0]) -> float:  # noqa: B006

@@ -47,7 +47,7 @@ def test_batches_of_another_size_give_the_same(model: nn.Module) -> None:
 
 
 def test_validation_does_not_affect_training(model: nn.Module) -> None:
-    """Mode, weights and random numbers are as before, even where the judge draws some."""
+    """Mode, weights and random state are as before, even if the judge draws random numbers."""
     weights = [p.detach().clone() for p in model.parameters()]
 
     def judge(judged: nn.Module) -> dict[str, float]:
