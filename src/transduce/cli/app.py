@@ -14,13 +14,10 @@ from typer import Option
 
 from transduce.cli.convert import export_model, import_model
 from transduce.cli.demo import demo
-from transduce.cli.doctor import doctor
 from transduce.cli.evaluate import evaluate
-from transduce.cli.inspect import inspect
 from transduce.cli.text import classify, fill, generate
-from transduce.cli.train import train
-from transduce.cli.translate import score, translate
-from transduce.cli.verify import verify
+from transduce.cli.train import doctor, train, verify
+from transduce.cli.translate import inspect, score, translate
 from transduce.errors import DataError
 
 app = typer.Typer(
@@ -73,11 +70,11 @@ def _with_checked_text(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_text(text: str) -> None:
-    """Refuse the half surrogates U+DCNN, as which Python passes bytes 0xNN that are not UTF-8."""
+    """Refuse the half surrogates as which Python passes bytes that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        shown = "".join(f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else c for c in text)
+        shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         raise DataError(
             f"argument '{shown}': not valid UTF-8 (at character {error.start + 1}); text must be UTF-8"
         ) from None

@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
-
-from transduce.cli.options import Quiet
+from transduce.cli.options import Quiet, argument, option
 from transduce.cli.output import print_lines
 
 
 def import_model(
-    kind: Annotated[str, Argument(metavar="KIND", help="marian, bert or gpt2.", show_default=False)],
-    path: Annotated[
-        str,
-        Argument(metavar="PATH", help="Model folder, or OWNER/NAME of a model on the Hub.", show_default=False),
-    ],
-    run: Annotated[Path, Argument(metavar="RUN", help="Run folder to create.", show_default=False)],
-    revision: Annotated[
-        str | None, Option(help="Branch, tag or commit of OWNER/NAME (default: main).", show_default=False)
-    ] = None,
+    kind: Annotated[str, argument("KIND", "marian, bert or gpt2.")],
+    path: Annotated[str, argument("PATH", "Model folder, or OWNER/NAME of a model on the Hub.")],
+    run: Annotated[Path, argument("RUN", "Run folder to create.")],
+    revision: Annotated[str | None, option(help="Branch, tag or commit of OWNER/NAME (default: main).")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Create a run folder from a Hugging Face transformers model.
@@ -42,12 +35,11 @@ def import_model(
 
 
 def export_model(
-    run: Annotated[Path, Argument(metavar="RUN", help="Run folder of the model.", show_default=False)],
-    out: Annotated[Path, Argument(metavar="OUT", help="Folder to create.", show_default=False)],
-    to: Annotated[str, Option(help="Format: huggingface, onnx or ctranslate2.", show_default=False)],
+    run: Annotated[Path, argument("RUN", "Run folder of the model.")],
+    out: Annotated[Path, argument("OUT", "Folder to create.")],
+    to: Annotated[str, option(help="Format: huggingface, onnx or ctranslate2.")],
     quantization: Annotated[
-        str | None,
-        Option(help="For ctranslate2: int8, int16, float16, ...; for onnx: int8 (default: none).", show_default=False),
+        str | None, option(help="For ctranslate2: int8, int16, float16, ...; for onnx: int8 (default: none).")
     ] = None,
 ) -> None:
     """Export a model to transformers, ONNX or CTranslate2.

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
 from transduce.cli.options import Overrides, Quiet
 from transduce.cli.output import print_lines
-
-if TYPE_CHECKING:
-    from transduce.logging import Log
 
 # Settings that translate about 98 % of held-out sentences exactly after 2,000 updates. What is otherwise chosen by
 # speed or free memory is fixed, so that everyone gets the same model. float32 is fast enough on every CPU; bfloat16 is
@@ -36,6 +33,7 @@ DEMO: dict[str, dict[str, Any]] = {
 }
 N_SHOWN = 8
 SHOWN = "When will the old doctor call his friend?"
+TITLES = {"test": "Held-out sentences", "held_out_combinations": "Combinations never seen in training"}
 
 
 def demo(
@@ -52,40 +50,30 @@ def demo(
     transduce demo
     transduce demo --updates 8000 --run runs/longer
     """
-    from transduce.logging import Log
-
-    print_lines(run_demo(run, updates=updates, overrides=overrides or (), log=Log(quiet=quiet)), colours=True)
-
-
-def run_demo(run: Path, *, updates: int, overrides: Sequence[str] = (), log: Log) -> Iterator[str]:
-    """Train on the built-in corpus, and yield lines with translations, attention and scores."""
     from transduce.config import Settings, apply_override
-    from transduce.decoding.translator import Translator
-    from transduce.evaluation.finalize import attention_of
-    from transduce.inspection.terminal import show_attention
+    from transduce.logging import Log
     from transduce.pipeline import train
 
     values: dict[str, Any] = {section: dict(content) for section, content in DEMO.items()}
     values["name"] = "demonstration"
     values["training"]["max_updates"] = updates
-    for override in overrides:
+    for override in overrides or ():
         apply_override(values, override)
-    folder = train(Settings.from_mapping(values), run, log=log)
-    yield from _results(folder)
-    yield "\nCross-attention (rows: target; columns: source):\n"
-    yield show_attention(attention_of(Translator.load(folder), SHOWN).maps[0])
-    yield f"\nRun folder (the model): {folder}\nReport for a browser: {folder / 'report.html'}"
-    yield f'Try: echo "{SHOWN}" | transduce translate {folder}'
+    folder = train(Settings.from_mapping(values), run, log=Log(quiet=quiet))
+    print_lines(_results(folder), colours=True)
 
 
 def _results(folder: Path) -> Iterator[str]:
-    """Yield translations next to their references, and the scores."""
+    """Yield lines with translations next to their references, scores, and attention."""
+    from transduce.decoding.translator import Translator
+    from transduce.evaluation.finalize import attention_of
     from transduce.evaluation.records import read_record
+    from transduce.inspection.terminal import show_attention
     from transduce.runs.folder import RunFolder
 
     record = read_record(RunFolder.open(folder))
     for found in record.samples:
-        yield f"\n{_title(found['name'])}, the first {N_SHOWN}:\n"
+        yield f"\n{TITLES.get(found['name'], found['name'])}, the first {N_SHOWN}:\n"
         for sample in found["samples"][:N_SHOWN]:
             right = sample["hyp"] == sample["ref"]
             yield f"  {sample['src']}\n    {'=' if right else '≠'} {sample['hyp']}"
@@ -93,11 +81,9 @@ def _results(folder: Path) -> Iterator[str]:
                 yield f"      {sample['ref']}  (reference)"
     yield "\nScores:\n"
     for scored in record.scores:
-        yield f"  {_title(scored.name)}"
+        yield f"  {TITLES.get(scored.name, scored.name)}"
         yield from (f"    {line}" for line in scored.scores.lines())
-
-
-def _title(name: str) -> str:
-    return {"test": "Held-out sentences", "held_out_combinations": "Combinations never seen in training"}.get(
-        name, name
-    )
+    yield "\nCross-attention (rows: target; columns: source):\n"
+    yield show_attention(attention_of(Translator.load(folder), SHOWN).maps[0])
+    yield f"\nRun folder (the model): {folder}\nReport for a browser: {folder / 'report.html'}"
+    yield f'Try: echo "{SHOWN}" | transduce translate {folder}'

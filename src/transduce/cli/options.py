@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +20,27 @@ def argument(metavar: str, help: str) -> Any:
 def option(*names: str, help: str, metavar: str | None = None, min: Any = None) -> Any:
     """An option without a default, or with one that its help text explains."""
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False)
+
+
+def expand(request: type, **annotations: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's first parameter, an object of the dataclass `request`, by one option per field.
+
+    `annotations`: others for some of the fields.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def expanded(**given: Any) -> None:
+            command(request(**{field.name: given.pop(field.name) for field in fields(request)}), **given)
+
+        shared = inspect.signature(request, eval_str=True).parameters.values()
+        changed = [p.replace(annotation=annotations.get(p.name, p.annotation)) for p in shared]
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*changed, *own)]
+        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return expanded
+
+    return decorate
 
 
 Run = Annotated[Path, argument("RUN", "Run folder.")]
@@ -35,6 +60,7 @@ Beam = Annotated[int | None, option(help="Number of beams; 1 is greedy (default:
 LengthPenalty = Annotated[float | None, option(help="Exponent of the length (default: the run's setting).", min=0.0)]
 MaxLength = Annotated[int | None, option(help="Maximum output length in tokens (default: the run's setting).", min=1)]
 BatchTokens = Annotated[int | None, option(help="Source tokens per batch (default: the run's setting).", min=1)]
+Output = Annotated[Path | None, option("--output", "-o", metavar="FILE", help="Write the translations to FILE.")]
 TopK = Annotated[int, Option(help="Sample from the k most likely tokens; 0 means all.", min=0)]
 TopP = Annotated[float, Option(help="Sample from the most likely tokens of total probability p.", min=0.0, max=1.0)]
 Seed = Annotated[int, Option(help="Random seed of sampling.", min=0)]

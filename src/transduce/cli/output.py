@@ -1,4 +1,4 @@
-"""Lines for stdout and for files."""
+"""Write lines to stdout and to files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transduce.logging import escape_controls
 def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False) -> None:
     """Print to stdout, flushing each part if `end` is empty; on a terminal, control characters are escaped.
 
-    When the reader (head, less) closes the pipe, the command ends quietly and `lines` is closed. `colours` allows the
+    When the reader (head, less) closes the pipe, the command exits quietly and closes `lines`. `colours` keeps the
     background colours of attention pictures.
     """
     try:
@@ -26,7 +26,7 @@ def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False)
             print(escape_controls(line, sys.stdout, colours=colours), end=end, flush=not end)
         sys.stdout.flush()
     except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # otherwise Python flushes once more at exit, and complains
+        with contextlib.suppress(OSError, ValueError):  # or Python flushes again at exit and prints an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
     finally:
@@ -48,7 +48,7 @@ def check_output(output: Path | None) -> None:
 
 
 def write_lines(output: Path, lines: Iterable[str]) -> None:
-    """Write lines to a file, atomically. If an error interrupts, the lines so far are kept in `output`.partial."""
+    """Write lines to a file, atomically. After an error, the lines before it remain in `output`.partial."""
     from transduce.logging import Log
     from transduce.runs.atomic import partial_of, write_aside
 

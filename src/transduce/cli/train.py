@@ -1,20 +1,26 @@
-"""`transduce train`."""
+"""`transduce train`, and the checks before and after it: `doctor` and `verify`."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Option
 
-from transduce.cli.options import Processes, Quiet
-from transduce.cli.request import Request, expand_request
+from transduce.cli.options import Overrides, Processes, Quiet, argument, expand, option
+from transduce.cli.output import print_lines, to_json
+from transduce.cli.request import Request
+from transduce.errors import SettingsError
 
 if TYPE_CHECKING:
     from transduce.runs.folder import RunFolder
     from transduce.training.ranks import Ranks
 
 
-@expand_request()
+@expand(Request)
 def train(
     request: Request,
     dry_run: Annotated[
@@ -52,3 +58,113 @@ def _learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     from transduce.pipeline import learn_as_worker
 
     learn_as_worker(folder, ranks, device)
+
+
+RecipeOrRun = Annotated[Path | None, argument("RECIPE|RUN", "Settings (TOML file), or a run folder.")]
+
+
+@expand(Request, recipe=RecipeOrRun)
+def doctor(
+    request: Request,
+    processes: Processes = 1,
+    as_json: Annotated[bool, Option("--json", help="Print all findings and measurements as one JSON object.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check data, memory, speed, time and disk space before training. Takes the options of train.
+
+    Reads a sample, runs a few updates in a separate process and keeps nothing; takes about 20 seconds for any size of
+    corpus. Prints "ready", or one line per problem and exits with code 2. For an existing run it reports the progress
+    and what remains.
+
+    \b
+    transduce doctor --src train.en --tgt train.de --run runs/x
+    transduce doctor recipes/multi30k-en-de.toml --data multi30k --set model.preset=base
+    transduce doctor --text book.txt --json
+    transduce doctor --src train.en --tgt train.de --processes 2
+    transduce doctor runs/x
+    """
+    began = time.monotonic()
+    recipe = request.recipe
+    if recipe is not None and recipe.is_dir():
+        from transduce.runs.manifest import Manifest
+        from transduce.runs.run_settings import asked_settings
+
+        if request != Request(recipe=recipe):
+            raise SettingsError(
+                f"{recipe} is a run folder and has its own settings; use only --processes, --json and --quiet with it"
+            )
+        settings, run = asked_settings(Manifest.read(recipe)), recipe
+    else:
+        if request.run is None and recipe is None:
+            request = replace(request, run=Path("runs") / "new")
+        settings, run = request.settings(), request.run_folder()
+
+    from transduce.doctor import diagnose
+    from transduce.doctor.report import format_diagnosis
+    from transduce.logging import Log
+    from transduce.process import exit_on_signals
+
+    seconds = max(0.5 * diagnose.SECONDS, diagnose.SECONDS - (time.monotonic() - began))  # less the time for imports
+    with exit_on_signals():
+        found = diagnose.diagnose(
+            settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes
+        )
+    print_lines([to_json(found.to_json())] if as_json else format_diagnosis(found))
+    if not found.ready:
+        raise typer.Exit(2)
+
+
+def verify(
+    path: Annotated[Path, argument("RUN|RECIPE", "A run folder, or a recipe.")],
+    files: Annotated[bool, Option("--files", help="Only check the files of the run; train nothing.")] = False,
+    updates: Annotated[
+        int | None, option(help="Number of updates of a trial training (default: about 20 seconds).", min=20)
+    ] = None,
+    kills: Annotated[int, Option(help="Number of kills.", min=1)] = 3,
+    seed: Annotated[int, Option(help="Random seed for the moments of the kills.", min=0)] = 1,
+    data: Annotated[Path | None, option(metavar="FOLDER", help="Base folder of a recipe's data paths.")] = None,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Check the files of a run, and that resuming is exact.
+
+    Trains briefly with the run's settings and text in a temporary folder next to the run, then again with SIGKILL at
+    random moments, and compares losses and weights bit for bit. The run is not changed. Exit code 1: a file is damaged
+    or missing, or the trainings differ.
+
+    \b
+    transduce verify runs/mine
+    transduce verify runs/mine --files
+    transduce verify recipe.toml --data texts
+    """
+    from transduce.logging import Log
+    from transduce.process import exit_on_signals
+
+    settings = None
+    if path.is_file():
+        if files:
+            raise SettingsError(f"--files checks a run folder, and {path} is a recipe")
+        settings = Request(recipe=path, data=data, overrides=overrides, run=path.with_suffix("")).settings()
+    elif overrides or data:
+        raise SettingsError("--set and --data go with a recipe; a run has its own settings")
+    else:
+        from transduce.runs.verify import summary, verify_files
+
+        checked = verify_files(path)
+        print_lines([*(one.line() for one in checked), summary(checked)])
+        if any(one.is_error for one in checked):
+            raise typer.Exit(1)
+    if files:
+        return
+    from transduce.doctor.resume_trial import verify_resume
+
+    with exit_on_signals():
+        same, not_verified = verify_resume(
+            path, settings, updates=updates, kills=kills, seed=seed, log=Log(quiet=quiet)
+        )
+    if not same:
+        print_lines(["DIFFERENT: a killed and resumed training ends with other weights; see above"])
+        raise typer.Exit(1)
+    print_lines(["verified: a killed and resumed training ends with the same weights"])
+    if not_verified:
+        print_lines([f"not verified, as the trial replaces it: {not_verified}"])

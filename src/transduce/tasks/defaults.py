@@ -63,7 +63,7 @@ def _micro_batch_tokens(facts: Facts) -> Answer:
 
 
 def _precision(facts: Facts) -> Answer:
-    return facts.machine.precision, "the fastest matrix products on this machine, as just measured"
+    return facts.machine.precision, "the fastest matrix products measured on this machine"
 
 
 def _optimizer(facts: Facts) -> Answer:
@@ -114,7 +114,7 @@ def _valid_updates(facts: Facts) -> Answer:
 
 
 _PRE_NORM = "pre", "learns faster than post-norm and needs less warm-up"
-_UNSMOOTHED = 0.0, "the probabilities themselves are wanted"
+_UNSMOOTHED = 0.0, "smoothing would distort the probabilities"
 _TRAINING: Rules = {
     "training.batch_tokens": _batch_tokens,
     "training.micro_batch_tokens": _micro_batch_tokens,

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.doctor import doctor
 from transduce.cli.request import Request
-from transduce.cli.train import train
+from transduce.cli.train import doctor, train
 from transduce.errors import DataError, SettingsError, UserError
 
 
