@@ -1,4 +1,4 @@
-"""Child processes and signals: kill child processes and remove temporary folders on exit."""
+"""Settings of the whole process: signals, the end of its parent, memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
 
 _PARENT = "TRANSDUCE_PARENT"
 
@@ -20,34 +18,45 @@ class _Signalled(BaseException):
 
 
 @contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP unwind the stack like an exception, so that `finally` blocks clean up.
+def handle_signals(handle: Callable[[signal.Signals], None], *names: str) -> Iterator[None]:
+    """Inside, call `handle` for these signals, if the platform has them. An ignored SIGHUP (nohup) stays ignored.
 
-    By default Python exits at once, without running them. The exit code is the shell's, 143 or 129. Further signals
-    are ignored during the clean-up, which is short. An ignored SIGHUP (nohup) stays ignored. In threads other than the
-    main one this does nothing.
+    Only the main thread receives signals; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
+    numbers = [signal.Signals[name] for name in names if hasattr(signal, name)]
+    numbers = [n for n in numbers if n.name != "SIGHUP" or signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda number, frame: handle(signal.Signals(number))) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    def handle(number: int, frame: FrameType | None) -> None:
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP unwind the stack like an exception, so that `finally` blocks clean up.
+
+    By default Python exits at once, without running them. The exit code is the shell's, 143 or 129. Further signals
+    are ignored during the clean-up, which is short.
+    """
+    received: list[signal.Signals] = []
+
+    def handle(number: signal.Signals) -> None:
         received.append(number)
         if len(received) == 1:
             raise _Signalled
 
-    numbers = [signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {n: signal.signal(n, handle) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
-        yield
+        with handle_signals(handle, "SIGTERM", "SIGHUP"):
+            yield
     except _Signalled:
-        name = signal.Signals(received[0]).name
+        name = received[0].name
         print(f"transduce: stopped by {name}; child processes and temporary folders are removed", file=sys.stderr)
         sys.exit(128 + received[0])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def child_environment() -> dict[str, str]:
@@ -67,26 +76,25 @@ def exit_with_parent() -> None:
 
 def send_at_parent_exit(number: signal.Signals) -> None:
     """Ask the system to send us this signal when our parent process exits (Linux)."""
-    prctl = c_function("prctl") if sys.platform == "linux" else None
-    if prctl is not None:
-        prctl(1, int(number))  # PR_SET_PDEATHSIG
+    if sys.platform == "linux":
+        call_c("prctl", 1, int(number))  # PR_SET_PDEATHSIG
 
 
-def c_function(name: str) -> Callable[..., Any] | None:
-    """A function of the C library; None where there is none of this name, or no way to look it up (Windows)."""
-    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+def call_c(name: str, *arguments: int) -> None:
+    """Call a function of the C library. Does nothing if it has none of this name, or cannot be looked up (Windows)."""
+    function = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+    if function is not None:
+        function(*arguments)
 
 
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory instead of returning it to the system.
 
     Otherwise large tensors are mapped and unmapped in every update, which takes a fifth of the time of a small model.
-    Peak memory does not change. Does nothing if the C library has no mallopt.
+    Peak memory does not change.
     """
-    mallopt = c_function("mallopt")
-    if mallopt is not None:
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
-            mallopt(option, value)
+    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 1 << 26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+        call_c("mallopt", option, value)
 
 
 def limit_kernel_cache() -> None:
@@ -102,8 +110,6 @@ def release_memory() -> None:
     """Return freed memory in all of malloc's arenas to the system.
 
     Call this after a validation: its threads and shapes differ from those of updates, so that memory kept by
-    `keep_freed_memory` would fragment. Does nothing if the C library has no malloc_trim.
+    `keep_freed_memory` would fragment.
     """
-    trim = c_function("malloc_trim")
-    if trim is not None:
-        trim(0)
+    call_c("malloc_trim", 0)

@@ -14,18 +14,24 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
-from transduce.distributed.environment import ProcessRank, this_process
-from transduce.errors import RankExited, SettingsError, TransduceError
+from transduce.distributed.environment import EXIT_RANK_LOST, ProcessRank, this_process
+from transduce.errors import Interrupted, RankExited, SettingsError, TooLong, TrainingError, TransduceError
+from transduce.logging import print_error
+from transduce.process import limit_kernel_cache
+from transduce.runs.folder import RunFolder
 from transduce.training.ranks import SINGLE_RANK, Ranks, dropout_seed, name_on_rank
 from transduce.training.schedule import Clock
 from transduce.training.stopping import StopRequest
 
 T = TypeVar("T")
+Learn = Callable[[RunFolder, Ranks, str], None]
+"""Trains the model of a run folder with the other ranks, on the named device."""
 
 TIMEOUT = timedelta(days=7)
 """How long a rank waits for one that is alive: the main process may read text or translate for hours. A rank that died
@@ -33,38 +39,29 @@ is noticed at once, because its connections close."""
 
 
 class _AgreedClock(Clock):
-    """Shows the main process's clock as of the last exchange of the status."""
+    """Shows the main process's time as of the last exchange of the status; `own_seconds` is that of this process."""
 
     def __init__(self, used: float) -> None:
         super().__init__(used)
-        self.agreed = used
+        self.agreed, self.own_seconds = used, super().seconds
 
     def seconds(self) -> float:
         return self.agreed
-
-    def own(self) -> float:
-        """Seconds by this process's own clock."""
-        return super().seconds()
 
 
 class GroupRanks(Ranks):
     """One of several ranks.
 
-    Status and messages are exchanged by gloo on the CPU, so that nothing waits for a GPU; gradients on GPUs by nccl.
+    Status and messages are exchanged by gloo on the CPU, so that nothing waits for a GPU: that is the default process
+    group. Gradients on GPUs are summed by nccl.
     """
 
     def __init__(self, process: ProcessRank) -> None:
-        """Connect to the other ranks. The default process group is for status and messages."""
         self.process, self.rank, self.size, self.local_size = process, process.rank, process.size, process.local_size
         store = None if process.rendezvous is None else distributed.FileStore(str(process.rendezvous), process.size)
+        rank, size = (-1, -1) if store is None else (process.rank, process.size)  # torchrun's are in the environment
         with _detect_lost_ranks():
-            distributed.init_process_group(
-                "gloo",
-                store=store,
-                rank=-1 if store is None else process.rank,
-                world_size=-1 if store is None else process.size,
-                timeout=TIMEOUT,
-            )
+            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         self.started = False
         self._gradients: distributed.ProcessGroup | None = None
         self._flat = torch.zeros(0)
@@ -95,9 +92,7 @@ class GroupRanks(Ranks):
         length = torch.tensor([len(content)])
         with _detect_lost_ranks():
             distributed.broadcast(length, src=0)
-            data = torch.zeros(int(length), dtype=torch.uint8)
-            if self.is_main_process:
-                data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(content or int(length)), dtype=torch.uint8)
             distributed.broadcast(data, src=0)
         self.barrier()
         received: T = json.loads(bytes(data.numpy()))
@@ -145,9 +140,8 @@ class GroupRanks(Ranks):
 
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
         """Compare a checksum of the bits of each tensor."""
-        sums = torch.stack(
-            [tensor.detach().view(torch.int32).sum(dtype=torch.int64).cpu() for tensor in weights.values()]
-        )
+        bits = (tensor.detach().view(torch.int32) for tensor in weights.values())
+        sums = torch.stack([tensor.sum(dtype=torch.int64).cpu() for tensor in bits])
         extremes = torch.stack([sums, -sums])
         with _detect_lost_ranks():
             distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
@@ -171,14 +165,9 @@ class GroupRanks(Ranks):
         """Seed this rank's random numbers."""
         torch.manual_seed(dropout_seed(seed, 0, self.rank))
 
-    def close(self) -> None:
-        """Disconnect; ranks that wait for this one get an error."""
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
-
     def _status(self) -> Tensor:
-        number = signal.Signals[self._own_request.name].value if self._own_request else 0
-        return torch.tensor([number, self._clock.own() if self.is_main_process else 0.0], dtype=torch.float64)
+        seconds = self._clock.own_seconds() if self.is_main_process else 0.0
+        return torch.tensor([self._own_request.number, seconds], dtype=torch.float64)
 
     def _apply(self, status: Tensor) -> None:
         number, self._clock.agreed = status.tolist()
@@ -215,17 +204,39 @@ def join_ranks() -> Iterator[Ranks]:
     ranks, code = GroupRanks(process), 0
     try:
         yield ranks
-    except TransduceError as error:
-        code = error.exit_code
-        raise
     except BaseException as error:
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        code = error.exit_code if isinstance(error, TransduceError) else 130 if type(error) is KeyboardInterrupt else 1
         raise
     finally:
         with contextlib.suppress(RankExited):
             if ranks.is_main_process and not ranks.started:
                 ranks.start({"exit": code})
-        ranks.close()
+        if distributed.is_initialized():  # ranks that wait for this one get an error
+            distributed.destroy_process_group()
+
+
+def run_worker(learn: Learn) -> int:
+    """Wait for the main process and train with it; return the exit code.
+
+    Errors that all ranks see are reported by the main process, others here, with the number of this process.
+    """
+    limit_kernel_cache()
+    try:
+        with join_ranks() as ranks:
+            message = ranks.start({})
+            if "exit" in message:
+                return int(message["exit"])
+            folder = RunFolder.open(Path(message["folder"]), model=False)
+            learn(folder, ranks, message["device"])
+            return 0
+    except RankExited:
+        return EXIT_RANK_LOST
+    except TransduceError as error:
+        if isinstance(error, Interrupted | TrainingError) and not isinstance(error, TooLong):
+            return error.exit_code
+        process = this_process()
+        print_error(f"process {process.rank + 1} of {process.size}: {error}")
+        return error.exit_code
 
 
 def check_devices(device: torch.device, n: int | None = None) -> None:

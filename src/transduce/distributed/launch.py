@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.errors import SettingsError
-from transduce.process import send_at_parent_exit
+from transduce.logging import print_error
+from transduce.process import handle_signals, send_at_parent_exit
 
 if TYPE_CHECKING:
-    from transduce.distributed.worker import Learn
+    from transduce.distributed.group import Learn
 
 GRACE = 10.0  # seconds that the other processes have to exit once one has failed
 _POLL = 0.05
@@ -31,9 +31,9 @@ def run_worker_if_asked(learn: Learn) -> None:
     """If this process is a worker, train as one and exit."""
     process = this_process()
     if process.rendezvous is not None:
-        stop_with_launcher()
-    if process.is_worker:
-        from transduce.distributed.worker import run_worker
+        send_at_parent_exit(signal.SIGTERM)  # save and stop when the launcher dies
+    if process.rank > 0:
+        from transduce.distributed.group import run_worker
 
         sys.exit(run_worker(learn))
 
@@ -56,16 +56,16 @@ def launch(arguments: Sequence[str], n: int) -> int:
     with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
         rendezvous = Path(folder) / "rendezvous"
         processes = [_start(arguments, _environment(os.environ, rank, n, rendezvous)) for rank in range(n)]
+
+        def pass_on(number: signal.Signals) -> None:
+            for process in processes:
+                process.send_signal(number)  # does nothing once it has exited
+
         try:
-            with _passed_on(processes):
+            with handle_signals(pass_on, "SIGINT", "SIGTERM", "SIGHUP"):
                 return _watch(processes)
         finally:
-            _end(processes)
-
-
-def stop_with_launcher() -> None:
-    """Save and stop when the launcher dies (Linux only)."""
-    send_at_parent_exit(signal.SIGTERM)
+            _kill(processes)
 
 
 def _environment(given: Mapping[str, str], rank: int, n: int, rendezvous: Path) -> dict[str, str]:
@@ -91,53 +91,28 @@ def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> subproce
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait for all; return the exit code of rank 0, or of the process whose failure stopped the others."""
-    first, deadline = processes[0], None
-    while any(process.poll() is None for process in processes):
-        codes = [process.poll() for process in processes]
-        if deadline is None and (codes[0] is not None or any(code not in (None, 0, *_SAVED) for code in codes)):
+    deadline = math.inf
+    while None in (codes := [process.poll() for process in processes]) and time.monotonic() < deadline:
+        if deadline == math.inf and (codes[0] is not None or not {*codes} <= {None, 0, *_SAVED}):
             deadline = time.monotonic() + (GRACE if codes[0] in (None, 0, EXIT_RANK_LOST, *_SAVED) else 0.0)
-        if deadline is not None and time.monotonic() > deadline:
-            break
         time.sleep(_POLL)
-    codes = [process.poll() for process in processes]
-    _end(processes)
+    _kill(processes)
     failed = [(rank, code) for rank, code in enumerate(codes) if code not in (None, 0, EXIT_RANK_LOST, *_SAVED)]
     if not failed:
-        return first.returncode if first.returncode in (0, *_SAVED) else 1
+        code = processes[0].returncode
+        return code if code in (0, *_SAVED) else 1
     rank, code = failed[0]
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        print(
-            f"transduce: error: process {rank + 1} of {len(processes)} was killed by {name}, and the others stopped; "
-            "run the same command again to resume from the last checkpoint",
-            file=sys.stderr,
+        print_error(
+            f"process {rank + 1} of {len(processes)} was killed by {signal.Signals(-code).name}, and the others "
+            "stopped; run the same command again to resume from the last checkpoint"
         )
         return 128 - code if rank == 0 else 1
     return code or 1
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Kill what still runs. Nothing is lost: files are written under another name and renamed."""
     for process in processes:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait()
-
-
-@contextlib.contextmanager
-def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Inside, SIGINT, SIGTERM and SIGHUP are passed on to all processes."""
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [number for name in names if signal.getsignal(number := signal.Signals[name]) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

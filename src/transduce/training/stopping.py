@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
+
+from transduce.process import handle_signals
 
 
 def score_of(scores: Mapping[str, float], by: str) -> tuple[float, float]:
@@ -82,33 +82,21 @@ class StopRequest:
 def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
     """Inside the context, the first SIGINT, SIGTERM or SIGHUP sets the yielded request; the second ends the process.
 
-    A closing terminal may send several SIGHUPs, so later ones have no effect. An ignored SIGHUP (nohup) stays ignored.
-    Only the main thread receives signals; in other threads the request stays unset.
+    A closing terminal may send several SIGHUPs, so later ones have no effect.
     """
     request = StopRequest()
-    hang_up: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if request and number == hang_up:
+    def ask(number: signal.Signals) -> None:
+        if request and number.name == "SIGHUP":
             return
         if request:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        request.number, request.name = number, signal.Signals(number).name
+        request.number, request.name = int(number), number.name
         if request.make_error is not None:
             raise request.make_error(request)
         with contextlib.suppress(RuntimeError):  # if the signal came while a line was written
             say(f"{request.name}: finishing the current update and saving; a second signal stops without saving")
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
-        numbers.append(hang_up)
-    before = {number: signal.signal(number, ask) for number in numbers}
-    try:
+    with handle_signals(ask, "SIGINT", "SIGTERM", "SIGHUP"):
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

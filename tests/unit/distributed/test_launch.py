@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from transduce.distributed import launch, worker
+from transduce.distributed import group, launch
 from transduce.distributed.environment import EXIT_RANK_LOST, ProcessRank
 from transduce.distributed.group import GroupRanks
 from transduce.errors import SettingsError, TooLong, TrainingError
@@ -97,8 +97,8 @@ def test_a_worker_reports_only_its_own_sentence_that_does_not_fit(
     for name, value in (RANK_1_OF_2 | {"TRANSDUCE_RENDEZVOUS": "x"}).items():
         monkeypatch.setenv(name, value)
     for error, said in ((TooLong("too long"), "process 2 of 2: too long"), (TrainingError("a loss"), "")):
-        monkeypatch.setattr(worker, "join_ranks", Mock(side_effect=error))
-        assert worker.run_worker(Mock()) == 1
+        monkeypatch.setattr(group, "join_ranks", Mock(side_effect=error))
+        assert group.run_worker(Mock()) == 1
         assert capfd.readouterr().err == (f"transduce: error: {said}\n" if said else "")
 
 
