@@ -24,7 +24,7 @@ from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
-from transduce.runs.format_version import upgraded
+from transduce.runs.run_settings import upgraded
 from transduce.runs.verify import verify_files
 from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater

@@ -15,7 +15,7 @@ from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.runs.lock import is_locked
 from transduce.runs.manifest import Manifest
-from transduce.runs.run_settings import asked_settings, difference
+from transduce.runs.run_settings import difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Progress:
 def why_unusable(path: Path, settings: Settings) -> str:
     """Why a training of these settings cannot use the folder, or an empty string if it can."""
     if (path / "manifest.json").exists():
-        found = difference(asked_settings(Manifest.read(path)), settings)
+        found = difference(Manifest.read(path).asked_settings(), settings)
         why = f"{path} contains another run: {found}; use the same settings to resume it, or" if found else ""
     elif path.is_dir() and any(path.iterdir()):
         why = f"{path} is not empty and not a run folder; use"

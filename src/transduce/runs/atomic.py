@@ -45,16 +45,17 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}")
     try:
         yield aside
-        _sync_all(aside)
+        for written in (aside, *aside.rglob("*")):
+            _sync(written)
         _rename(aside, path)
         _sync(path.parent)
-    except OSError as error:
-        _give_up(aside, path, keep=keep)
-        if error.filename is not None and not _within(error.filename, path.parent):
-            raise  # about another file
-        raise RunFolderError(f"cannot write {given}: {error.strerror or error}") from error
-    except BaseException:
-        _give_up(aside, path, keep=keep)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            if keep and aside.stat().st_size:
+                os.replace(aside, partial_of(path))
+        _remove(aside)
+        if isinstance(error, OSError) and _is_about(error, path.parent):
+            raise RunFolderError(f"cannot write {given}: {error.strerror or error}") from error
         raise
 
 
@@ -130,18 +131,12 @@ def refuse_outside_links(folder: Path) -> None:
     A run folder must stay complete when it is moved, and training in someone else's must not write elsewhere.
     """
     root = Path(os.path.realpath(folder))
-    for place, folders, files in os.walk(root):
-        for path in (Path(place, name) for name in (*folders, *files)):
-            if path.is_symlink():
-                if not Path(os.path.realpath(path)).is_relative_to(root):
-                    raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")
-                continue
-            try:
-                mode = path.lstat().st_mode
-            except OSError:  # removed meanwhile
-                continue
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise RunFolderError(f"{path} is no regular file")
+    for path in root.rglob("*"):
+        if path.is_symlink():
+            if not Path(os.path.realpath(path)).is_relative_to(root):
+                raise RunFolderError(f"{path} is a link that leads out of the run folder; replace it by its target")
+        elif path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunFolderError(f"{path} is no regular file")
 
 
 def remove_leftovers(folder: Path) -> int:
@@ -175,15 +170,6 @@ def _rename(aside: Path, path: Path) -> None:
     _remove(old)
 
 
-def _sync_all(path: Path) -> None:
-    """Sync a file, or a folder with all its content."""
-    assert path.exists(), f"nothing was written to {path}"
-    if path.is_dir():
-        for child in path.iterdir():
-            _sync_all(child)
-    _sync(path)
-
-
 def _sync(path: Path) -> None:
     """Make the system write a file, or the names in a folder, to the disk."""
     if os.name != "posix" and path.is_dir():
@@ -195,17 +181,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _within(name: str | bytes | int, folder: Path) -> bool:
-    """Whether the file named by an error is in `folder`."""
-    return not isinstance(name, int) and Path(os.fsdecode(name)).absolute().is_relative_to(folder.absolute())
-
-
-def _give_up(aside: Path, path: Path, *, keep: bool) -> None:
-    """Keep a file with content under its partial name, or remove it."""
-    with contextlib.suppress(OSError):
-        if keep and aside.stat().st_size:
-            os.replace(aside, partial_of(path))
-    _remove(aside)
+def _is_about(error: OSError, folder: Path) -> bool:
+    """Whether an error is about a file in `folder`, or names none."""
+    name = error.filename
+    return name is None or (
+        not isinstance(name, int) and Path(os.fsdecode(name)).absolute().is_relative_to(folder.absolute())
+    )
 
 
 def _remove(path: Path) -> None:

@@ -19,8 +19,8 @@ import torch
 
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import MOST_SETTINGS, read_json, write_aside
-from transduce.runs.format_version import FORMAT
 from transduce.runs.manifest import check_sealed, fingerprint
+from transduce.runs.run_settings import FORMAT
 from transduce.runs.tensors import load_tensors, write_tensors
 
 FILES = ("training.safetensors", "state.json")

@@ -31,10 +31,9 @@ from transduce.config import Settings
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
 from transduce.runs.checkpoints import Checkpoints
-from transduce.runs.format_version import FORMAT
 from transduce.runs.lock import FolderLock
 from transduce.runs.manifest import Manifest, check_file
-from transduce.runs.run_settings import asked_settings, difference, read_settings
+from transduce.runs.run_settings import FORMAT, difference
 from transduce.runs.tensors import load_metadata, load_tensors, save_tensors
 
 
@@ -96,7 +95,7 @@ class RunFolder:
         """
         path = Path(path)
         manifest = Manifest.read(path)
-        run = cls(path, read_settings(manifest), manifest)
+        run = cls(path, manifest.settings(), manifest)
         manifest.check()
         if model:
             if not run.has_tokenizers:
@@ -112,7 +111,7 @@ class RunFolder:
     def _resume(cls, path: Path, asked: Settings, recipe: str, lock: FolderLock) -> RunFolder:
         """Open the run in the folder, if it is the one asked for."""
         manifest = Manifest.read(path)
-        there = asked_settings(manifest)
+        there = manifest.asked_settings()
         if found := difference(there, asked):
             raise RunFolderError(
                 f"{path} contains another run: {found}; give the same settings to resume it, or name another folder "
@@ -128,7 +127,7 @@ class RunFolder:
             manifest.asked = values
             manifest.save()
         if "config.json" in manifest.files:
-            run.settings = read_settings(manifest)
+            run.settings = manifest.settings()
         else:  # killed before or while the settings were written
             run.write_settings(asked)
         return run

@@ -48,7 +48,7 @@ class FolderLock:
                 raise _in_use(self.path, owner, certain=locked is False)
             if locked is None:
                 file.close()
-                self._file = self._create(owner)
+                self._file = self._create()
             # The previous owner removes the name when it is done: a lock on a file without a name locks nothing.
             elif _is_same_file(file, self.path):
                 self._file = file
@@ -64,14 +64,14 @@ class FolderLock:
         if file is None:
             return
         remove = _is_same_file(file, self.path)
-        if remove and _POSIX:
+        if not _POSIX:
+            file.close()  # an open file cannot be removed
+        if remove:
             self.path.unlink(missing_ok=True)  # before unlocking, or another process could have locked it meanwhile
         file.close()
-        if remove and not _POSIX:
-            self.path.unlink(missing_ok=True)  # an open file cannot be removed
 
-    def _create(self, stale: str) -> IO[str]:
-        """Lock by putting a file of ours in the place of a free one, which contains `stale`."""
+    def _create(self) -> IO[str]:
+        """Lock by putting a file of ours in the place of a free one."""
         self.note = (
             f"the file system of {self.path.parent} does not support flock; the file {self.path.name} is the lock "
             "instead: if this process is killed, another host cannot know, and you have to remove the file"
@@ -131,7 +131,7 @@ def _is_running(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # another user's
-        return True
+        pass
     return True
 
 

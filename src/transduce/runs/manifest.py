@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import transduce
-from transduce.errors import RunFolderError
+from transduce.config import Settings
+from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, refuse_outside_links, write_json
-from transduce.runs.format_version import FORMAT, check_format, upgraded
+from transduce.runs.run_settings import FORMAT, check_format, upgraded, with_changeable
 
 Fingerprint = Mapping[str, Any]
 """`sha256` and `size` in bytes of a file."""
 
-NAME = "manifest.json"
+NAME, CONFIG = "manifest.json", "config.json"
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -103,6 +104,25 @@ class Manifest:
             records=values.get("records", {}),
         )
 
+    def asked_settings(self) -> Settings:
+        """The settings that the run was asked for with. Raises `RunFolderError`."""
+        return self._validated(self.asked)
+
+    def settings(self) -> Settings:
+        """The resolved settings of the run; changeable ones as they were asked for last. Raises `RunFolderError`."""
+        path = self.folder / CONFIG
+        if CONFIG not in self.files:
+            raise RunFolderError(f"{self.folder} has no {CONFIG} yet: its training has not got that far")
+        self.check(CONFIG)
+        found = upgraded(read_json(path, most=MOST_SETTINGS), self.config_format)
+        return with_changeable(self._validated(found), self.asked_settings())
+
+    def _validated(self, values: Mapping[str, Any]) -> Settings:
+        try:
+            return Settings.from_mapping(values, origin=str(self.folder))
+        except SettingsError as error:
+            raise RunFolderError(f"{error}; the run was made by another version of transduce") from error
+
     def save(self) -> None:
         """Write the manifest, in the current format."""
         version = {"format": FORMAT, "config_format": self.config_format, "transduce": self.version}
@@ -134,12 +154,10 @@ def _is_valid(values: Any) -> bool:
     if not isinstance(values, dict) or not isinstance(values.get("asked"), dict):
         return False
     parts = values.get("files"), values.get("records", {})
-    return all(
-        isinstance(part, dict) and all(_is_file_name(name) and isinstance(was, dict) for name, was in part.items())
-        for part in parts
-    )
+    return all(isinstance(part, dict) and all(map(_is_entry, part.items())) for part in parts)
 
 
-def _is_file_name(name: str) -> bool:
-    """Whether this is the plain name of a file, not a path that could lead out of the folder."""
-    return bool(name) and name not in (".", "..") and not {*name} & {"/", "\\", "\0"}
+def _is_entry(entry: tuple[str, Any]) -> bool:
+    """Whether an entry has the plain name of a file, not a path that could lead out of the folder, and a checksum."""
+    name, was = entry
+    return name not in ("", ".", "..") and not {*name} & {"/", "\\", "\0"} and isinstance(was, dict)

@@ -1,16 +1,22 @@
-"""The settings of a run folder: read, upgraded from older formats, and compared with those of a new command."""
+"""The settings of a run folder: versions of their format, upgrades, and what may differ when a run is resumed.
+
+Every manifest contains `FORMAT`. Raise it when an earlier version of transduce could not read, or would misread, what
+this one writes, and add a function to `UPGRADES` that turns settings of the previous format into those of the new one.
+A new setting with a default needs neither; a renamed or removed one needs both. Add a folder of the previous version to
+tests/kept, where it must keep loading.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import transduce
 from transduce.config import Settings
-from transduce.errors import RunFolderError, SettingsError
-from transduce.runs.atomic import MOST_SETTINGS, read_json
-from transduce.runs.format_version import upgraded
-from transduce.runs.manifest import Manifest
+from transduce.config.model import MODEL_SETTINGS, kinds_for
+from transduce.errors import RunFolderError
 
 CHANGEABLE = (
     *("name", "data.root", "training.keep_checkpoints", "training.save_updates"),
@@ -22,29 +28,53 @@ CHANGEABLE = (
 """
 
 
-def asked_settings(manifest: Manifest) -> Settings:
-    """The settings that the run was asked for with. Raises `RunFolderError`."""
-    return _validated(manifest.asked, manifest)
+def _one_section_per_architecture(values: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 had all settings of all architectures in one section, and "transformer" where no kind was asked for."""
+    model = values.get("model")
+    if not isinstance(model, dict):
+        return values
+    kinds = kinds_for(str(values.get("task")))
+    kind = str(model.get("kind", "transformer"))
+    if kinds and kind not in kinds:
+        kind = kinds[0]
+    known = {key for section in MODEL_SETTINGS.values() for key in section.model_fields}
+    here = MODEL_SETTINGS[kind].model_fields.keys() if kind in MODEL_SETTINGS else known
+    kept = {key: value for key, value in model.items() if key in here or key not in known}
+    return {**values, "model": {**kept, "kind": kind}}
 
 
-def read_settings(manifest: Manifest) -> Settings:
-    """The resolved settings of a run, checked; changeable ones as they were asked for last. Raises `RunFolderError`."""
-    path = manifest.folder / "config.json"
-    if path.name not in manifest.files:
-        raise RunFolderError(f"{manifest.folder} has no {path.name} yet: its training has not got that far")
-    manifest.check(path.name)
-    found = upgraded(read_json(path, most=MOST_SETTINGS), manifest.config_format)
-    return with_changeable(_validated(found, manifest), asked_settings(manifest))
+FORMAT = 2
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+UPGRADES: dict[int, Upgrade] = {1: _one_section_per_architecture}
+"""By the format that each starts from: nested settings to those of the next format."""
+
+
+def check_format(found: Any, path: Path) -> int:
+    """The format in the manifest at `path`, if this version can read it; otherwise a `RunFolderError`."""
+    oldest = min(UPGRADES, default=FORMAT)
+    if type(found) is int and oldest <= found <= FORMAT:
+        return found
+    is_newer = type(found) is int and found > FORMAT
+    advice = "a newer version made it: install a newer transduce" if is_newer else "use the version that made it"
+    version = transduce.__version__
+    raise RunFolderError(
+        f"{path} has format {found!r}, and transduce {version} reads formats {oldest} to {FORMAT}; {advice}"
+    )
+
+
+def upgraded(values: Mapping[str, Any], found: int) -> Mapping[str, Any]:
+    """Nested settings of format `found`, upgraded to the current format."""
+    for number in range(found, FORMAT):  # may be malformed: reading the settings reports what is wrong
+        values = UPGRADES[number](dict(values))
+    return values
 
 
 def with_changeable(settings: Settings, other: Settings) -> Settings:
     """`settings` with the changeable ones of `other`."""
     values, source = settings.model_dump(mode="json"), other.model_dump(mode="json")
     for name in CHANGEABLE:
-        *sections, key = name.split(".")
-        here, there = values, source
-        for section in sections:
-            here, there = here[section], there[section]
+        section, _, key = name.rpartition(".")
+        here, there = (nested[section] if section else nested for nested in (values, source))
         here[key] = there[key]
     return Settings.from_mapping(values)
 
@@ -68,10 +98,3 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, child in children:
         yield from _leaves(child, f"{name}.{key}" if name else str(key))
-
-
-def _validated(values: Mapping[str, Any], manifest: Manifest) -> Settings:
-    try:
-        return Settings.from_mapping(values, origin=str(manifest.folder))
-    except SettingsError as error:
-        raise RunFolderError(f"{error}; the run was made by another version of transduce") from error

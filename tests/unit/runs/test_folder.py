@@ -227,7 +227,7 @@ def test_a_run_of_a_newer_format_says_so(tmp_path: Path) -> None:
     path = finished_run(tmp_path / "run")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(RunFolderError, match=r"newer version.*format 99.*install a newer transduce"):
+    with pytest.raises(RunFolderError, match=r"format 99.*newer version.*install a newer transduce"):
         RunFolder.open(path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from transduce.config import Settings
-from transduce.runs.format_version import upgraded
+from transduce.runs.run_settings import upgraded
 
 OLD: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "kept" / "0.1.0-letters" / "config.json").read_text(encoding="utf-8")
