@@ -87,13 +87,12 @@ def doctor(
     recipe = request.recipe
     if recipe is not None and recipe.is_dir():
         from transduce.runs.manifest import Manifest
-        from transduce.runs.run_settings import asked_settings
 
         if request != Request(recipe=recipe):
             raise SettingsError(
                 f"{recipe} is a run folder and has its own settings; use only --processes, --json and --quiet with it"
             )
-        settings, run = asked_settings(Manifest.read(recipe)), recipe
+        settings, run = Manifest.read(recipe).asked_settings(), recipe
     else:
         if request.run is None and recipe is None:
             request = replace(request, run=Path("runs") / "new")
