@@ -145,7 +145,7 @@ def bert(folder: Path) -> None:
         embedding_norm=True, scale_embeddings=False, output_bias=True, activation="gelu", norm_eps=1e-12,
     )  # fmt: skip
     theirs = _theirs(folder, build_model(settings, n_src=len(words), n_tgt=len(words)),
-                     bert.entries(settings, rows=Rows(torch.arange(len(words)), len(words)), prefix="bert."))  # fmt: skip
+                     bert.entries(settings, rows=Rows(torch.arange(len(words)), len(words))))  # fmt: skip
     config = dict(
         model_type="bert", architectures=["BertForMaskedLM"], vocab_size=len(words), hidden_size=16, intermediate_size=16,
         num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=20, type_vocab_size=2, hidden_act="gelu",
@@ -177,7 +177,7 @@ def gpt2(folder: Path) -> None:
     )  # fmt: skip
     rows = Rows(torch.tensor([-1, -1, len(ids) - 1, len(ids) - 1, *range(len(ids) - 1)]), len(ids))
     model = build_model(settings, n_src=len(rows.index), n_tgt=len(rows.index))
-    theirs = _theirs(folder, model, gpt2.entries(settings, rows=rows, prefix="transformer."))
+    theirs = _theirs(folder, model, gpt2.entries(settings, rows=rows))
     config = dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=len(ids), n_embd=16, n_head=2, n_layer=1, n_positions=24,
         n_inner=32,

@@ -17,7 +17,7 @@ import berts
 import text_runs
 from oracle.cases import combination
 from text_runs import BERT, GPT, vocabulary
-from transduce.convert import hub_export, parity
+from transduce.convert import gpt2, parity
 from transduce.convert.exporting import export_run, open_outgoing
 from transduce.convert.importing import import_run
 from transduce.convert.tokenizer_json import hard_texts
@@ -237,8 +237,8 @@ def test_unsupported_settings_are_refused(tmp_path: Path, options: dict[str, Any
 
 def test_export_that_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = text_runs.make_run(tmp_path / "run", **GPT)
-    plain = hub_export.normalize
-    monkeypatch.setattr(hub_export, "normalize", lambda s, t: plain(s.model_copy(update={"positions": "none"}), t))
+    plain = gpt2.normalize
+    monkeypatch.setattr(gpt2, "normalize", lambda s, t: plain(s.model_copy(update={"positions": "none"}), t))
     with pytest.raises(TransduceError, match="not the same"):
         list(export_run(run, "huggingface", tmp_path / "out"))
     monkeypatch.setattr(parity, "TEXTS", ())

@@ -49,7 +49,6 @@ class Twins:
     theirs: Any
     ours: Any
     lines: list[Entry]
-    tied: dict[str, str]
     found: Found
 
     @property
@@ -70,7 +69,8 @@ class Twins:
 
     def _gradients(self) -> float:
         known = {line.ours for line in self.lines}
-        named = ((self.tied.get(name, name), p.grad) for name, p in self.ours.named_parameters())
+        tied = {name: line.ours for line in self.lines for name in line.tied}
+        named = ((tied.get(name, name), p.grad) for name, p in self.ours.named_parameters())
         grads = {name: grad for name, grad in named if grad is not None and name in known}
         mine = write(grads, [line for line in self.lines if line.ours in grads])
         expected = {name: p.grad for name, p in self.theirs.named_parameters() if p.grad is not None}
@@ -202,7 +202,7 @@ def marian_twins(path: Path, seed: int, larger: bool) -> Twins:
                                        "model.decoder.embed_tokens.weight")},
     )  # fmt: skip
     model = found.settings.model
-    return Twins(theirs, ours, marian.entries(model, src=src, tgt=tgt), marian.tied_names(model), outputs)
+    return Twins(theirs, ours, marian.entries(model, src=src, tgt=tgt), outputs)
 
 
 def words(n: int) -> list[str]:
@@ -246,16 +246,9 @@ def bert_twins(path: Path, seed: int, larger: bool) -> Twins:
     segments = torch.randint(0, config.type_vocab_size, ids.shape, generator=torch.Generator().manual_seed(seed))
     outputs = BERT_HEADS[found.settings.model.kind](theirs, ours, ids, segments, rows)
     names = set(theirs.state_dict())
-    prefix = bert.prefix_of(names)
-    lines = bert.entries(
-        found.settings.model,
-        rows=rows,
-        prefix=prefix,
-        labels=bert.label_head(names) or "",
-        pooler=bert.has_pooler(names),
-    )
+    lines = bert.entries(found.settings.model, rows=rows, names=names)
     outputs.names = {"cls.predictions.decoder.bias": "cls.predictions.bias"} if config.tie_word_embeddings else {}
-    return Twins(theirs, ours, lines, bert.tied_names(found.settings.model), outputs)
+    return Twins(theirs, ours, lines, outputs)
 
 
 def _asked(theirs: Any, ids: Tensor, segments: Tensor, rows: Rows) -> Any:
@@ -344,8 +337,7 @@ def gpt2_twins(path: Path, seed: int, larger: bool) -> Twins:
         F.cross_entropy(own, out[real]),
         F.cross_entropy(logits, rows.index[out[real]]),
     )
-    model, prefix = found.settings.model, "transformer."
-    return Twins(theirs, ours, gpt2.entries(model, rows=rows, prefix=prefix), gpt2.tied_names(model), outputs)
+    return Twins(theirs, ours, gpt2.entries(found.settings.model, rows=rows), outputs)
 
 
 FAMILIES: dict[str, Callable[[Path, int, bool], Twins]] = {

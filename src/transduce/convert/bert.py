@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) as transformers stores it: config.json and weight map.
+"""BERT (Devlin et al. 2019) as transformers stores it: config.json, weight map, import and export.
 
 The weights decide which heads a model has, not the name of the architecture: files contain more or fewer than it says.
 """
@@ -6,19 +6,38 @@ The weights decide which heads a model has, not the name of the architecture: fi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings
+import torch
+
+from transduce.config import BertClassifierSettings, BertEncoderSettings, BertSettings, EncoderSettings
+from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
+from transduce.convert.hub_folder import (
+    ids_of,
+    load_exported,
+    make_imported,
+    make_vocabulary,
+    read_tokenizer,
+    special_names,
+    their_rows,
+    write_folder,
+)
+from transduce.convert.parity import UNCHECKED, compare_all, head_outputs, settle, text_examples
 from transduce.convert.requirements import (
-    ACTIVATIONS,
-    ONE_HEAD_COUNT,
+    EXPRESSIBLE_IN_TRANSFORMERS,
     ConfigFormat,
     Expressible,
+    check_expressible,
     model_from,
+    normalize,
 )
-from transduce.convert.weight_map import Entry, Rows, linear, norm
+from transduce.convert.weight_map import Entry, Rows, check, linear, norm, read, type_note, write
+from transduce.errors import UserError
 from transduce.nn.block import norm_eps
+from transduce.text.special import BOS, EOS, MASK, PAD, UNK
 
 ARCHITECTURES = {
     "bert": (
@@ -62,27 +81,42 @@ FORMAT = ConfigFormat(
         "problem_type": ("single_label_classification", None),  # for others, probabilities are not a softmax
     },
 )
-_HEAD, _NEXT, _CLASSIFIER = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
-MAX_LABELS = 1 << 16
-NEXT_LABELS = ("next", "random")
-"""Labels of a file that has only the next-sentence head: a classifier of text pairs."""
+EXPRESSIBLE: Expressible = {
+    **EXPRESSIBLE_IN_TRANSFORMERS,
+    "residual": ("post",),
+    "embedding_norm": (True,),
+    "pooling": ("first",),
+}
+
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+"""Ends of the names of tensors in older files that are not weights."""
+
+_MASKED, _NEXT, _LABELS = "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight", "classifier.weight"
+_MAX_LABELS = 1 << 16
+_NEXT_LABELS = ("next", "random")  # of a file that has only the next-sentence head: a classifier of text pairs
+
+_IMPORTED_SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_EXPORTED_SPECIAL = {"pad_token": PAD, "unk_token": UNK, "cls_token": BOS, "sep_token": EOS}
 
 
-def prefix_of(names: Collection[str]) -> str:
-    """The prefix of the encoder's names: empty in a file without heads."""
-    return "bert." if any(name.startswith("bert.") for name in names) else ""
+# -- config.json and weights
 
 
-def label_head(names: Collection[str]) -> str | None:
-    """The classifier's matrix, which may be a next-sentence head alone; None without one."""
-    if _CLASSIFIER in names:
+def _label_head(names: Collection[str]) -> str | None:
+    """The classifier, which may be a next-sentence head alone; None without one."""
+    if _LABELS in names:
         return "classifier"
-    return "cls.seq_relationship" if _NEXT in names and _HEAD not in names else None
+    return "cls.seq_relationship" if _NEXT in names and _MASKED not in names else None
 
 
-def has_pooler(names: Collection[str]) -> bool:
-    """Whether the file contains a pooler: an encoder without heads may not."""
-    return any(".pooler." in f".{name}" for name in names)
+def _has_pooler(names: Collection[str]) -> bool:
+    return any(name.endswith("pooler.dense.weight") for name in names)
 
 
 def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin: Path) -> EncoderSettings:
@@ -90,9 +124,9 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
     config = {**FORMAT.defaults, **config}
     FORMAT.check(config, origin=origin)
     values = FORMAT.read(config) | {"positions": "learned", "embedding_norm": True, "scale_embeddings": False}
-    if label_head(names):
+    if _label_head(names):
         values |= {"kind": "bert-classifier", "n_labels": len(labels_of(config, names=names))}
-    elif _HEAD in names:
+    elif _MASKED in names:
         tie = "three_way" if config["tie_word_embeddings"] else "none"
         values |= {"kind": "bert", "next_sentence": _NEXT in names, "output_bias": True, "tie": tie}
     else:
@@ -102,25 +136,30 @@ def model_settings(config: Mapping[str, Any], *, names: Collection[str], origin:
 
 def labels_of(config: Mapping[str, Any], *, names: Collection[str]) -> tuple[str, ...]:
     """The labels in the order of their ids; LABEL_0 and LABEL_1 where the file names none."""
-    if _CLASSIFIER not in names:
-        return NEXT_LABELS
+    if _LABELS not in names:
+        return _NEXT_LABELS
     named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
     n = config.get("num_labels")
-    n = max(len(named), n if type(n) is int and n <= MAX_LABELS else 0) or 2
+    n = max(len(named), n if type(n) is int and n <= _MAX_LABELS else 0) or 2
     return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(n))
 
 
-def entries(
-    s: EncoderSettings, *, rows: Rows, prefix: str, labels: str = "classifier", pooler: bool = True
-) -> list[Entry]:
-    """The weight map of a model. `labels`: see `label_head`. `pooler` false: an encoder that has none."""
+def entries(s: EncoderSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
+    """The weight map of a model. `names`: those in the file to read; None for a file to write."""
+    if names is None:
+        prefix, labels, pooler = "" if isinstance(s, BertEncoderSettings) else "bert.", "classifier", True
+    else:
+        prefix = "bert." if any(name.startswith("bert.") for name in names) else ""  # none in a file without heads
+        labels, pooler = _label_head(names) or "", _has_pooler(names)
     d, at, size = s.d_model, f"{prefix}embeddings", (rows.n_theirs, s.d_model)
-    head, decoder, tied = "cls.predictions.transform", "cls.predictions.decoder", bool(tied_names(s))
+    head, decoder, output = "cls.predictions.transform", "cls.predictions.decoder", "output_embedding.weight"
     masked, next_sentence = isinstance(s, BertSettings), isinstance(s, BertSettings) and s.next_sentence
-    also = (f"{decoder}.weight",) if tied else ()
+    tied = isinstance(s, BertSettings) and s.tie != "none"
+    also, own = ((f"{decoder}.weight",), (output,)) if tied else ((), ())
+    words = f"{at}.word_embeddings.weight"
     found = [
-        Entry("embedding.table.weight", (f"{at}.word_embeddings.weight",), size, also=also, rows=rows.index),
+        Entry("embedding.table.weight", (words,), size, also=also, tied=own, rows=rows.index),
         Entry("embedding.positions.embedding.weight", (f"{at}.position_embeddings.weight",), (s.max_positions, d)),
         Entry("segment_embedding.weight", (f"{at}.token_type_embeddings.weight",), (s.n_segments, d)),
         *norm("embedding.norm", f"{at}.LayerNorm", d),
@@ -135,7 +174,7 @@ def entries(
         theirs, also = (biases[:1], biases[1:]) if tied else (biases[1:], ())
         found.append(Entry("output_bias", theirs, (rows.n_theirs,), also=also, rows=rows.index))
         if not tied:
-            found.append(Entry("output_embedding.weight", (f"{decoder}.weight",), size, rows=rows.index))
+            found.append(Entry(output, (f"{decoder}.weight",), size, rows=rows.index))
     if next_sentence:
         found += linear("next_sentence", ("cls.seq_relationship",), (2, d))
     if isinstance(s, BertClassifierSettings):
@@ -181,34 +220,94 @@ def config_of(s: EncoderSettings, *, n: int, pad: int, labels: Sequence[str] | N
     }
 
 
-EXPRESSIBLE: Expressible = {
-    "residual": ("post",),
-    "norm": ("layer",),
-    "embedding_norm": (True,),
-    "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can become a table of vectors
-    "feed_forward": ("plain",),
-    "activation": tuple(ACTIVATIONS.values()),
-    "projection": ("full",),
-    "n_kv_heads": ONE_HEAD_COUNT,
-    "pooling": ("first",),
-}
-"""Some settings are expressed through an equal model: see `normalize`."""
-
-
-def tied_names(s: EncoderSettings) -> dict[str, str]:
-    """Other names of the tensors in the weight map in our model."""
-    tied = isinstance(s, BertSettings) and s.tie != "none"
-    return {"output_embedding.weight": "embedding.table.weight"} if tied else {}
-
-
-def unused(s: EncoderSettings, *, prefix: str) -> tuple[str, ...]:
-    """Tensors that a file may contain and that a model with these settings does not use."""
+def _unused(s: EncoderSettings) -> tuple[str, ...]:
+    """Ends of the names of tensors that a file may contain and that a model with these settings does not use."""
     if not isinstance(s, BertSettings):
         return ()
-    pooler = () if s.next_sentence else (f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias")
+    pooler = () if s.next_sentence else ("pooler.dense.weight", "pooler.dense.bias")
     return pooler if s.tie != "none" else (*pooler, "cls.predictions.bias")
 
 
-def buffers(prefix: str) -> tuple[str, ...]:
-    """Tensors in older files that are not weights."""
-    return f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"
+# -- import
+
+
+def import_bert(folder: Path) -> Imported:
+    """Read a folder with config.json, weights, and tokenizer.json or vocab.txt.
+
+    `UserError` lists everything that is missing, damaged, contradictory or not supported.
+    """
+    config = read_object(folder / "config.json")
+    check_model_type(folder, config, ARCHITECTURES)
+    tensors = read_weights(folder, without=BUFFERS)
+    head, notes = _label_head(tensors), [type_note(tensors)]
+    model = model_settings(config, names=tensors, origin=folder)
+    if unused := [name for name in tensors if name.endswith(_unused(model))]:
+        notes.append(f"not used, and left out: {', '.join(unused)}")
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
+    entries_of = partial(entries, model, names=tensors)
+    check(tensors, entries_of(rows=Rows.of_size(config["vocab_size"])), origin=folder)
+    names = special_names(folder, _IMPORTED_SPECIAL)
+    content = read_tokenizer(folder, names)
+    ids = ids_of(content, origin=folder)
+    if not isinstance(model, BertSettings) and names[-1] not in ids:
+        names = names[:-1]
+    tokenizer, rows = make_vocabulary(content, ids, names, n=config["vocab_size"], origin=folder)
+    pad = config.get("pad_token_id")
+    if pad not in (None, int(rows.index[PAD])):
+        problem = f"pad_token_id = {repr(pad)[:40]}, and {names[0]} of the vocabulary is {int(rows.index[PAD])}"
+        raise UserError(f"{folder / 'config.json'}: {problem}")
+    state = read(tensors, entries_of(rows=rows), origin=folder)
+    if head is None and any(name in config for name in ("id2label", "num_labels")):
+        notes.append("labels in config.json are left out: there is no classifier")
+    if isinstance(model, BertEncoderSettings) and not _has_pooler(tensors):
+        weight = torch.randn(model.d_model, model.d_model, generator=torch.Generator().manual_seed(1)) * 0.02
+        state |= {"pooler.dense.weight": weight, "pooler.dense.bias": torch.zeros(model.d_model)}
+        notes.append("it had no pooler: a randomly initialized one was added, for training to start from")
+    labels = labels_of(config, names=tensors) if head else None
+    return make_imported(folder, model, tokenizer, state, notes, labels=labels)
+
+
+# -- export
+
+
+def export_bert(out: Path, run: Outgoing) -> list[str]:
+    """Write a folder for transformers' BERT with the heads of the run, and compare it if transformers is installed.
+
+    Raises `UserError` where the architecture lacks one of the settings, `TransduceError` where the models differ.
+    """
+    s, data = run.settings.model, run.settings.data
+    assert isinstance(s, EncoderSettings)
+    check_expressible(s, EXPRESSIBLE, "transformers' BERT")
+    rows = their_rows(run)
+    model, tensors = normalize(s, run.tensors)
+    theirs = write(tensors, entries(model, rows=rows))
+    if isinstance(model, BertSettings) and model.tie == "none":  # there are two biases then, of which one is used
+        theirs["cls.predictions.bias"] = theirs["cls.predictions.decoder.bias"].clone()
+    config = config_of(model, n=rows.n_theirs, pad=int(rows.index[PAD]), labels=data.labels)
+    special = _EXPORTED_SPECIAL | ({"mask_token": MASK} if run.settings.task == "masked" else {})
+    frame = {"single": "<s> $A </s>", "pair": "<s> $A </s> $B:1 </s>:1"}
+    longest = s.max_positions
+    if run.settings.task == "classification":  # its texts are truncated as in training
+        longest = min(data.max_length, longest)
+    write_folder(out, run, config, theirs, special=special, frame=frame, longest=longest)
+    return [_compare(out, run, rows, s)]
+
+
+def _compare(out: Path, run: Outgoing, rows: Rows, s: EncoderSettings) -> str:
+    """Compare token ids and the outputs of the heads with those of transformers."""
+    if (theirs := load_exported(out, architecture_of(s), run, rows)) is None:
+        return UNCHECKED
+    ids, segments = text_examples(s, run.tokenizers.n_tgt)
+    mask = ids != PAD
+    with torch.no_grad():
+        found = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)
+        expected = head_outputs(run.model, ids, segments)
+    logits = "prediction_logits" if isinstance(s, BertSettings) and s.next_sentence else "logits"
+    their_names = {"next_sentence": "seq_relationship_logits", "hidden": "last_hidden_state", "pooled": "pooler_output"}
+    compared = []
+    for name, ours in expected.items():
+        real = mask if ours.dim() == 3 else slice(None)
+        other = found[their_names.get(name, logits)][real]
+        per_piece = isinstance(s, BertSettings) and name == "logits"
+        compared.append((other[..., rows.index] if per_piece else other, ours[real]))
+    return settle(f"outputs of transformers {version('transformers')}", compare_all(compared))

@@ -5,7 +5,6 @@ Its converter for Marian models is not used, as it starts the decoder from a zer
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 
 from transduce.config import TransformerSettings
-from transduce.convert.base import Outgoing
-from transduce.convert.normalize import position_table
+from transduce.convert.folder import Outgoing
 from transduce.convert.parity import MAX_TOKENS, compare_all, examples, logits_of, settle
-from transduce.convert.requirements import ONE_HEAD_COUNT, Expressible, inexpressible
+from transduce.convert.requirements import Expressible, check_expressible, position_table
 from transduce.convert.weight_map import NEVER
 from transduce.errors import UserError
 from transduce.nn.block import norm_eps
@@ -31,8 +29,6 @@ EXPRESSIBLE: Expressible = {
     "positions": ("sinusoidal", "sinusoidal_halves", "learned", "none"),
     "feed_forward": ("plain", "gated"),
     "activation": tuple(_ACTIVATIONS),
-    "projection": ("full",),
-    "n_kv_heads": ONE_HEAD_COUNT,
 }
 
 
@@ -42,36 +38,31 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
     The comparison is made in float32. With quantization a second line reports how far the log-probabilities move.
     Raises `UserError` where CTranslate2 is not installed or lacks one of the settings.
     """
-    s, tokenizers, tensors, quantization = run.settings.model, run.tokenizers, run.tensors, run.quantization
+    s, tokenizers = run.settings.model, run.tokenizers
     assert isinstance(s, TransformerSettings)
-    if lacking := inexpressible(s, EXPRESSIBLE):
-        raise UserError(f"CTranslate2 cannot express {', '.join(lacking)}")
+    check_expressible(s, EXPRESSIBLE, "CTranslate2")
     try:
         import ctranslate2
     except ImportError:
         raise UserError("ctranslate2 is not installed: pip install ctranslate2") from None
-    spec = _spec(s, tokenizers, tensors)
-    _save(spec, out, None)
+
+    def log_probs(quantization: str | None) -> list[tuple[Tensor, Tensor]]:
+        spec = _spec(s, tokenizers, run.tensors)
+        spec.validate()
+        spec.optimize(quantization=quantization)
+        spec.save(str(out))
+        return _log_probs(out, run.model, tokenizers, s)
+
     what = f"log-probabilities of ctranslate2 {ctranslate2.__version__}"
-    lines = [settle(f"{what}, float32", compare_all(_log_probs(out, run.model, tokenizers, s))).line()]
-    if quantization not in (None, "float32"):
-        shutil.rmtree(out)
-        _save(_spec(s, tokenizers, tensors), out, quantization)
-        found = _log_probs(out, run.model, tokenizers, s)
-        moved = torch.cat([(theirs - ours)[ours > NEVER / 2].abs() for theirs, ours in found])
+    lines = [settle(f"{what}, float32", compare_all(log_probs(None)))]
+    if run.quantization not in (None, "float32"):
+        moved = torch.cat([(theirs - ours)[ours > NEVER / 2].abs() for theirs, ours in log_probs(run.quantization)])
         lines.append(
-            f"{quantization} moves log-probabilities by {moved.mean():.4f} on average, {moved.max():.4f} at most"
+            f"{run.quantization} moves log-probabilities by {moved.mean():.4f} on average, {moved.max():.4f} at most"
         )
     for name, side in (("source.spm", tokenizers.src), ("target.spm", tokenizers.tgt)):
         (out / name).write_bytes(side.model)
     return lines
-
-
-def _save(spec: Any, out: Path, quantization: str | None) -> None:
-    out.mkdir()
-    spec.validate()
-    spec.optimize(quantization=quantization)
-    spec.save(str(out))
 
 
 def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, Tensor]) -> Any:
@@ -89,29 +80,22 @@ def _spec(s: TransformerSettings, tokenizers: Tokenizers, tensors: Mapping[str, 
     )
     # copies, as quantization changes them in place
     arrays = {name: tensor.detach().cpu().float().clone().numpy() for name, tensor in tensors.items()}
-    for side, stack, embedding in (
-        ("encoder", spec.encoder, spec.encoder.embeddings[0]),
-        ("decoder", spec.decoder, spec.decoder.embeddings),
-    ):
-        name = "src_embedding" if side == "encoder" else "tgt_embedding"
-        embedding.weight = arrays[f"{name}.table.weight"]
+    for side, stack, name in (("encoder", spec.encoder, "src_embedding"), ("decoder", spec.decoder, "tgt_embedding")):
+        embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
+        embeddings.weight = arrays[f"{name}.table.weight"]
         stack.scale_embeddings = s.d_model**0.5 if s.scale_embeddings else 1.0
-        stack.position_encodings.encodings = _positions(s, tensors, name)
+        learned = arrays.get(f"{name}.positions.embedding.weight")
+        stack.position_encodings.encodings = position_table(s).numpy() if learned is None else learned
         if s.embedding_norm:
-            _norm(stack.layernorm_embedding, arrays, f"{name}.norm")
+            _fill(stack.layernorm_embedding, arrays, f"{name}.norm")
         if s.residual == "pre":
-            _norm(stack.layer_norm, arrays, f"{side}.norm")
+            _fill(stack.layer_norm, arrays, f"{side}.norm")
         for number, layer in enumerate(stack.layer):
-            _layer(layer, arrays, f"{side}.blocks.{number}", gated=s.feed_forward == "gated")
+            _fill_layer(layer, arrays, f"{side}.blocks.{number}", gated=s.feed_forward == "gated")
     spec.decoder.projection.weight = arrays["output_embedding.weight"]
     bias = tensors["output_bias"].detach().cpu().float().clone() if s.output_bias else torch.zeros(tokenizers.n_tgt)
     bias[[PAD, BOS]] = NEVER  # never generated
     spec.decoder.projection.bias = bias.numpy()
-    _vocabularies(spec, tokenizers, s)
-    return spec
-
-
-def _vocabularies(spec: Any, tokenizers: Tokenizers, s: TransformerSettings) -> None:
     pieces = [side.pieces(range(side.vocab_size)) for side in (tokenizers.src, tokenizers.tgt)]
     if any(len(set(side)) < len(side) for side in pieces):
         raise UserError("the vocabulary contains a piece twice, which CTranslate2 does not support")
@@ -121,44 +105,41 @@ def _vocabularies(spec: Any, tokenizers: Tokenizers, s: TransformerSettings) -> 
     spec.config.decoder_start_token = "<s>"
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = norm_eps(s.norm, s.norm_eps)
+    return spec
 
 
-def _positions(s: TransformerSettings, tensors: Mapping[str, Tensor], name: str) -> Any:
-    if s.positions == "learned":
-        return tensors[f"{name}.positions.embedding.weight"].detach().cpu().float().numpy()
-    return position_table(s).numpy()
-
-
-def _layer(layer: Any, arrays: Mapping[str, Any], at: str, *, gated: bool) -> None:
-    attention = f"{at}.self_attention"
-    _linear(layer.self_attention.linear[0], arrays, f"{attention}.query_key_value")
-    _linear(layer.self_attention.linear[1], arrays, f"{attention}.output")
-    _norm(layer.self_attention.layer_norm, arrays, f"{attention}_residual.norm")
+def _fill_layer(layer: Any, arrays: Mapping[str, Any], at: str, *, gated: bool) -> None:
+    parts = {
+        "self_attention.query_key_value": layer.self_attention.linear[0],
+        "self_attention.output": layer.self_attention.linear[1],
+        "self_attention_residual.norm": layer.self_attention.layer_norm,
+        "feed_forward.contract": layer.ffn.linear_1,
+        "feed_forward_residual.norm": layer.ffn.layer_norm,
+    }
     if at.startswith("decoder"):
-        for place, part in enumerate(("query", "key_value", "output")):
-            _linear(layer.attention.linear[place], arrays, f"{at}.cross_attention.{part}")
-        _norm(layer.attention.layer_norm, arrays, f"{at}.cross_attention_residual.norm")
+        cross = dict(zip(("query", "key_value", "output"), layer.attention.linear, strict=True))
+        parts |= {f"cross_attention.{name}": part for name, part in cross.items()}
+        parts["cross_attention_residual.norm"] = layer.attention.layer_norm
+    for name, part in parts.items():
+        _fill(part, arrays, f"{at}.{name}")
     expand = f"{at}.feed_forward.expand"
-    if gated:  # the gate's rows come first
-        half = len(arrays[f"{expand}.weight"]) // 2
-        _linear(layer.ffn.linear_0, arrays, expand, slice(None, half))
-        _linear(layer.ffn.linear_0_noact, arrays, expand, slice(half, None))
-    else:
-        _linear(layer.ffn.linear_0, arrays, expand)
-    _linear(layer.ffn.linear_1, arrays, f"{at}.feed_forward.contract")
-    _norm(layer.ffn.layer_norm, arrays, f"{at}.feed_forward_residual.norm")
+    half = len(arrays[f"{expand}.weight"]) // 2 if gated else None  # the gate's rows come first
+    _fill(layer.ffn.linear_0, arrays, expand, slice(half))
+    if gated:
+        _fill(layer.ffn.linear_0_noact, arrays, expand, slice(half, None))
 
 
-def _linear(spec: Any, arrays: Mapping[str, Any], name: str, rows: slice = slice(None)) -> None:
-    spec.weight = arrays[f"{name}.weight"][rows]
-    if f"{name}.bias" in arrays:
-        spec.bias = arrays[f"{name}.bias"][rows]
-
-
-def _norm(spec: Any, arrays: Mapping[str, Any], name: str) -> None:
-    spec.gamma = arrays[f"{name}.weight"]
+def _fill(spec: Any, arrays: Mapping[str, Any], name: str, rows: slice = slice(None)) -> None:
+    """Set weight and bias of a linear layer or a norm."""
+    weight, bias = arrays[f"{name}.weight"][rows], arrays.get(f"{name}.bias")
+    if "gamma" not in vars(spec):
+        spec.weight = weight
+        if bias is not None:
+            spec.bias = bias[rows]
+        return
+    spec.gamma = weight
     if "beta" in vars(spec):
-        spec.beta = arrays.get(f"{name}.bias", 0 * spec.gamma)
+        spec.beta = 0 * weight if bias is None else bias
 
 
 def _log_probs(out: Path, model: Any, tokenizers: Tokenizers, s: TransformerSettings) -> list[tuple[Tensor, Tensor]]:

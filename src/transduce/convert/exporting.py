@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.convert.base import Outgoing, check_is_free, known_or_nearest, made_folder
+from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
-from transduce.convert.hub_export import export_bert, export_gpt2
+from transduce.convert.folder import Outgoing, check_is_free, known_or_nearest, made_folder
+from transduce.convert.gpt2 import export_gpt2
 from transduce.convert.marian_folder import export_marian
 from transduce.convert.onnx_export import export_onnx
 from transduce.decoding.loading import load_model
@@ -57,6 +58,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         task = outgoing.settings.task
         raise SettingsError(f"{run} is a run of task '{task}'; --to {to} takes models of kind {able}")
     with made_folder(out.parent), write_aside(out) as aside:
+        aside.mkdir()
         lines = target.exporters[architecture.family](aside, outgoing)
     yield f"{out}: {count_parameters(outgoing.model):,} weights"
     yield from lines

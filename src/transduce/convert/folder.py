@@ -1,19 +1,22 @@
-"""Reading a model folder in Hugging Face's layout: JSON files and weights. Everything in it is untrusted data."""
+"""Folders of other programs: reading one in Hugging Face's layout, and making one. What is read is untrusted data."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transduce.errors import RunFolderError, UserError
+from transduce.config import Settings
+from transduce.errors import RunFolderError, SettingsError, UserError, nearest
 from transduce.runs import atomic
 from transduce.runs.tensors import load_tensors
+from transduce.text.tokenizer import Tokenizers
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
@@ -22,6 +25,56 @@ MAX_BYTES = 1 << 26
 
 _MAX_SHARING = 8
 """How much larger the tensors of a pickle may be than the file. Tied weights are stored once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Imported:
+    """A model of another program in the form of a run folder; `notes` go into its card."""
+
+    settings: Settings
+    tokenizers: Tokenizers
+    tensors: dict[str, Tensor]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outgoing:
+    """A run to be exported: `model`, in eval mode, has these settings and tensors."""
+
+    settings: Settings
+    tokenizers: Tokenizers
+    tensors: Mapping[str, Tensor]
+    model: Any  # of any architecture
+    quantization: str | None = None
+
+
+def known_or_nearest(name: str, known: Collection[str], option: str) -> None:
+    """`SettingsError` for a name that is not known, with the nearest one that is."""
+    if name not in known:
+        raise SettingsError(f"{option} {name}{nearest(name, known)}; known: {', '.join(known)}")
+
+
+def check_is_free(path: Path) -> None:
+    """Refuse a place for a new folder that is taken; an empty folder is free."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{path} exists already; give another folder, or remove it")
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Create a folder with its parents; after an error, remove those that were created."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {folder}: {error.strerror or error}") from None
+        yield
+    except BaseException:
+        for path in missing:  # the innermost first
+            with suppress(OSError):  # something else is in it by now
+                path.rmdir()
+        raise
 
 
 def read_bytes(path: Path) -> bytes:
@@ -49,37 +102,43 @@ def check_model_type(folder: Path, config: Mapping[str, Any], supported: Mapping
         raise UserError(f"{folder} contains {found}; supported here: {known}")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder's weights; `UserError` where the file is missing, damaged or refused.
+def read_weights(folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """The tensors of a folder's weights whose names do not end in `without`.
 
-    `pytorch_model.bin` is read with `weights_only`, PyTorch's restricted reader, which runs no code. A file that asks
-    for anything but tensors is refused, and so is one whose tensors would be much larger than the file.
+    `UserError` where the file is missing, damaged or refused.
     """
-    if (folder / SAFE).exists():
-        if not (folder / SAFE).is_file():
-            raise RunFolderError(f"{folder / SAFE} is not a file")
-        return load_tensors(folder / SAFE, sealed=False)
-    path = folder / PICKLED
-    if not path.is_file():
-        if path.exists():
-            raise RunFolderError(f"{path} is not a file")
-        parts = sorted(p.name for p in folder.glob("*.index.json"))
-        why = f" (weights in several files, listed in {parts[0]}, are not supported)" if parts else ""
+    path = next((path for name in (SAFE, PICKLED) if (path := folder / name).exists()), None)
+    if path is None:
+        parts = next(folder.glob("*.index.json"), None)
+        why = f" (weights in several files, listed in {parts.name}, are not supported)" if parts else ""
         raise RunFolderError(f"{folder} has no weights: neither {SAFE} nor {PICKLED} exists{why}")
-    return _read_pickled(path)
+    if not path.is_file():
+        raise RunFolderError(f"{path} is not a file")
+    tensors = load_tensors(path, sealed=False) if path.name == SAFE else _read_pickled(path)
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(without)}
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    _check_archive(path)
+    """Read with `weights_only`, PyTorch's restricted reader, which runs no code.
+
+    A file that asks for anything but tensors is refused, and so is one whose tensors would be much larger than it.
+    """
+    size = path.stat().st_size
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        why = _short(str(error).split("WeightsUnpickler error:")[-1])
-        raise UserError(f"{path} is refused: it contains more than tensors, or is damaged ({why})") from None
-    except Exception as error:  # a hostile file can cause any error in the reader
-        if "weights_only" in str(error):
-            raise UserError(f"{path} is refused: it is not a plain file of tensors ({_short(str(error))})") from None
-        raise RunFolderError(f"{path} is damaged: {_short(str(error)) or type(error).__name__}") from None
+        with path.open("rb") as file:
+            is_archive = file.read(2) == b"PK"
+        if is_archive:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+            unpacked = sum(entry.file_size for entry in entries)
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or unpacked > size:
+                raise ValueError(f"a compressed archive of {unpacked:,} bytes")  # PyTorch's are not compressed
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a hostile file can cause any error in the readers
+        why = " ".join(str(error).split("WeightsUnpickler error:")[-1].split()[:14])[:300]
+        raise UserError(
+            f"{path} is refused: it contains more than tensors, or is damaged ({why or type(error).__name__})"
+        ) from None
     if not isinstance(tensors, dict):
         raise UserError(f"{path} is refused: it does not contain named tensors")
     for name, tensor in tensors.items():
@@ -87,25 +146,6 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not plain or tensor.device.type != "cpu" or tensor.is_quantized:
             raise UserError(f"{path} is refused: {str(name)[:200]} is not a dense tensor with a name")
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if total > _MAX_SHARING * path.stat().st_size:
+    if total > _MAX_SHARING * size:
         raise UserError(f"{path} is refused: its tensors would take {total:,} bytes, many times the size of the file")
-    return dict(tensors)
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse a compressed zip archive: PyTorch stores tensors uncompressed, so this one would grow in memory."""
-    with path.open("rb") as file:
-        if file.read(2) != b"PK":
-            return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except Exception as error:  # a hostile file can cause any error in the reader
-        raise RunFolderError(f"{path} is damaged: {_short(str(error))}") from None
-    size = sum(entry.file_size for entry in entries)
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or size > path.stat().st_size:
-        raise UserError(f"{path} is refused: it is a compressed archive of {size:,} bytes")
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split()[:14])[:300]
+    return tensors

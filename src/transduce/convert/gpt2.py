@@ -1,8 +1,12 @@
-"""GPT-2 (Radford et al. 2019) as transformers stores it: config.json and weight map. Its matrices are [in, out]."""
+"""GPT-2 (Radford et al. 2019) as transformers stores it: config.json, weight map, import and export.
+
+Its matrices are [in, out].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +14,31 @@ import torch
 from torch import Tensor
 
 from transduce.config import GPTSettings
+from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
+from transduce.convert.hub_folder import (
+    ids_of,
+    load_exported,
+    make_imported,
+    make_vocabulary,
+    read_tokenizer,
+    special_names,
+    their_rows,
+    write_folder,
+)
+from transduce.convert.parity import MAX_TOKENS, UNCHECKED, compare_all, examples, logits_of, settle
 from transduce.convert.requirements import (
-    ACTIVATIONS,
-    ONE_HEAD_COUNT,
+    EXPRESSIBLE_IN_TRANSFORMERS,
     ConfigFormat,
     Expressible,
+    check_expressible,
     model_from,
+    normalize,
 )
-from transduce.convert.weight_map import NEVER, Entry, Rows, norm
+from transduce.convert.weight_map import NEVER, Entry, Rows, check, norm, read, type_note, write
+from transduce.errors import UserError
 from transduce.nn.block import norm_eps
-from transduce.text.special import EOS
+from transduce.runs.atomic import write_json
+from transduce.text.special import BOS, EOS, PAD, UNK
 
 ARCHITECTURES = {"gpt2": ("GPT2LMHeadModel", "GPT2Model")}
 
@@ -57,9 +76,15 @@ FORMAT = ConfigFormat(
 )
 
 
-def prefix_of(names: Collection[str]) -> str:
-    """The prefix of the names: empty in the oldest files."""
-    return "transformer." if any(name.startswith("transformer.") for name in names) else ""
+EXPRESSIBLE: Expressible = {**EXPRESSIBLE_IN_TRANSFORMERS, "residual": ("pre",), "embedding_norm": (False,)}
+
+BUFFERS = (".attn.bias", ".attn.masked_bias")
+"""Ends of the names of tensors in older files that are not weights: causal masks."""
+
+_DEFAULT_END = 50256  # GPT-2's own end, which many smaller models keep in config.json as the default
+
+
+# -- config.json and weights
 
 
 def model_settings(config: Mapping[str, Any], *, origin: Path) -> GPTSettings:
@@ -78,16 +103,21 @@ def model_settings(config: Mapping[str, Any], *, origin: Path) -> GPTSettings:
     return model_from(GPTSettings, values, origin=origin)
 
 
-def entries(s: GPTSettings, *, rows: Rows, prefix: str) -> list[Entry]:
-    """The weight map of a model, without the bias on the logits, which theirs does not have."""
+def entries(s: GPTSettings, *, rows: Rows, names: Collection[str] | None = None) -> list[Entry]:
+    """The weight map of a model, without the bias on the logits, which theirs does not have.
+
+    `names`: those in the file to read; None for a file to write.
+    """
+    prefix = "transformer." if names is None or any(name.startswith("transformer.") for name in names) else ""
     d, ff, size, head = s.d_model, s.d_ff, (rows.n_theirs, s.d_model), ("lm_head.weight",)
-    tied = s.tie != "none"
+    output, tied = "output_embedding.weight", s.tie != "none"
+    also, own = (head, (output,)) if tied else ((), ())
     found = [
-        Entry("embedding.table.weight", (f"{prefix}wte.weight",), size, also=head if tied else (), rows=rows.index),
+        Entry("embedding.table.weight", (f"{prefix}wte.weight",), size, also=also, tied=own, rows=rows.index),
         Entry("embedding.positions.embedding.weight", (f"{prefix}wpe.weight",), (s.max_positions, d)),
     ]
     if not tied:
-        found.append(Entry("output_embedding.weight", head, size, rows=rows.index))
+        found.append(Entry(output, head, size, rows=rows.index))
     for layer in range(s.n_decoder_layers):
         ours, theirs = f"decoder.blocks.{layer}", f"{prefix}h.{layer}"
         parts = (
@@ -96,17 +126,12 @@ def entries(s: GPTSettings, *, rows: Rows, prefix: str) -> list[Entry]:
             ("feed_forward.expand", "mlp.c_fc", (d, ff)),
             ("feed_forward.contract", "mlp.c_proj", (ff, d)),
         )
-        for own, name, shape in parts:
-            found.append(Entry(f"{ours}.{own}.weight", (f"{theirs}.{name}.weight",), shape, transposed=True))
-            found.append(Entry(f"{ours}.{own}.bias", (f"{theirs}.{name}.bias",), shape[1:]))
+        for part, name, shape in parts:
+            found.append(Entry(f"{ours}.{part}.weight", (f"{theirs}.{name}.weight",), shape, transposed=True))
+            found.append(Entry(f"{ours}.{part}.bias", (f"{theirs}.{name}.bias",), shape[1:]))
         found += norm(f"{ours}.self_attention_residual.norm", f"{theirs}.ln_1", d)
         found += norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2", d)
     return found + norm("decoder.norm", f"{prefix}ln_f", d)
-
-
-def tied_names(s: GPTSettings) -> dict[str, str]:
-    """Other names of the tensors in the weight map in our model."""
-    return {"output_embedding.weight": "embedding.table.weight"} if s.tie != "none" else {}
 
 
 def config_of(s: GPTSettings, *, n: int, begin: int, end: int) -> dict[str, Any]:
@@ -124,19 +149,6 @@ def config_of(s: GPTSettings, *, n: int, begin: int, end: int) -> dict[str, Any]
     }
 
 
-EXPRESSIBLE: Expressible = {
-    "residual": ("pre",),
-    "norm": ("layer",),
-    "embedding_norm": (False,),
-    "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can become a table of vectors
-    "feed_forward": ("plain",),
-    "activation": tuple(ACTIVATIONS.values()),
-    "projection": ("full",),
-    "n_kv_heads": ONE_HEAD_COUNT,
-}
-"""Some settings are expressed through an equal model: see `normalize`."""
-
-
 def fixed_bias(rows: Rows) -> Tensor:
     """Our bias on the logits. It rules out ids without a row, and the first of two ids of ours that share a row."""
     index = rows.index.tolist()
@@ -144,7 +156,115 @@ def fixed_bias(rows: Rows) -> Tensor:
     return torch.tensor([NEVER if out else 0.0 for out in ruled_out] + [0.0] * (len(index) - len(ruled_out)))
 
 
-def buffers(s: GPTSettings, *, prefix: str) -> tuple[str, ...]:
-    """Tensors in older files that are not weights: causal masks."""
-    names = ("attn.bias", "attn.masked_bias")
-    return tuple(f"{prefix}h.{layer}.{name}" for layer in range(s.n_decoder_layers) for name in names)
+# -- import
+
+
+def import_gpt2(folder: Path) -> Imported:
+    """Read a folder with config.json, weights, and tokenizer.json, or vocab.json and merges.txt.
+
+    `UserError` lists everything that is missing, damaged, contradictory or not supported.
+    """
+    config = read_object(folder / "config.json")
+    check_model_type(folder, config, ARCHITECTURES)
+    model, tensors = model_settings(config, origin=folder), read_weights(folder, without=BUFFERS)
+    check(tensors, entries(model, rows=Rows.of_size(config["vocab_size"]), names=tensors), origin=folder)
+    begin, end = special_names(folder, dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>"))
+    content = read_tokenizer(folder, list(dict.fromkeys((begin, end))))
+    ids = ids_of(content, origin=folder)
+    pad, unknown = special_names(folder, {"pad_token": "", "unk_token": ""})  # GPT-2 itself has neither
+    pad_and_unknown = [piece if piece in ids and piece not in (begin, end) else None for piece in (pad, unknown)]
+    if unknown == pad:
+        pad_and_unknown[1] = None
+    tokenizer, rows = make_vocabulary(
+        content, ids, [*pad_and_unknown, begin, end], n=config["vocab_size"], origin=folder
+    )
+    notes = [type_note(tensors), *_differing_ends(config, rows, (begin, end), origin=folder)]
+    state, bias = read(tensors, entries(model, rows=rows, names=tensors), origin=folder), fixed_bias(rows)
+    if bool(bias.any()):
+        state["output_bias"] = bias
+    same_end = int(rows.index[BOS]) == int(rows.index[EOS])
+    changes = {"output_bias": "fixed" if "output_bias" in state else False, "one_end": same_end}
+    return make_imported(folder, model.model_copy(update=changes), tokenizer, state, notes, exact=True)
+
+
+def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str], *, origin: Path) -> list[str]:
+    """Notes where config.json names other ids for the ends of a text than the vocabulary, which is followed.
+
+    `UserError` for a value that is not an id.
+    """
+    notes = []
+    for key, name, ours in zip(("bos_token_id", "eos_token_id"), names, (BOS, EOS), strict=True):
+        value, there = config.get(key), int(rows.index[ours])
+        if value is None or (type(value) is int and value in (there, _DEFAULT_END)):
+            continue
+        if type(value) is not int or not 0 <= value < rows.n_theirs:
+            problem = f"{key} = {repr(value)[:40]} is not an id of the vocabulary; its {name} is {there}"
+            raise UserError(f"{origin / 'config.json'}: {problem}")
+        notes.append(f"{key} = {value} in config.json is not followed: {name} of the vocabulary, {there}, is used")
+    return notes
+
+
+# -- export
+
+
+def export_gpt2(out: Path, run: Outgoing) -> list[str]:
+    """Write a folder for GPT2LMHeadModel, compare it if transformers is installed, and return lines on the result.
+
+    Raises `UserError` where the architecture lacks one of the settings, `TransduceError` where the models differ.
+    """
+    s, tensors = run.settings.model, dict(run.tensors)
+    assert isinstance(s, GPTSettings)
+    check_expressible(s, EXPRESSIBLE, "transformers' GPT-2")
+    rows = their_rows(run)
+    bias = tensors.pop("output_bias", None)  # GPT-2 has none: ours may only rule out ids that do not exist there
+    if bias is not None and bool(bias.any()) and not torch.equal(bias, fixed_bias(rows)):
+        raise UserError("transformers' GPT-2 cannot express model.output_bias = true (its numbers are not zero here)")
+    _merge_ends(tensors, rows, one_end=s.one_end)
+    model, tensors = normalize(s, tensors)
+    begin, end = int(rows.index[BOS]), int(rows.index[EOS])
+    generation: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": end}
+    if never := [i for i in (int(rows.index[PAD]), begin) if i >= 0 and i != end]:
+        generation["suppress_tokens"] = never
+    write_json(out / "generation_config.json", generation)
+    config = config_of(model, n=rows.n_theirs, begin=begin, end=end)
+    special = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
+    frame = {} if run.settings.data.documents == "file" else {"single": "<s> $A", "pair": "<s> $A $B:1"}
+    theirs = write(tensors, entries(model, rows=rows))
+    write_folder(out, run, config, theirs, special=special, frame=frame, longest=s.max_positions)
+    return [_compare(out, run, rows)]
+
+
+def _merge_ends(tensors: dict[str, Tensor], rows: Rows, *, one_end: bool) -> None:
+    """Make the vectors of beginning and end one where they are one piece there.
+
+    With `one_end` the beginning is read as the end, so that its own vector is not used.
+    """
+    if int(rows.index[BOS]) != int(rows.index[EOS]):
+        if one_end:
+            raise UserError("transformers' GPT-2 cannot express model.one_end = true with two pieces; use --to onnx")
+        return
+    for name in ("embedding.table.weight", "output_embedding.weight"):
+        if one_end:
+            tensors[name] = tensors[name].clone()
+            tensors[name][BOS] = tensors[name][EOS]
+        elif not torch.equal(tensors[name][BOS], tensors[name][EOS]):
+            raise UserError(
+                "the vectors of the beginning and the end of a text differ, as after training, and the vocabulary has "
+                "one piece for both: import the model and train again (it then has model.one_end = true), or --to onnx"
+            )
+
+
+def _compare(out: Path, run: Outgoing, rows: Rows) -> str:
+    """Compare token ids and logits with those of transformers."""
+    if (theirs := load_exported(out, "GPT2LMHeadModel", run, rows)) is None:
+        return UNCHECKED
+    longest = min(MAX_TOKENS, run.settings.model.max_positions - 1)
+    ids, known = examples(8, run.tokenizers.n_tgt, longest=longest).tgt_in, rows.index >= 0
+    ids = ids.where(known[ids], EOS)  # an imported vocabulary may lack some
+    mask = (ids != PAD) | ~known[PAD]
+    with torch.no_grad():
+        found = theirs(input_ids=rows.index[ids], attention_mask=mask.long()).logits
+    last = {row: i for i, row in enumerate(rows.index.tolist())}  # of ids that share a row, the last is exported
+    compared = torch.tensor([i for row, i in last.items() if row >= 0])
+    pairs = [(found[..., rows.index[compared]][mask], logits_of(run.model, ids)[..., compared][mask])]
+    return settle(f"outputs of transformers {version('transformers')}", compare_all(pairs))

@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transduce.config import to_toml
-from transduce.convert import bert, gpt2, hub_vocabulary, marian
-from transduce.convert.base import Imported, check_is_free, known_or_nearest, made_folder
+from transduce.convert import bert, gpt2, hub_folder, marian
 from transduce.convert.download import download, hub_name
-from transduce.convert.folder import PICKLED, SAFE, check_model_type, read_object
-from transduce.convert.hub_import import import_bert, import_gpt2
+from transduce.convert.folder import (
+    PICKLED,
+    SAFE,
+    Imported,
+    check_is_free,
+    check_model_type,
+    known_or_nearest,
+    made_folder,
+    read_object,
+)
 from transduce.convert.marian_folder import import_marian
 from transduce.errors import RunFolderError, SettingsError
 from transduce.evaluation.card import plain
@@ -47,18 +54,18 @@ IMPORTERS = {
         tokenizer=("source.spm", "target.spm"),
     ),
     "bert": Source(
-        import_bert,
+        bert.import_bert,
         bert.ARCHITECTURES,
         files=_NAMES,
-        tokenizer=(hub_vocabulary.TOKENIZER,),
-        older=(hub_vocabulary.WORDS, hub_vocabulary.ADDED),
+        tokenizer=(hub_folder.TOKENIZER,),
+        older=(hub_folder.WORDS, hub_folder.ADDED),
     ),
     "gpt2": Source(
-        import_gpt2,
+        gpt2.import_gpt2,
         gpt2.ARCHITECTURES,
         files=_NAMES,
-        tokenizer=(hub_vocabulary.TOKENIZER,),
-        older=(hub_vocabulary.PIECES, hub_vocabulary.MERGES, hub_vocabulary.ADDED),
+        tokenizer=(hub_folder.TOKENIZER,),
+        older=(hub_folder.PIECES, hub_folder.MERGES, hub_folder.ADDED),
     ),
 }
 

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from transduce.config import TransformerSettings
 from transduce.convert.requirements import (
-    ACTIVATIONS,
+    EXPRESSIBLE_IN_TRANSFORMERS,
     MAX_LAYERS,
-    ONE_HEAD_COUNT,
     ConfigFormat,
     Expressible,
     model_from,
 )
-from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
+from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm, rows_of
 from transduce.errors import UserError
 from transduce.nn.block import norm_eps
 from transduce.nn.positions.absolute import halves, sinusoids
@@ -33,6 +32,7 @@ from transduce.text.special import BOS, EOS, PAD, SPECIAL_PIECES, UNK
 ARCHITECTURES = {"marian": ("MarianMTModel",)}
 
 POSITION_TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+"""Tensors in older files that are not weights: the sinusoids."""
 
 FORMAT = ConfigFormat(
     sizes={
@@ -112,49 +112,39 @@ def config_of(s: TransformerSettings, *, n_src: int, n_tgt: int, pad: int) -> di
 
 
 EXPRESSIBLE: Expressible = {
+    **EXPRESSIBLE_IN_TRANSFORMERS,
     "residual": ("post",),
-    "norm": ("layer",),
     "norm_eps": (None, norm_eps("layer")),
     "embedding_norm": (False,),
     "positions": ("sinusoidal", "sinusoidal_halves"),
-    "feed_forward": ("plain",),
-    "activation": tuple(ACTIVATIONS.values()),
-    "projection": ("full",),
-    "n_kv_heads": ONE_HEAD_COUNT,
     "bias": (True,),
     "n_encoder_layers": range(1, MAX_LAYERS + 1),
 }
-
 
 NULL = "<null>"
 """The name of our PAD in an exported vocabulary, which keeps its row where it is needed for an identical re-import."""
 
 
-def entries(s: TransformerSettings, *, src: Rows, tgt: Rows, output_bias: bool = True) -> list[Entry]:
-    """The weight map of a model. `output_bias` false: our model has none, and theirs is zero."""
-    found = _embeddings(s, src, tgt)
-    if output_bias:
-        shape = (1, tgt.n_theirs)
-        found.append(Entry("output_bias", ("final_logits_bias",), shape, rows=tgt.index, filler=NEVER, flat=True))
+def entries(s: TransformerSettings, *, src: Rows, tgt: Rows) -> list[Entry]:
+    """The weight map of a model."""
+    encoder, decoder, head = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
+    table, output, shape = "tgt_embedding.table.weight", "output_embedding.weight", (tgt.n_theirs, s.d_model)
+    src_embedding = Entry("src_embedding.table.weight", (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1)
+    if s.tie == "three_way":
+        tied, names = (src_embedding.ours, output), (encoder, decoder, head)
+        found = [Entry(table, ("model.shared.weight",), shape, names, tied, rows=tgt.index, stream=1)]
+    elif s.tie == "two_way":
+        found = [src_embedding, Entry(table, (decoder,), shape, (head,), (output,), rows=tgt.index, stream=1)]
+    else:
+        own = [
+            Entry(ours, (name,), shape, rows=tgt.index, stream=1) for ours, name in ((table, decoder), (output, head))
+        ]
+        found = [src_embedding, *own]
+    logits_bias, shape = ("final_logits_bias",), (1, tgt.n_theirs)
+    found.append(Entry("output_bias", logits_bias, shape, rows=tgt.index, filler=NEVER, flat=True))
     for side, n_layers in (("encoder", s.n_encoder_layers), ("decoder", s.n_decoder_layers)):
         for layer in range(n_layers):
             found += _block(f"{side}.blocks.{layer}", f"model.{side}.layers.{layer}", s, decoder=side == "decoder")
-    return found
-
-
-def _embeddings(s: TransformerSettings, src: Rows, tgt: Rows) -> list[Entry]:
-    encoder, decoder, head = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
-    tgt_name, shape = "tgt_embedding.table.weight", (tgt.n_theirs, s.d_model)
-    if s.tie == "three_way":
-        names = (encoder, decoder, head)
-        return [Entry(tgt_name, ("model.shared.weight",), shape, also=names, rows=tgt.index, stream=1)]
-    also = (head,) if s.tie == "two_way" else ()
-    found = [
-        Entry("src_embedding.table.weight", (encoder,), (src.n_theirs, s.d_model), rows=src.index, stream=1),
-        Entry(tgt_name, (decoder,), shape, also=also, rows=tgt.index, stream=1),
-    ]
-    if s.tie == "none":
-        found.append(Entry("output_embedding.weight", (head,), shape, rows=tgt.index, stream=1))
     return found
 
 
@@ -180,27 +170,15 @@ def _block(ours: str, theirs: str, s: TransformerSettings, *, decoder: bool) -> 
     return found
 
 
-def tied_names(s: TransformerSettings) -> dict[str, str]:
-    """Other names of the tensors in the weight map in our model."""
-    table = "tgt_embedding.table.weight"
-    return {
-        "three_way": {"src_embedding.table.weight": table, "output_embedding.weight": table},
-        "two_way": {"output_embedding.weight": table},
-        "none": {},
-    }[s.tie]
-
-
 def column_order(s: TransformerSettings) -> Tensor | None:
     """Our column for each of theirs: ours differ where the model has the paper's sinusoids."""
     return halves(s.d_model) if s.positions == "sinusoidal" else None
 
 
-def check_positions(tensors: Mapping[str, Tensor], s: TransformerSettings, *, origin: Path) -> None:
+def check_positions(tables: Mapping[str, Tensor], s: TransformerSettings, *, origin: Path) -> None:
     """`UserError` where a file contains position tables that are not the sinusoids that we compute."""
     shape = (s.max_positions, s.d_model)
-    for name in POSITION_TABLES:
-        if (table := tensors.get(name)) is None:
-            continue
+    for name, table in tables.items():
         expected = sinusoids(*shape)[:, halves(s.d_model)]
         if table.shape != shape or not bool((table.float() - expected).abs().max() <= 1e-3):
             raise UserError(f"{origin}: {name} {list(table.shape)} does not contain sinusoids {list(shape)}")
@@ -213,19 +191,12 @@ def pieces_and_rows(
 
     n: rows of their embedding. special: their id of our UNK, BOS and EOS.
     """
-    if any(type(i) is not int or not 0 <= i < n for i in ids.values()):
-        raise UserError(f"{origin}: has ids outside 0 .. {n - 1}, the vocab_size in config.json")
-    names = {i: piece for piece, i in ids.items()}
-    if len(names) < len(ids):
-        raise UserError(f"{origin}: two pieces have one id")
     if len(set(special.values())) < len(special) or not all(0 <= i < n for i in special.values()):
         raise UserError(f"{origin}: unknown, pad and end of sentence need three ids within 0 .. {n - 1}: {special}")
-    null = ids.get(NULL)
-    taken = {*special.values(), null}
-    others = [i for i in range(n) if i not in taken]
-    index = [-1 if null is None else null, special[UNK], special[BOS], special[EOS], *others]
-    pieces = [*SPECIAL_PIECES, *(names.get(i, f"<unnamed {i}>") for i in others)]
-    return pieces, Rows(torch.tensor(index), n)
+    rows = rows_of(ids, [ids.get(NULL, -1), special[UNK], special[BOS], special[EOS]], n=n, origin=origin)
+    names = {i: piece for piece, i in ids.items()}
+    others = rows.index[len(SPECIAL_PIECES) :].tolist()
+    return [*SPECIAL_PIECES, *(names.get(i, f"<unnamed {i}>") for i in others)], rows
 
 
 def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> tuple[dict[str, int], Rows]:

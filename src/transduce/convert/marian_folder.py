@@ -14,21 +14,18 @@ from torch import Tensor
 
 from transduce.config import DataSettings, DecodingSettings, Settings, TokenizerSettings, TransformerSettings
 from transduce.convert import marian
-from transduce.convert.base import Imported, Outgoing
-from transduce.convert.folder import check_model_type, read_bytes, read_object, read_weights
-from transduce.convert.marian import NULL
+from transduce.convert.folder import Imported, Outgoing, check_model_type, read_bytes, read_object, read_weights
 from transduce.convert.parity import (
     MAX_TOKENS,
     UNCHECKED,
-    Check,
     compare,
     compare_tokenizer,
     examples,
     logits_of,
     settle,
 )
-from transduce.convert.requirements import inexpressible
-from transduce.convert.weight_map import NEVER, Rows, check, check_padding, read, type_note, write
+from transduce.convert.requirements import check_expressible
+from transduce.convert.weight_map import NEVER, Rows, check, read, type_note, write
 from transduce.errors import RunFolderError, UserError
 from transduce.runs.atomic import write_json, write_text
 from transduce.runs.tensors import write_tensors
@@ -66,22 +63,30 @@ def import_marian(folder: Path) -> Imported:
     model = marian.model_settings(config, origin=folder)
     tokenizer_config = read_object(folder / "tokenizer_config.json", optional=True)
     tensors = read_weights(folder)
+    position_tables = {name: tensors.pop(name) for name in marian.POSITION_TABLES if name in tensors}
     n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
     sizes = marian.entries(model, src=Rows.of_size(n_src), tgt=Rows.of_size(n_tgt))
-    check(tensors, sizes, origin=folder, known=marian.POSITION_TABLES)  # before anything of these sizes is allocated
-    src, tgt, tokenizers = _read_vocabularies(folder, config, tokenizer_config, separate=model.tie != "three_way")
+    check(tensors, sizes, origin=folder)  # before anything of these sizes is allocated
+    two = bool(tokenizer_config.get("separate_vocabs"))
+    if (n_src != n_tgt or two) and not (two and model.tie != "three_way"):
+        raise UserError(
+            f"{folder / 'config.json'}: vocab_size {n_src}, decoder_vocab_size {n_tgt}: two vocabularies need "
+            "separate_vocabs in tokenizer_config.json, and embeddings that are not shared"
+        )
+    names = {key: str(tokenizer_config.get(key) or default) for key, default in _SPECIAL.items()}
+    src, src_tokenizer = _read_side(folder, "vocab.json", "source.spm", config, names, n=n_src)
+    tgt, tgt_tokenizer = _read_side(
+        folder, "target_vocab.json" if two else "vocab.json", "target.spm", config, names, n=n_tgt
+    )
     own = config.get(_OWN)
     if isinstance(own, dict) and own.get("positions") == "sinusoidal":
         model = model.model_copy(update={"positions": "sinusoidal"})
-    entries = marian.entries(model, src=src, tgt=tgt)
     order = marian.column_order(model)
-    state = read(tensors, entries, origin=folder, known=marian.POSITION_TABLES, order=order)
-    bias = tensors.get("final_logits_bias")
-    if min(int(src.index[PAD]), int(tgt.index[PAD])) >= 0 and (bias is None or not bool(bias.any())):
+    state = read(tensors, marian.entries(model, src=src, tgt=tgt), origin=folder, order=order)
+    marian.check_positions(position_tables, model, origin=folder)
+    if min(int(src.index[PAD]), int(tgt.index[PAD])) >= 0 and not bool(tensors["final_logits_bias"].any()):
         del state["output_bias"]
     model = model.model_copy(update={"output_bias": "output_bias" in state})
-    marian.check_positions(tensors, model, origin=folder)
-    state |= {name: state[kept] for name, kept in marian.tied_names(model).items()}
     generation = read_object(folder / "generation_config.json", optional=True)
     settings = Settings(
         name=folder.absolute().name,
@@ -90,45 +95,33 @@ def import_marian(folder: Path) -> Imported:
             tgt_lang=_language(tokenizer_config.get("target_lang")) or "tgt",
             max_length=model.max_positions,
         ),
-        tokenizer=TokenizerSettings(kind="marian", vocab_size=max(tokenizers.n_src, 8), joint=model.tie == "three_way"),
+        tokenizer=TokenizerSettings(
+            kind="marian", vocab_size=max(src_tokenizer.vocab_size, 8), joint=model.tie == "three_way"
+        ),
         model=model,
         decoding=_decoding(config, generation, model.max_positions),
     )
     notes = [type_note(tensors)]
     if ignored := _ignored_rules({**config, **generation}, {config["pad_token_id"], int(tgt.index[PAD])}, tgt):
         notes.append(f"not taken over, as the search here has no such rule: {', '.join(ignored)}")
-    return Imported(settings, tokenizers, state, tuple(notes))
+    return Imported(settings, Tokenizers(src_tokenizer, tgt_tokenizer), state, tuple(notes))
 
 
-def _read_vocabularies(
-    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, separate: bool
-) -> tuple[Rows, Rows, Tokenizers]:
-    """Rows and tokenizers of both sides."""
-    n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
-    two = bool(tokenizer_config.get("separate_vocabs"))
-    if (n_src != n_tgt or two) and not (separate and two):
+def _read_side(
+    folder: Path, listed: str, model: str, config: Mapping[str, Any], names: Mapping[str, str], *, n: int
+) -> tuple[Rows, PieceTokenizer]:
+    """Rows and tokenizer of one side. `names`: the special pieces."""
+    ids, unk, eos = read_object(folder / listed), names["unk_token"], names["eos_token"]
+    if unk not in ids or ids.get(eos) != config.get("eos_token_id"):
         raise UserError(
-            f"{folder / 'config.json'}: vocab_size {n_src}, decoder_vocab_size {n_tgt}: two vocabularies need "
-            "separate_vocabs in tokenizer_config.json, and embeddings that are not shared"
+            f"{folder / listed}: needs {unk}, and {eos} with id {config.get('eos_token_id')} as in config.json"
         )
-    unk, eos = (str(tokenizer_config.get(key) or default) for key, default in _SPECIAL.items())
-    sides = []
-    for name, spm, n in (
-        ("vocab.json", "source.spm", n_src),
-        ("target_vocab.json" if two else "vocab.json", "target.spm", n_tgt),
-    ):
-        ids, path, eos_id = read_object(folder / name), folder / name, config.get("eos_token_id")
-        if unk not in ids or ids.get(eos) != eos_id:
-            raise UserError(f"{path}: needs {unk}, and {eos} with id {eos_id} as in config.json")
-        special = {UNK: ids[unk], BOS: config["pad_token_id"], EOS: ids[eos]}
-        pieces, rows = marian.pieces_and_rows(ids, n=n, special=special, origin=path)
-        check_padding(max(ids.values()) + 1, n=n, origin=path)
-        try:
-            sides.append((rows, PieceTokenizer(read_bytes(folder / spm), pieces)))
-        except ValueError as error:
-            raise RunFolderError(f"{folder / spm} is damaged: {error}") from None
-    (src, src_tokenizer), (tgt, tgt_tokenizer) = sides
-    return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
+    special = {UNK: ids[unk], BOS: config["pad_token_id"], EOS: ids[eos]}
+    pieces, rows = marian.pieces_and_rows(ids, n=n, special=special, origin=folder / listed)
+    try:
+        return rows, PieceTokenizer(read_bytes(folder / model), pieces)
+    except ValueError as error:
+        raise RunFolderError(f"{folder / model} is damaged: {error}") from None
 
 
 def _language(value: object) -> str | None:
@@ -170,31 +163,23 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
 
     Raises `UserError` where Marian's architecture lacks one of the settings, `TransduceError` where the models differ.
     """
-    settings, tensors, s = run.settings, run.tensors, run.settings.model
+    settings, s = run.settings, run.settings.model
     assert isinstance(s, TransformerSettings)
-    if lacking := inexpressible(s, marian.EXPRESSIBLE):
-        raise UserError(
-            f"transformers' Marian cannot express {', '.join(lacking)}; use --to onnx or --to ctranslate2, or "
-            "train with settings that it supports"
-        )
+    check_expressible(s, marian.EXPRESSIBLE, "transformers' Marian")
     src_pieces, tgt_pieces = (side.pieces(range(side.vocab_size)) for side in (run.tokenizers.src, run.tokenizers.tgt))
-    shared, keep_null = src_pieces == tgt_pieces, not _pad_is_unused(tensors)
+    shared, keep_null = src_pieces == tgt_pieces, not _pad_is_unused(run.tensors)
     (src_ids, src), (tgt_ids, tgt) = (
         marian.ids_and_rows(pieces, keep_null=keep_null, pad_last=shared) for pieces in (src_pieces, tgt_pieces)
     )
     pad = int(tgt.index[BOS])
-    out.mkdir()
     config = marian.config_of(s, n_src=src.n_theirs, n_tgt=tgt.n_theirs, pad=pad) | {_OWN: {"positions": s.positions}}
     write_json(out / "config.json", config)
     write_json(out / "generation_config.json", _generation_config(settings, pad, int(tgt.index[PAD])))
-    distinct = {name: tensor for name, tensor in tensors.items() if name not in marian.tied_names(s)}
-    entries = marian.entries(s, src=src, tgt=tgt, output_bias=bool(s.output_bias))
-    theirs = write(distinct, entries, order=marian.column_order(s))
-    theirs.setdefault("final_logits_bias", torch.zeros(1, tgt.n_theirs))
+    theirs = write(run.tensors, marian.entries(s, src=src, tgt=tgt), order=marian.column_order(s))
     write_tensors(out / "model.safetensors", theirs)
     _write_tokenizer(out, run, src_ids, None if shared else tgt_ids)
     write_text(out / "README.md", _card(settings))
-    return [_compare(out, run.model, run.tokenizers, src, tgt).line()]
+    return [_compare(out, run.model, run.tokenizers, src, tgt)]
 
 
 def _pad_is_unused(tensors: Mapping[str, Tensor]) -> bool:
@@ -247,11 +232,11 @@ def _card(settings: Settings) -> str:
         "print(tokenizer.batch_decode(found, skip_special_tokens=True))\n```\n\n"
         "The decoder starts from the vector of `<pad>`, which need not be zero. CTranslate2's converter for Marian "
         "models assumes that it is: use `transduce export RUN --to ctranslate2 OUT` instead.\n"
-        f"`{NULL}` in the vocabulary is a row that is never generated.\n"
+        f"`{marian.NULL}` in the vocabulary is a row that is never generated.\n"
     )
 
 
-def _compare(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows) -> Check:
+def _compare(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows) -> str:
     """Compare token ids and logits with those of transformers."""
     try:
         import transformers

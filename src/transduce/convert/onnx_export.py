@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from transduce.config import EncoderSettings, Settings
-from transduce.convert.base import Outgoing
+from transduce.convert.folder import Outgoing
+from transduce.convert.onnx_graphs import OPSET, graphs_of, quiet
 from transduce.convert.parity import (
     Difference,
     compare_all,
@@ -45,11 +45,21 @@ def export_onnx(out: Path, run: Outgoing) -> list[str]:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'transduce[interchange]'") from None
-    out.mkdir()
-    description = _describe(run.settings) | _write_graphs(out, run) | _write_vocabularies(out, run)
+    description: dict[str, Any] = _describe(run.settings) | {"opset": OPSET}
+    for name, graph in graphs_of(run.model, run.settings.model).items():
+        graph.save(out / f"{name}.onnx")
+        description[name] = {"file": f"{name}.onnx", "inputs": list(graph.inputs), "outputs": list(graph.outputs)}
+        if graph.state:
+            description[name]["state"] = graph.state
+    tokenizers = run.tokenizers
+    if run.settings.task == "translation":
+        sides = {"source": tokenizers.src, "target": tokenizers.tgt}
+    else:
+        sides = {"tokenizer": tokenizers.tgt}
+    description |= {name: _write_vocabulary(out, name, vocabulary) for name, vocabulary in sides.items()}
     write_json(out / DESCRIPTION, description)
     what = f"outputs of onnxruntime {onnxruntime.__version__}"
-    lines = [settle(f"{what}, float32", _difference(out, description, run)).line()]
+    lines = [settle(f"{what}, float32", _difference(out, description, run))]
     if run.quantization is not None:
         for name in ("encoder", "decoder"):
             if name in description:
@@ -57,27 +67,6 @@ def export_onnx(out: Path, run: Outgoing) -> list[str]:
         moved, _ = _difference(out, description, run)
         lines.append(f"{run.quantization} moves outputs by {moved:.2f} at most")
     return lines
-
-
-def _write_graphs(out: Path, run: Outgoing) -> dict[str, Any]:
-    """Write the graphs; return for each its file, inputs, outputs, and the state that carries over between steps."""
-    from transduce.convert import onnx_graphs
-
-    found: dict[str, Any] = {"opset": onnx_graphs.OPSET}
-    for name, graph in onnx_graphs.graphs_of(run.model, run.settings.model).items():
-        graph.save(out / f"{name}.onnx")
-        found[name] = {"file": f"{name}.onnx", "inputs": list(graph.inputs), "outputs": list(graph.outputs)}
-        if graph.state:
-            found[name]["state"] = graph.state
-    return found
-
-
-def _write_vocabularies(out: Path, run: Outgoing) -> dict[str, Any]:
-    tokenizers = run.tokenizers
-    if run.settings.task == "translation":
-        sides = {"source": tokenizers.src, "target": tokenizers.tgt}
-        return {name: _write_vocabulary(out, name, vocabulary) for name, vocabulary in sides.items()}
-    return {"tokenizer": _write_vocabulary(out, "tokenizer", tokenizers.tgt)}
 
 
 def _write_vocabulary(out: Path, name: str, vocabulary: Vocabulary) -> dict[str, str]:
@@ -98,24 +87,17 @@ def _describe(settings: Settings) -> dict[str, Any]:
     """What a program must know in addition to the inputs and outputs of the graphs."""
     s, decoding, data = settings.model, settings.decoding, settings.data
     special = {"pad": PAD, "unknown": UNK, "begin": BOS, "end": EOS}
-    found: dict[str, Any] = {
-        "task": settings.task,
-        "special": special,
-        "longest": s.max_positions if s.positions == "learned" else None,
-    }
+    if settings.task == "masked":
+        special["mask"] = MASK
+    longest = s.max_positions if s.positions == "learned" else None
+    found: dict[str, Any] = {"task": settings.task, "special": special, "longest": longest}
     if settings.task == "translation":
         found |= {"append_to_source": [EOS], "begin_target": [BOS], "never_written": [PAD, BOS]}
-        return found | {
-            "beam": decoding.beam,
-            "length_penalty": decoding.length_penalty,
-            "max_length": decoding.max_length,
-        }
+        return found | decoding.model_dump(include={"beam", "length_penalty", "max_length"})
     if settings.task == "causal":
         begin = [] if data.documents == "file" else [BOS]
         return found | {"begin": begin, "never_written": [PAD, BOS], "context": data.context}
     found |= {"before_text": [BOS], "behind_text": [EOS]}
-    if settings.task == "masked":
-        special["mask"] = MASK
     if settings.task == "classification":
         found["labels"] = list(data.labels or ())
     return found
@@ -197,16 +179,11 @@ def _quantize(path: Path) -> None:
     """Store matrices in int8; activations are quantized as the graph runs (onnxruntime's dynamic quantization)."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # it recommends a pre-processing step that these graphs do not need
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            data = path.with_name(f"{path.name}.data")
-            result = Path(folder) / path.name
-            quantize_dynamic(path, result, weight_type=QuantType.QInt8, use_external_data_format=data.exists())
-            data.unlink(missing_ok=True)
-            for file in result.parent.iterdir():
-                file.replace(path.with_name(file.name))
-    finally:
-        root.setLevel(level)
+    # it recommends a pre-processing step that these graphs do not need
+    with quiet(None), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        data = path.with_name(f"{path.name}.data")
+        result = Path(folder) / path.name
+        quantize_dynamic(path, result, weight_type=QuantType.QInt8, use_external_data_format=data.exists())
+        data.unlink(missing_ok=True)
+        for file in result.parent.iterdir():
+            file.replace(path.with_name(file.name))

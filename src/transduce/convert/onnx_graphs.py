@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Graph:
             examples.append(example.to({"ids": torch.long, "segments": torch.long, "mask": torch.bool}.get(name)))
         dynamic = tuple({i: n for i, n in enumerate(shape) if isinstance(n, str)} for shape in self.inputs.values())
         # with gradients: without them, a linear layer may use an operator of oneDNN
-        with _quiet(), _without_tables(self.module), torch.enable_grad():
+        with quiet("torch.onnx"), _without_tables(self.module), torch.enable_grad():
             program = torch.onnx.export(
                 self.module,
                 tuple(examples),
@@ -81,66 +82,68 @@ class Graph:
 
 def graphs_of(model: nn.Module, s: ModelSettings) -> dict[str, Graph]:
     """The graphs of a model, by name: "encoder", "decoder" or both."""
-    if isinstance(model, Transformer):
-        return {"encoder": _source_encoder(model, s), "decoder": _decoder(model, s)}
     if isinstance(model, CausalLM):
         return {"decoder": _decoder(model, s)}
+    if isinstance(model, Transformer):
+        inputs: dict[str, Shape] = {"ids": ("batch", "source"), "mask": ("batch", "source")}
+        encoder = Graph(_Traced(model, _encode_source), inputs, list(_cross_inputs(s)))
+        return {"encoder": encoder, "decoder": _decoder(model, s)}
     assert isinstance(model, TextEncoder)
-    return {"encoder": _text_encoder(model)}
+    names = ("ids", "mask") if model.segment_embedding is None else ("ids", "mask", "segments")
+    with torch.no_grad():
+        outputs = list(head_outputs(model, torch.ones(1, 1, dtype=torch.long), None))
+    return {"encoder": Graph(_Traced(model, _encode_text), dict.fromkeys(names, ("batch", "length")), outputs)}
 
 
-class _SourceEncoder(nn.Module):
-    """A translator's encoder: ids and mask [B, S] to the keys and values of each decoder block's cross-attention."""
+class _Traced(nn.Module):
+    """A function of a model and of tensors, as the module that the exporter needs."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Any, compute: Callable[..., list[Tensor]]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.compute = model, compute
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
-        ids, mask = inputs
-        memory = self.model.encode(ids.masked_fill(~mask, PAD))
-        return [values for block in self.model.decoder.blocks for values in block.cross_attention.key_value(memory)]
+        return self.compute(self.model, *inputs)
 
 
-def _source_encoder(model: Transformer, s: ModelSettings) -> Graph:
-    inputs = {"ids": ("batch", "source"), "mask": ("batch", "source")}
-    return Graph(_SourceEncoder(model), inputs, list(_cross_inputs(s)))
+def _encode_source(model: Transformer, ids: Tensor, mask: Tensor) -> list[Tensor]:
+    """Ids and mask [B, S] to the keys and values of each decoder block's cross-attention."""
+    memory = model.encode(ids.masked_fill(~mask, PAD))
+    return [values for block in model.decoder.blocks for values in block.cross_attention.key_value(memory)]
 
 
-class _Decoder(nn.Module):
+def _encode_text(model: TextEncoder, ids: Tensor, mask: Tensor, segments: Tensor | None = None) -> list[Tensor]:
+    """Ids, mask and segments (if it has any) [B, S] to the outputs of the model's head."""
+    return list(head_outputs(model, ids.masked_fill(~mask, PAD), segments).values())
+
+
+def _decode(names: Sequence[str], model: Transformer | CausalLM, *inputs: Tensor) -> list[Tensor]:
     """The next ids [B, T], the mask and the encoder's outputs (of a translator) and the state to logits and new state.
 
     `names`: what each input is.
     """
-
-    def __init__(self, model: Transformer | CausalLM, names: Sequence[str]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
-        given = dict(zip(self.names, inputs, strict=True))
-        ids, mask = given["ids"], given.get("mask")
-        layers: list[LayerCache] = []
-        for i in range(len(self.model.decoder.blocks)):
-            history = [given[name] for place in (0, 1) if (name := f"past_window.{i}.{place}") in given]
-            cross = (given.get(f"cross_keys.{i}"), given.get(f"cross_values.{i}"))
-            layers.append(_GrowingCache(given[f"past_keys.{i}"], given[f"past_values.{i}"], *cross, list(history)))
-        bias = torch.zeros(ids.shape[0], 1, 1, 0) if mask is None else attention_bias(mask[:, None])
-        state = _TracedState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
-        logits = self.model.step(ids, state)
-        after: dict[str, Any] = {f"past_keys.{i}": layer.keys for i, layer in enumerate(layers)}
-        after |= {f"past_values.{i}": layer.values for i, layer in enumerate(layers)}
-        after |= {f"past_window.{i}.{j}": x for i, layer in enumerate(layers) for j, x in enumerate(layer.history)}
-        return [logits, *(after[name] for name in self.names if name.startswith("past_"))]
+    given = dict(zip(names, inputs, strict=True))
+    ids, mask = given["ids"], given.get("mask")
+    layers: list[LayerCache] = []
+    for i in range(len(model.decoder.blocks)):
+        history = [given[name] for place in (0, 1) if (name := f"past_window.{i}.{place}") in given]
+        cross = (given.get(f"cross_keys.{i}"), given.get(f"cross_values.{i}"))
+        layers.append(_GrowingCache(given[f"past_keys.{i}"], given[f"past_values.{i}"], *cross, list(history)))
+    bias = torch.zeros(ids.shape[0], 1, 1, 0) if mask is None else attention_bias(mask[:, None])
+    state = _TracedState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
+    logits = model.step(ids, state)
+    after: dict[str, Any] = {f"past_keys.{i}": layer.keys for i, layer in enumerate(layers)}
+    after |= {f"past_values.{i}": layer.values for i, layer in enumerate(layers)}
+    after |= {f"past_window.{i}.{j}": x for i, layer in enumerate(layers) for j, x in enumerate(layer.history)}
+    return [logits, *(after[name] for name in names if name.startswith("past_"))]
 
 
 def _decoder(model: Transformer | CausalLM, s: ModelSettings) -> Graph:
     inputs: dict[str, Shape] = {"ids": ("batch", "new")}
     if isinstance(model, Transformer):
         inputs |= {"mask": ("batch", "source")} | _cross_inputs(s)
-    state: dict[str, Shape] = {}
     kept: Shape = ("batch", s.n_kv_heads or s.n_heads, "past", s.d_head)
-    state |= {f"past_{part}.{i}": kept for part in ("keys", "values") for i in range(s.depth[-1])}
+    state = {f"past_{part}.{i}": kept for part in ("keys", "values") for i in range(s.depth[-1])}
     if s.kernel_size > 1:
         for i in range(s.depth[-1]):
             for place, width in enumerate((s.d_model, s.d_ff)):
@@ -148,33 +151,12 @@ def _decoder(model: Transformer | CausalLM, s: ModelSettings) -> Graph:
     inputs |= state
     first = {name: [0 if n == "past" else n for n in shape] for name, shape in state.items()}
     outputs = ["logits", *(name.removeprefix("past_") for name in state)]
-    return Graph(_Decoder(model, list(inputs)), inputs, outputs, first)
+    return Graph(_Traced(model, partial(_decode, list(inputs))), inputs, outputs, first)
 
 
 def _cross_inputs(s: ModelSettings) -> dict[str, Shape]:
     shape: Shape = ("batch", s.n_kv_heads or s.n_heads, "source", s.d_head)
     return {f"cross_{part}.{i}": shape for i in range(s.depth[-1]) for part in ("keys", "values")}
-
-
-class _TextEncoder(nn.Module):
-    """An encoder with its head: ids, mask and segments (if it has any) [B, S] to the outputs of its head."""
-
-    def __init__(self, model: TextEncoder) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
-        ids, mask, segments = (*inputs, None)[:3]
-        assert ids is not None and mask is not None
-        return list(head_outputs(self.model, ids.masked_fill(~mask, PAD), segments).values())
-
-
-def _text_encoder(model: TextEncoder) -> Graph:
-    names = ("ids", "mask") if model.segment_embedding is None else ("ids", "mask", "segments")
-    with torch.no_grad():
-        one = torch.ones(1, 1, dtype=torch.long)
-        outputs = list(head_outputs(model, one, None))
-    return Graph(_TextEncoder(model), {name: ("batch", "length") for name in names}, outputs)
 
 
 # -- changes to the model for tracing, where sizes are symbols: a branch on them would become part of the graph
@@ -217,14 +199,14 @@ def _without_tables(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings about packages that are not installed and names of sizes."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet(logger: str | None) -> Iterator[None]:
+    """Silence warnings of a library that do not concern our models; `logger`: the name of its logger."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        log.setLevel(level)

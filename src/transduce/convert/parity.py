@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,22 +38,7 @@ Difference = tuple[float, float]
 """The largest difference, and the largest number compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A comparison and its largest difference; without one, `what` is the reason that nothing was compared."""
-
-    what: str
-    difference: float | None = None
-    bound: float = BOUND
-
-    def line(self) -> str:
-        """A line for the user."""
-        if self.difference is None:
-            return f"not checked: {self.what}"
-        return f"checked: {self.what}: largest difference {self.difference:.1e} (bound {self.bound:.0e})"
-
-
-UNCHECKED = Check("transformers is not installed; pip install transformers, and export again")
+UNCHECKED = "not checked: transformers is not installed; pip install transformers, and export again"
 
 
 def longest_example(s: ModelSettings) -> int:
@@ -129,8 +113,8 @@ def compare_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
     return max(differences), max(sizes)
 
 
-def settle(what: str, found: Difference) -> Check:
-    """The check of a comparison; `TransduceError` if the difference is over the bound.
+def settle(what: str, found: Difference) -> str:
+    """A line that reports a comparison; `TransduceError` if the difference is over the bound.
 
     The bound applies to logits up to 32; for larger ones it grows with them, as the spacing of float32 does.
     """
@@ -140,4 +124,4 @@ def settle(what: str, found: Difference) -> Check:
         raise TransduceError(
             f"the exported model is not the same: {what} differ by {difference:.2e}, more than {bound:.1g}"
         )
-    return Check(what, difference, bound)
+    return f"checked: {what}: largest difference {difference:.1e} (bound {bound:.0e})"

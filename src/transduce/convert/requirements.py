@@ -1,14 +1,22 @@
-"""What a format can express: checks of another program's config.json, and of our settings before an export."""
+"""What a format can express: checks of another program's config.json, and of our settings before an export.
+
+Some settings are expressed through an equal model: see `normalize`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transduce.config import ModelSettings, Settings
+import torch
+from torch import Tensor
+
+from transduce.config import EncoderSettings, ModelSettings, OutputSettings, Settings
 from transduce.errors import UserError
+from transduce.nn.positions import POSITIONS
 
 ACTIVATIONS = {  # theirs to ours; of several names for one of ours, the first is written
     "relu": "relu",
@@ -27,8 +35,18 @@ SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 Expressible = Mapping[str, Collection[Any]]
 """The values of our settings that a program supports."""
 
-ONE_HEAD_COUNT: tuple[None] = (None,)
-"""For `n_kv_heads`: only as many key and value heads as query heads."""
+EXPRESSIBLE_ANYWHERE: Expressible = {
+    "window": (None,),
+    "projection": ("full",),
+    "n_kv_heads": (None,),  # only as many key and value heads as query heads
+}
+
+EXPRESSIBLE_IN_TRANSFORMERS: Expressible = {
+    "norm": ("layer",),
+    "positions": ("learned", "sinusoidal", "sinusoidal_halves", "none"),  # each can become a table of vectors
+    "feed_forward": ("plain",),
+    "activation": tuple(ACTIVATIONS.values()),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +109,10 @@ def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: P
     return found
 
 
-def inexpressible(s: ModelSettings, expressible: Expressible) -> list[str]:
-    """The settings that a program does not support, each with what it would have to be."""
+def check_expressible(s: ModelSettings, expressible: Expressible, program: str) -> None:
+    """`UserError` with the settings that a program does not support, each with what it would have to be."""
     found = []
-    for key, allowed in {"window": (None,), **expressible}.items():
+    for key, allowed in {**EXPRESSIBLE_ANYWHERE, **expressible}.items():
         if key not in type(s).model_fields:
             continue
         value = getattr(s, key)
@@ -105,7 +123,34 @@ def inexpressible(s: ModelSettings, expressible: Expressible) -> list[str]:
             else:
                 choices = " or ".join(repr(one) for one in dict.fromkeys(allowed) if one is not None)
             found.append(f"model.{key} = {value!r}" + (f" (there: {choices})" if choices else ""))
-    return found
+    if found:
+        raise UserError(f"{program} cannot express {', '.join(found)}; use --to onnx, or train with other settings")
+
+
+def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, dict[str, Tensor]]:
+    """Settings and tensors of an equal model with learned positions, unscaled embeddings and segments.
+
+    The models are equal up to `max_positions`. Scaled embeddings are no longer tied to the output matrix. Tensors that
+    need no change keep their bits.
+    """
+    found, changes = dict(tensors), dict[str, Any]()
+    if s.positions != "learned":
+        found["embedding.positions.embedding.weight"] = position_table(s)
+        changes["positions"] = "learned"
+    if s.scale_embeddings:
+        table = found["embedding.table.weight"]
+        found["embedding.table.weight"] = table * math.sqrt(s.d_model)
+        changes |= {"scale_embeddings": False} | ({"tie": "none"} if isinstance(s, OutputSettings) else {})
+    if isinstance(s, EncoderSettings) and not s.n_segments:
+        found["segment_embedding.weight"] = torch.zeros(2, s.d_model)
+        changes["n_segments"] = 2
+    return s.model_copy(update=changes), found
+
+
+def position_table(s: ModelSettings) -> Tensor:
+    """The vectors [max_positions, D] that computed positions add to embeddings."""
+    positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
+    return positions.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]
 
 
 def _max_size(key: str) -> int:

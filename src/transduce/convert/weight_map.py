@@ -5,7 +5,7 @@ No tensor is ignored silently: everything missing, unexpected, of the wrong shap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,6 @@ Shape = tuple[int, ...]
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """Supported types of weights. Eight-bit formats come with scales of their own, which are not read."""
 
-
-_PADDED_TO, _MAX_PADDING = 8, 127
 
 NEVER = -1e4
 """The bias on the logit of an id that exists on one side only."""
@@ -39,21 +37,41 @@ class Rows:
         return cls(torch.zeros(0, dtype=torch.long), n)
 
 
+def rows_of(ids: Mapping[str, int], special: Sequence[int], *, n: int, origin: object) -> Rows:
+    """The rows of a vocabulary with these ids; `UserError` where it contradicts itself or the model.
+
+    `special`: their ids of our first ids, -1 for none. n: rows of their embedding; ids without a piece keep their rows.
+    """
+    if any(type(i) is not int or not 0 <= i < n for i in ids.values()):
+        raise UserError(f"{origin}: the vocabulary has ids outside 0 .. {n - 1}, the vocab_size in config.json")
+    if len(set(ids.values())) < len(ids):
+        raise UserError(f"{origin}: two pieces have one id")
+    n_pieces = max(ids.values(), default=-1) + 1
+    if n_pieces != n and (n % 8 or n - n_pieces > 127):  # rows may be padded to a round number
+        raise UserError(
+            f"{origin}: the vocabulary has {n_pieces:,} pieces, and config.json says vocab_size {n:,}: it belongs to "
+            "another model"
+        )
+    taken = set(special)
+    return Rows(torch.tensor([*special, *(i for i in range(n) if i not in taken)]), n)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """One tensor of ours and its counterpart.
 
     `theirs`: names of tensors of this `shape`, which are concatenated along the first axis to make ours.
     `also`: other names of a single tensor. At least one name must exist; all that exist must be equal; the first is
-    written. `rows`: for a vocabulary, their row of each of our rows, or -1 for none, which is filled with `filler`.
-    `stream`: our axis that lies on the residual stream, whose order may differ. `flat`: theirs has more axes, of
-    size 1. `transposed`: theirs is [in, out].
+    written. `tied`: our other names of it. `rows`: for a vocabulary, their row of each of our rows, or -1 for none,
+    which is filled with `filler`. `stream`: our axis that lies on the residual stream, whose order may differ. `flat`:
+    theirs has more axes, of size 1. `transposed`: theirs is [in, out].
     """
 
     ours: str
     theirs: tuple[str, ...]
     shape: Shape
     also: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
     rows: Int[Tensor, " V"] | None = None
     filler: float = 0.0
     stream: int | None = None
@@ -76,12 +94,10 @@ def norm(ours: str, theirs: str, d: int, *, stream: int | None = None) -> list[E
     return [Entry(f"{ours}.{a}", (f"{theirs}.{a}",), (d,), also=(f"{theirs}.{b}",), stream=stream) for a, b in names]
 
 
-def check(
-    tensors: Mapping[str, Tensor], entries: Sequence[Entry], *, origin: object, known: Iterable[str] = ()
-) -> None:
-    """`UserError` with every name and shape that does not fit. `known`: names that may exist without an entry."""
+def check(tensors: Mapping[str, Tensor], entries: Sequence[Entry], *, origin: object) -> None:
+    """`UserError` with every name and shape that does not fit."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    missing, misshapen, expected = [], [], set(known)
+    missing, misshapen, expected = [], [], set[str]()
     for entry in entries:
         expected |= {*entry.theirs, *entry.also}
         for name in entry.theirs:
@@ -101,25 +117,23 @@ def read(
     entries: Sequence[Entry],
     *,
     origin: object,
-    known: Iterable[str] = (),
     order: Int[Tensor, " D"] | None = None,
 ) -> dict[str, Tensor]:
-    """Our tensors, float32, from theirs. `UserError` lists everything that does not fit.
+    """Our tensors, float32, from theirs, which passed `check`. `UserError` for values that cannot be used.
 
     `order`: our column for each column of their residual stream, where they differ.
     """
-    check(tensors, entries, origin=origin, known=known)
     bad = [name for name, t in tensors.items() if t.dtype not in _TYPES or not bool(t.isfinite().all())]
     if bad:
         raise UserError(f"{origin}: weights that are not finite numbers of 16, 32 or 64 bits: {_listed(bad)}")
     inverse = None if order is None else order.argsort()
-    ours, differing = {}, []
+    ours, differing = dict[str, Tensor](), []
     for entry in entries:
         names = [name for name in (*entry.theirs, *entry.also) if name in tensors]
         if entry.also and any(not torch.equal(tensors[names[0]], tensors[name]) for name in names[1:]):
             differing.append(" and ".join(names))
         parts = [tensors[name] for name in (names[:1] if entry.also else entry.theirs)]
-        ours[entry.ours] = _to_ours(torch.cat(parts).float(), entry, inverse)
+        ours |= dict.fromkeys((entry.ours, *entry.tied), _to_ours(torch.cat(parts).float(), entry, inverse))
     if differing:
         raise UserError(f"{origin}: these weights are tied in config.json, but differ: {'; '.join(differing)}")
     return ours
@@ -128,11 +142,14 @@ def read(
 def write(
     ours: Mapping[str, Tensor], entries: Sequence[Entry], *, order: Int[Tensor, " D"] | None = None
 ) -> dict[str, Tensor]:
-    """Their tensors, float32, from ours: the inverse of `read`."""
-    unknown = ours.keys() - {entry.ours for entry in entries}
+    """Their tensors, float32, from ours: the inverse of `read`. A bias that our model does not have becomes zeros."""
+    unknown = ours.keys() - {name for entry in entries for name in (entry.ours, *entry.tied)}
     assert not unknown, f"no entry for {sorted(unknown)}"
     theirs: dict[str, Tensor] = {}
     for entry in entries:
+        if entry.ours not in ours and entry.ours.endswith("bias"):
+            theirs |= {name: torch.zeros(entry.shape) for name in entry.theirs}
+            continue
         value = ours[entry.ours].detach().cpu().float()
         if entry.stream is not None and order is not None:
             value = value.index_select(entry.stream, order)
@@ -146,15 +163,6 @@ def write(
         for name, part in zip(entry.theirs, value.chunk(len(entry.theirs)), strict=True):
             theirs[name] = part.reshape(entry.shape).contiguous()
     return theirs
-
-
-def check_padding(n_pieces: int, *, n: int, origin: object) -> None:
-    """Refuse a vocabulary with fewer pieces than the model has rows, unless the rows are padded to a round number."""
-    if n_pieces != n and (n % _PADDED_TO or n - n_pieces > _MAX_PADDING):
-        raise UserError(
-            f"{origin}: the vocabulary has {n_pieces:,} pieces, and config.json says vocab_size {n:,}: it belongs to "
-            "another model"
-        )
 
 
 def type_note(tensors: Mapping[str, Tensor]) -> str:

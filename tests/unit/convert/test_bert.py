@@ -17,7 +17,7 @@ from berts import WORDS, config, make_folder, randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
 from transduce.config import ModelSettings  # noqa: E402
 from transduce.convert import bert  # noqa: E402
-from transduce.convert.hub_import import import_bert  # noqa: E402
+from transduce.convert.bert import import_bert  # noqa: E402
 from transduce.convert.weight_map import Rows, read  # noqa: E402
 from transduce.errors import UserError  # noqa: E402
 from transduce.models.registry import build_model  # noqa: E402
@@ -31,13 +31,9 @@ SAME = Rows(torch.arange(len(WORDS)), len(WORDS))
 def twins(architecture: str, seed: int, **options: Any) -> tuple[Any, torch.nn.Module, ModelSettings]:
     """Their model and ours with the same weights and the same ids."""
     theirs = randomize(getattr(transformers, architecture)(config(seed, **options)), seed)
-    tensors = {name: tensor.detach() for name, tensor in theirs.state_dict().items()}
-    prefix = bert.prefix_of(tensors)
-    for name in bert.buffers(prefix):
-        tensors.pop(name, None)
+    tensors = {name: tensor.detach() for name, tensor in theirs.state_dict().items() if not name.endswith(bert.BUFFERS)}
     s = bert.model_settings(theirs.config.to_dict() | {"id2label": _text_keys(theirs)}, names=tensors, origin=Path("x"))
-    state = read(tensors, bert.entries(s, rows=SAME, prefix=prefix), origin="x", known=bert.unused(s, prefix=prefix))
-    state |= {name: state[kept] for name, kept in bert.tied_names(s).items()}
+    state = read(tensors, bert.entries(s, rows=SAME, names=tensors), origin="x")
     ours = build_model(s, n_src=len(WORDS), n_tgt=len(WORDS)).eval()
     ours.load_state_dict(state)
     return theirs, ours, s
@@ -80,7 +76,7 @@ def test_pretraining_has_the_same_logits_loss_and_gradients(seed: int) -> None:
     assert difference(loss, out.loss) <= BOUND
     gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     gradients["cls.predictions.decoder.bias"] = theirs.cls.predictions.bias.grad
-    lines = [line for line in bert.entries(s, rows=SAME, prefix="bert.")]
+    lines = [line for line in bert.entries(s, rows=SAME)]
     own = dict(ours.named_parameters())
     for line in lines:
         names = [n for n in line.theirs if n in gradients] or [n for n in line.also if n in gradients]

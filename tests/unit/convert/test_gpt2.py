@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from berts import randomize  # noqa: E402
 from hard_strings import HARD  # noqa: E402
-from transduce.convert.hub_import import import_gpt2  # noqa: E402
+from transduce.convert.gpt2 import import_gpt2  # noqa: E402
 from transduce.convert.importing import import_run  # noqa: E402
 from transduce.data.batch import causal  # noqa: E402
 from transduce.data.encoding import encode_text  # noqa: E402

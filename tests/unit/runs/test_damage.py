@@ -28,7 +28,7 @@ import toys
 from system.commands import transduce
 from transduce.config import Settings, apply_override, read_recipe
 from transduce.convert.folder import read_weights
-from transduce.convert.hub_vocabulary import read_tokenizer
+from transduce.convert.hub_folder import read_tokenizer
 from transduce.convert.importing import import_run
 from transduce.data.lines import UNCHECKED_BYTES, read_lines
 from transduce.data.store import TextStore, TokenStore, are_offsets, map_array
@@ -407,7 +407,7 @@ def test_ids_that_would_crash_the_process(tmp_path: Path, value: object) -> None
     made = {"model": {"type": "BPE", "vocab": {"a": 0, "b": value}, "merges": []}, "added_tokens": []}
     added = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": value, "content": "b"}]}
     for content in (made, added):
-        with pytest.raises(ValueError, match=r"ids that are none"):
+        with pytest.raises(ValueError, match=r"one id per piece"):
             HubTokenizer(json.dumps(content).encode(), [0, 0, 0, 0])
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": value}))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
