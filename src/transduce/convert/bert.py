@@ -14,18 +14,8 @@ from typing import Any
 import torch
 
 from transduce.config import BertClassifierSettings, BertEncoderSettings, BertSettings, EncoderSettings
+from transduce.convert import hub_folder, parity
 from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
-from transduce.convert.hub_folder import (
-    ids_of,
-    load_exported,
-    make_imported,
-    make_vocabulary,
-    read_tokenizer,
-    special_names,
-    their_rows,
-    write_folder,
-)
-from transduce.convert.parity import UNCHECKED, compare_all, head_outputs, settle, text_examples
 from transduce.convert.requirements import (
     EXPRESSIBLE_IN_TRANSFORMERS,
     ConfigFormat,
@@ -246,12 +236,12 @@ def import_bert(folder: Path) -> Imported:
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     entries_of = partial(entries, model, names=tensors)
     check(tensors, entries_of(rows=Rows.of_size(config["vocab_size"])), origin=folder)
-    names = special_names(folder, _IMPORTED_SPECIAL)
-    content = read_tokenizer(folder, names)
-    ids = ids_of(content, origin=folder)
+    names = hub_folder.special_names(folder, _IMPORTED_SPECIAL)
+    content = hub_folder.read_tokenizer(folder, names)
+    ids = hub_folder.ids_of(content, origin=folder)
     if not isinstance(model, BertSettings) and names[-1] not in ids:
         names = names[:-1]
-    tokenizer, rows = make_vocabulary(content, ids, names, n=config["vocab_size"], origin=folder)
+    tokenizer, rows = hub_folder.make_vocabulary(content, ids, names, n=config["vocab_size"], origin=folder)
     pad = config.get("pad_token_id")
     if pad not in (None, int(rows.index[PAD])):
         problem = f"pad_token_id = {repr(pad)[:40]}, and {names[0]} of the vocabulary is {int(rows.index[PAD])}"
@@ -264,7 +254,7 @@ def import_bert(folder: Path) -> Imported:
         state |= {"pooler.dense.weight": weight, "pooler.dense.bias": torch.zeros(model.d_model)}
         notes.append("it had no pooler: a randomly initialized one was added, for training to start from")
     labels = labels_of(config, names=tensors) if head else None
-    return make_imported(folder, model, tokenizer, state, notes, labels=labels)
+    return hub_folder.make_imported(folder, model, tokenizer, state, notes, labels=labels)
 
 
 # -- export
@@ -278,7 +268,7 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
     s, data = run.settings.model, run.settings.data
     assert isinstance(s, EncoderSettings)
     check_expressible(s, EXPRESSIBLE, "transformers' BERT")
-    rows = their_rows(run)
+    rows = hub_folder.their_rows(run)
     model, tensors = normalize(s, run.tensors)
     theirs = write(tensors, entries(model, rows=rows))
     if isinstance(model, BertSettings) and model.tie == "none":  # there are two biases then, of which one is used
@@ -289,19 +279,19 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
     longest = s.max_positions
     if run.settings.task == "classification":  # its texts are truncated as in training
         longest = min(data.max_length, longest)
-    write_folder(out, run, config, theirs, special=special, frame=frame, longest=longest)
+    hub_folder.write_folder(out, run, config, theirs, special=special, frame=frame, longest=longest)
     return [_compare(out, run, rows, s)]
 
 
 def _compare(out: Path, run: Outgoing, rows: Rows, s: EncoderSettings) -> str:
     """Compare token ids and the outputs of the heads with those of transformers."""
-    if (theirs := load_exported(out, architecture_of(s), run, rows)) is None:
-        return UNCHECKED
-    ids, segments = text_examples(s, run.tokenizers.n_tgt)
+    if (theirs := hub_folder.load_exported(out, architecture_of(s), run, rows)) is None:
+        return parity.UNCHECKED
+    ids, segments = parity.text_examples(s, run.tokenizers.n_tgt)
     mask = ids != PAD
     with torch.no_grad():
         found = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)
-        expected = head_outputs(run.model, ids, segments)
+        expected = parity.head_outputs(run.model, ids, segments)
     logits = "prediction_logits" if isinstance(s, BertSettings) and s.next_sentence else "logits"
     their_names = {"next_sentence": "seq_relationship_logits", "hidden": "last_hidden_state", "pooled": "pooler_output"}
     compared = []
@@ -310,4 +300,4 @@ def _compare(out: Path, run: Outgoing, rows: Rows, s: EncoderSettings) -> str:
         other = found[their_names.get(name, logits)][real]
         per_piece = isinstance(s, BertSettings) and name == "logits"
         compared.append((other[..., rows.index] if per_piece else other, ours[real]))
-    return settle(f"outputs of transformers {version('transformers')}", compare_all(compared))
+    return parity.settle(f"outputs of transformers {version('transformers')}", parity.compare_all(compared))

@@ -11,28 +11,18 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.convert.folder import MAX_BYTES, PICKLED, SAFE
+from transduce.convert.folder import MAX_BYTES, PICKLED, SAFE, check_model_type, read_object
 from transduce.errors import UserError
 from transduce.logging import Bar, Log
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT = 15.0  # seconds for the server's list of files
-
-
-@dataclass(frozen=True, slots=True)
-class Downloaded:
-    """A folder of downloaded files, with the server and the commit that they are from."""
-
-    folder: Path
-    endpoint: str
-    commit: str
 
 
 def hub_name(path: str) -> str | None:
@@ -44,16 +34,17 @@ def hub_name(path: str) -> str | None:
 @contextmanager
 def download(
     name: str,
+    wanted: Callable[[Collection[str]], list[str]],
+    architectures: Mapping[str, Sequence[str]],
     *,
-    wanted: Callable[[Sequence[str]], list[str]],
-    check_config: Callable[[Path], None],
     place: Path,
     revision: str | None = None,
     log: Log | None = None,
-) -> Iterator[Downloaded]:
-    """Download to a temporary folder next to `place`: config.json, which `check_config` may refuse, then the rest.
+) -> Iterator[tuple[Path, str, str]]:
+    """Download to a temporary folder next to `place`; yields it with the server and the commit.
 
-    `wanted`: of the files that exist, those needed besides config.json and the weights.
+    config.json comes first and is refused if it names none of the `architectures`. `wanted`: of the files that exist,
+    those needed besides it and the weights.
     Raises `UserError` in one line: no such model, no access, no network, files that differ from the server's list.
     """
     try:
@@ -77,29 +68,25 @@ def download(
             commit = str(info.sha)
         if not _COMMIT.fullmatch(commit):
             raise UserError(f"{endpoint} does not give a commit of {name}: it is not a Hub")
-        weights = SAFE if SAFE in available else PICKLED
         if "config.json" not in available:
             raise UserError(f"{name} has no config.json")
+        weights = SAFE if SAFE in available else PICKLED
         if weights not in available:
             raise UserError(f"{name} has neither {SAFE} nor {PICKLED}")
-        files = ["config.json", *wanted(list(available)), weights]
-        _check_sizes({file: _size(available[file]) or 0 for file in files}, Path(temporary))
+        files = {file: available[file] for file in ("config.json", *wanted(available), weights)}
+        _check_sizes({file: _size(about) or 0 for file, about in files.items()}, place.parent)
         with (log or Log(quiet=True)).progress(name) as bar:
-            for file in files:
+            for file, about in files.items():
                 with _one_line_errors(name, revision, endpoint):
+                    meter = _meter(bar, file, _size(about))
                     huggingface_hub.hf_hub_download(
-                        name,
-                        file,
-                        revision=commit,
-                        local_dir=folder,
-                        endpoint=endpoint,
-                        tqdm_class=_meter(bar, file, _size(available[file])),
+                        name, file, revision=commit, local_dir=folder, endpoint=endpoint, tqdm_class=meter
                     )
-                _check_content(folder / file, available[file])
+                _check_content(folder / file, about)
                 if file == "config.json":
-                    check_config(folder)
+                    check_model_type(folder, read_object(folder / file), architectures)
         shutil.rmtree(folder / ".cache", ignore_errors=True)
-        yield Downloaded(folder, endpoint, commit)
+        yield folder, endpoint, commit
 
 
 def _size(file: Any) -> int | None:
@@ -107,13 +94,13 @@ def _size(file: Any) -> int | None:
     return size if type(size) is int else None
 
 
-def _check_sizes(sizes: Mapping[str, int], temporary: Path) -> None:
+def _check_sizes(sizes: Mapping[str, int], place: Path) -> None:
     for file, size in sizes.items():
         if file not in (SAFE, PICKLED) and size > MAX_BYTES:
             raise UserError(f"{file} has {size:,} bytes; at most {MAX_BYTES:,} are read")
-    total, free = sum(sizes.values()), shutil.disk_usage(temporary).free
+    total, free = sum(sizes.values()), shutil.disk_usage(place).free
     if 2 * total > free:  # the download and the run
-        raise UserError(f"{total:,} bytes are to be downloaded, and {free:,} are free in {temporary.parent}")
+        raise UserError(f"{total:,} bytes are to be downloaded, and {free:,} are free in {place}")
 
 
 def _check_content(path: Path, file: Any) -> None:
@@ -152,30 +139,25 @@ def _meter(bar: Bar, file: str, size: int | None) -> type:
 def _one_line_errors(name: str, revision: str | None, endpoint: str) -> Iterator[None]:
     from huggingface_hub import errors
 
-    lines: tuple[tuple[type[Exception], str], ...] = (
-        (errors.OfflineModeIsEnabled, f"there is no folder {name}, and HF_HUB_OFFLINE forbids to download it"),
-        (
-            errors.GatedRepoError,
-            f"{name} is gated: accept its terms at {endpoint}/{name}, and log in with `hf auth login`",
+    log_in = "log in with `hf auth login`"
+    lines: dict[type[Exception], str] = {
+        errors.OfflineModeIsEnabled: f"there is no folder {name}, and HF_HUB_OFFLINE forbids to download it",
+        errors.GatedRepoError: f"{name} is gated: accept its terms at {endpoint}/{name}, and {log_in}",
+        errors.RevisionNotFoundError: f"{name} has no revision {revision}",
+        errors.RepositoryNotFoundError: (
+            f"there is no folder {name} and no such model on {endpoint}; if it is private, {log_in}"
         ),
-        (errors.RevisionNotFoundError, f"{name} has no revision {revision}"),
-        (
-            errors.RepositoryNotFoundError,
-            f"there is no folder {name} and no such model on {endpoint}; if it is private, log in with `hf auth login`",
-        ),
-    )
+    }
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # of the library, of its HTTP client, or caused by the server's answer
-        for kind, line in lines:
+        for kind, line in lines.items():
             if isinstance(error, kind) or isinstance(error.__cause__, kind):
                 raise UserError(line) from None
         code = getattr(getattr(error, "response", None), "status_code", None)
-        if code is not None:
-            raise UserError(f"{endpoint} refuses {name}: HTTP {code}") from None
-        why = " ".join(str(error).split()[:24]) or type(error).__name__
+        why = f"HTTP {code}" if code else " ".join(str(error).split()[:24]) or type(error).__name__
         raise UserError(
             f"cannot download {name} from {endpoint}: {why}; try again, or import a folder that was downloaded "
             f"elsewhere (hf download {name} --local-dir FOLDER)"

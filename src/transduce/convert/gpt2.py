@@ -14,18 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.config import GPTSettings
+from transduce.convert import hub_folder, parity
 from transduce.convert.folder import Imported, Outgoing, check_model_type, read_object, read_weights
-from transduce.convert.hub_folder import (
-    ids_of,
-    load_exported,
-    make_imported,
-    make_vocabulary,
-    read_tokenizer,
-    special_names,
-    their_rows,
-    write_folder,
-)
-from transduce.convert.parity import MAX_TOKENS, UNCHECKED, compare_all, examples, logits_of, settle
 from transduce.convert.requirements import (
     EXPRESSIBLE_IN_TRANSFORMERS,
     ConfigFormat,
@@ -168,14 +158,14 @@ def import_gpt2(folder: Path) -> Imported:
     check_model_type(folder, config, ARCHITECTURES)
     model, tensors = model_settings(config, origin=folder), read_weights(folder, without=BUFFERS)
     check(tensors, entries(model, rows=Rows.of_size(config["vocab_size"]), names=tensors), origin=folder)
-    begin, end = special_names(folder, dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>"))
-    content = read_tokenizer(folder, list(dict.fromkeys((begin, end))))
-    ids = ids_of(content, origin=folder)
-    pad, unknown = special_names(folder, {"pad_token": "", "unk_token": ""})  # GPT-2 itself has neither
+    begin, end = hub_folder.special_names(folder, dict.fromkeys(("bos_token", "eos_token"), "<|endoftext|>"))
+    content = hub_folder.read_tokenizer(folder, list(dict.fromkeys((begin, end))))
+    ids = hub_folder.ids_of(content, origin=folder)
+    pad, unknown = hub_folder.special_names(folder, {"pad_token": "", "unk_token": ""})  # GPT-2 itself has neither
     pad_and_unknown = [piece if piece in ids and piece not in (begin, end) else None for piece in (pad, unknown)]
     if unknown == pad:
         pad_and_unknown[1] = None
-    tokenizer, rows = make_vocabulary(
+    tokenizer, rows = hub_folder.make_vocabulary(
         content, ids, [*pad_and_unknown, begin, end], n=config["vocab_size"], origin=folder
     )
     notes = [type_note(tensors), *_differing_ends(config, rows, (begin, end), origin=folder)]
@@ -184,7 +174,7 @@ def import_gpt2(folder: Path) -> Imported:
         state["output_bias"] = bias
     same_end = int(rows.index[BOS]) == int(rows.index[EOS])
     changes = {"output_bias": "fixed" if "output_bias" in state else False, "one_end": same_end}
-    return make_imported(folder, model.model_copy(update=changes), tokenizer, state, notes, exact=True)
+    return hub_folder.make_imported(folder, model.model_copy(update=changes), tokenizer, state, notes, exact=True)
 
 
 def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str], *, origin: Path) -> list[str]:
@@ -215,7 +205,7 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
     s, tensors = run.settings.model, dict(run.tensors)
     assert isinstance(s, GPTSettings)
     check_expressible(s, EXPRESSIBLE, "transformers' GPT-2")
-    rows = their_rows(run)
+    rows = hub_folder.their_rows(run)
     bias = tensors.pop("output_bias", None)  # GPT-2 has none: ours may only rule out ids that do not exist there
     if bias is not None and bool(bias.any()) and not torch.equal(bias, fixed_bias(rows)):
         raise UserError("transformers' GPT-2 cannot express model.output_bias = true (its numbers are not zero here)")
@@ -230,7 +220,7 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
     special = {"pad_token": PAD, "unk_token": UNK, "bos_token": BOS, "eos_token": EOS}
     frame = {} if run.settings.data.documents == "file" else {"single": "<s> $A", "pair": "<s> $A $B:1"}
     theirs = write(tensors, entries(model, rows=rows))
-    write_folder(out, run, config, theirs, special=special, frame=frame, longest=s.max_positions)
+    hub_folder.write_folder(out, run, config, theirs, special=special, frame=frame, longest=s.max_positions)
     return [_compare(out, run, rows)]
 
 
@@ -256,15 +246,15 @@ def _merge_ends(tensors: dict[str, Tensor], rows: Rows, *, one_end: bool) -> Non
 
 def _compare(out: Path, run: Outgoing, rows: Rows) -> str:
     """Compare token ids and logits with those of transformers."""
-    if (theirs := load_exported(out, "GPT2LMHeadModel", run, rows)) is None:
-        return UNCHECKED
-    longest = min(MAX_TOKENS, run.settings.model.max_positions - 1)
-    ids, known = examples(8, run.tokenizers.n_tgt, longest=longest).tgt_in, rows.index >= 0
+    if (theirs := hub_folder.load_exported(out, "GPT2LMHeadModel", run, rows)) is None:
+        return parity.UNCHECKED
+    longest = min(parity.MAX_TOKENS, run.settings.model.max_positions - 1)
+    ids, known = parity.examples(8, run.tokenizers.n_tgt, longest=longest).tgt_in, rows.index >= 0
     ids = ids.where(known[ids], EOS)  # an imported vocabulary may lack some
     mask = (ids != PAD) | ~known[PAD]
     with torch.no_grad():
         found = theirs(input_ids=rows.index[ids], attention_mask=mask.long()).logits
     last = {row: i for i, row in enumerate(rows.index.tolist())}  # of ids that share a row, the last is exported
     compared = torch.tensor([i for row, i in last.items() if row >= 0])
-    pairs = [(found[..., rows.index[compared]][mask], logits_of(run.model, ids)[..., compared][mask])]
-    return settle(f"outputs of transformers {version('transformers')}", compare_all(pairs))
+    pairs = [(found[..., rows.index[compared]][mask], parity.logits_of(run.model, ids)[..., compared][mask])]
+    return parity.settle(f"outputs of transformers {version('transformers')}", parity.compare_all(pairs))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,8 @@ from transduce.convert.folder import (
     SAFE,
     Imported,
     check_is_free,
-    check_model_type,
     known_or_nearest,
     made_folder,
-    read_object,
 )
 from transduce.convert.marian_folder import import_marian
 from transduce.errors import RunFolderError, SettingsError
@@ -43,6 +42,11 @@ class Source:
     files: tuple[str, ...]
     tokenizer: tuple[str, ...]
     older: tuple[str, ...] = ()
+
+    def wanted(self, available: Collection[str]) -> list[str]:
+        """Of the files that exist, those to read besides config.json and the weights."""
+        newer = self.tokenizer[0] in available or not self.older
+        return [file for file in (*self.files, *(self.tokenizer if newer else self.older)) if file in available]
 
 
 _NAMES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -79,47 +83,36 @@ def import_run(
     downloaded (`revision`: a branch, tag or commit). After an error nothing is left. Raises `UserError`.
     """
     known_or_nearest(kind, IMPORTERS, "import")
-    name = hub_name(str(source))
+    name, this = hub_name(str(source)), IMPORTERS[kind]
     if name is None:
-        source = Path(source)
-        _check_folder(source)
-        if revision is not None:
-            raise SettingsError(f"--revision {revision} needs a name on the Hub; {source} is a folder")
-        check_is_free(run)
-        yield from _import_folder(kind, source, run, f"the folder `{plain(source.absolute().name)}`")
-        return
+        _check_folder(Path(source), revision)
     check_is_free(run)
-    this = IMPORTERS[kind]
-
-    def wanted(available: Sequence[str]) -> list[str]:
-        newer = this.tokenizer[0] in available or not this.older
-        names = [*this.files, *(this.tokenizer if newer else this.older)]
-        return [file for file in names if file in available]
-
-    def check_config(folder: Path) -> None:
-        check_model_type(folder, read_object(folder / "config.json"), this.architectures)
-
-    with (
-        made_folder(run.parent),
-        download(name, wanted=wanted, check_config=check_config, place=run, revision=revision, log=log) as found,
-    ):
-        origin = f"`{name}` on {found.endpoint}, at commit `{found.commit}`"
-        yield from _import_folder(kind, found.folder, run, origin)
-    yield f"downloaded: {name} at commit {found.commit}"
+    with made_folder(run.parent), ExitStack() as stack:
+        if name is None:
+            folder, commit = Path(source), ""
+            origin = f"the folder `{plain(folder.absolute().name)}`"
+        else:
+            asked = download(name, this.wanted, this.architectures, place=run, revision=revision, log=log)
+            folder, endpoint, commit = stack.enter_context(asked)
+            origin = f"`{name}` on {endpoint}, at commit `{commit}`"
+        yield from _import_folder(kind, folder, run, origin)
+    if commit:
+        yield f"downloaded: {name} at commit {commit}"
 
 
-def _check_folder(source: Path) -> None:
+def _check_folder(source: Path, revision: str | None) -> None:
     """Refuse what is not a folder, with a hint at what may have been meant."""
-    if source.is_dir():
-        return
-    if source.exists():
+    if source.is_file():
         raise RunFolderError(f"{source} is a file; give the folder that contains it")
-    hint = ""
-    if len(source.parts) == 1:
-        hint = "; a model on the Hub is named OWNER/NAME, such as openai-community/gpt2"
-    elif len(source.parts) == 2 and source.parent.is_dir():
-        hint = f" (the folder {source.parent} exists, so this is not read as a name on the Hub)"
-    raise RunFolderError(f"there is no folder {source}{hint}")
+    if not source.is_dir():
+        hint = ""
+        if len(source.parts) == 1:
+            hint = "; a model on the Hub is named OWNER/NAME, such as openai-community/gpt2"
+        elif len(source.parts) == 2 and source.parent.is_dir():
+            hint = f" (the folder {source.parent} exists, so this is not read as a name on the Hub)"
+        raise RunFolderError(f"there is no folder {source}{hint}")
+    if revision is not None:
+        raise SettingsError(f"--revision {revision} needs a name on the Hub; {source} is a folder")
 
 
 def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[str]:
@@ -128,7 +121,7 @@ def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[
     settings, tokenizers = found.settings, found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)
-    with made_folder(run.parent), write_aside(run) as aside:
+    with write_aside(run) as aside:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers.save)
             folder.save_model(model.state_dict())
@@ -143,22 +136,11 @@ def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: its origin and its use."""
     settings, wording = found.settings, TASK_INFOS[found.settings.task].wording
     weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
-    lines = [
-        f"# {plain(settings.name)}",
-        "",
-        f"{wording.title_for(settings.data)}, imported, not trained with transduce.",
-        "",
-        "## Origin",
-        "",
-        f"- `transduce import {kind}` of {origin}, in the format of transformers",
-        f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`",
-        *(f"- {plain(note)}" for note in found.notes),
-        "- licence, training data and limits: see the model's own card",
-        "",
-        "## Use",
-        "",
-        "```sh",
-        wording.command,
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    notes = "".join(f"- {plain(note)}\n" for note in found.notes)
+    return (
+        f"# {plain(settings.name)}\n\n{wording.title_for(settings.data)}, imported, not trained with transduce.\n\n"
+        f"## Origin\n\n- `transduce import {kind}` of {origin}, in the format of transformers\n"
+        f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`\n{notes}"
+        "- licence, training data and limits: see the model's own card\n\n"
+        f"## Use\n\n```sh\n{wording.command}\n```\n"
+    )

@@ -23,11 +23,11 @@ from transduce.convert.requirements import (
     Expressible,
     model_from,
 )
-from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm, rows_of
+from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
 from transduce.errors import UserError
 from transduce.nn.block import norm_eps
 from transduce.nn.positions.absolute import halves, sinusoids
-from transduce.text.special import BOS, EOS, PAD, SPECIAL_PIECES, UNK
+from transduce.text.special import BOS, EOS, PAD, UNK
 
 ARCHITECTURES = {"marian": ("MarianMTModel",)}
 
@@ -182,21 +182,6 @@ def check_positions(tables: Mapping[str, Tensor], s: TransformerSettings, *, ori
         expected = sinusoids(*shape)[:, halves(s.d_model)]
         if table.shape != shape or not bool((table.float() - expected).abs().max() <= 1e-3):
             raise UserError(f"{origin}: {name} {list(table.shape)} does not contain sinusoids {list(shape)}")
-
-
-def pieces_and_rows(
-    ids: Mapping[str, int], *, n: int, special: Mapping[int, int], origin: object
-) -> tuple[list[str], Rows]:
-    """Our pieces and their rows, from their vocab.json; `UserError` where it contradicts itself or the model.
-
-    n: rows of their embedding. special: their id of our UNK, BOS and EOS.
-    """
-    if len(set(special.values())) < len(special) or not all(0 <= i < n for i in special.values()):
-        raise UserError(f"{origin}: unknown, pad and end of sentence need three ids within 0 .. {n - 1}: {special}")
-    rows = rows_of(ids, [ids.get(NULL, -1), special[UNK], special[BOS], special[EOS]], n=n, origin=origin)
-    names = {i: piece for piece, i in ids.items()}
-    others = rows.index[len(SPECIAL_PIECES) :].tolist()
-    return [*SPECIAL_PIECES, *(names.get(i, f"<unnamed {i}>") for i in others)], rows
 
 
 def ids_and_rows(pieces: Sequence[str], *, keep_null: bool, pad_last: bool) -> tuple[dict[str, int], Rows]:

@@ -13,23 +13,14 @@ import torch
 from torch import Tensor
 
 from transduce.config import DataSettings, DecodingSettings, Settings, TokenizerSettings, TransformerSettings
-from transduce.convert import marian
+from transduce.convert import marian, parity
 from transduce.convert.folder import Imported, Outgoing, check_model_type, read_bytes, read_object, read_weights
-from transduce.convert.parity import (
-    MAX_TOKENS,
-    UNCHECKED,
-    compare,
-    compare_tokenizer,
-    examples,
-    logits_of,
-    settle,
-)
 from transduce.convert.requirements import check_expressible
-from transduce.convert.weight_map import NEVER, Rows, check, read, type_note, write
+from transduce.convert.weight_map import NEVER, Rows, check, read, rows_of, type_note, write
 from transduce.errors import RunFolderError, UserError
 from transduce.runs.atomic import write_json, write_text
 from transduce.runs.tensors import write_tensors
-from transduce.text.special import BOS, EOS, PAD, UNK
+from transduce.text.special import BOS, EOS, PAD, SPECIAL_PIECES
 from transduce.text.tokenizer import PieceTokenizer, Tokenizers
 
 _OWN = "transduce"
@@ -110,16 +101,18 @@ def import_marian(folder: Path) -> Imported:
 def _read_side(
     folder: Path, listed: str, model: str, config: Mapping[str, Any], names: Mapping[str, str], *, n: int
 ) -> tuple[Rows, PieceTokenizer]:
-    """Rows and tokenizer of one side. `names`: the special pieces."""
-    ids, unk, eos = read_object(folder / listed), names["unk_token"], names["eos_token"]
+    """Rows and tokenizer of one side, from its list of ids and its SentencePiece model. `names`: the special pieces."""
+    path, ids, unk, eos = folder / listed, read_object(folder / listed), names["unk_token"], names["eos_token"]
     if unk not in ids or ids.get(eos) != config.get("eos_token_id"):
-        raise UserError(
-            f"{folder / listed}: needs {unk}, and {eos} with id {config.get('eos_token_id')} as in config.json"
-        )
-    special = {UNK: ids[unk], BOS: config["pad_token_id"], EOS: ids[eos]}
-    pieces, rows = marian.pieces_and_rows(ids, n=n, special=special, origin=folder / listed)
+        raise UserError(f"{path}: needs {unk}, and {eos} with id {config.get('eos_token_id')} as in config.json")
+    special = ids[unk], config["pad_token_id"], ids[eos]
+    if len(set(special)) < len(special) or not all(0 <= i < n for i in special):
+        raise UserError(f"{path}: unknown, pad and end of sentence need three ids within 0 .. {n - 1}: {special}")
+    rows = rows_of(ids, [ids.get(marian.NULL, -1), *special], n=n, origin=path)
+    pieces = {i: piece for piece, i in ids.items()}
+    others = [pieces.get(i, f"<unnamed {i}>") for i in rows.index[len(SPECIAL_PIECES) :].tolist()]
     try:
-        return rows, PieceTokenizer(read_bytes(folder / model), pieces)
+        return rows, PieceTokenizer(read_bytes(folder / model), [*SPECIAL_PIECES, *others])
     except ValueError as error:
         raise RunFolderError(f"{folder / model} is damaged: {error}") from None
 
@@ -140,19 +133,18 @@ def _ignored_rules(asked: Mapping[str, Any], never_generated: set[int], tgt: Row
 
 def _decoding(config: Mapping[str, Any], generation: Mapping[str, Any], longest: int) -> DecodingSettings:
     """Their search settings, and our defaults for the rest. Their max_length counts the decoder's start token."""
-    asked = {key: generation.get(key, config.get(key)) for key in ("num_beams", "length_penalty", "max_length")}
-    for key, value in asked.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+    keys = {"num_beams": "beam", "length_penalty": "length_penalty", "max_length": "max_length"}
+    found = {}
+    for key, ours in keys.items():
+        if (value := generation.get(key, config.get(key))) is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"generation_config.json or config.json: {key} = {repr(value)[:40]} is not a number")
-        if value is not None and key != "length_penalty" and not value >= 1:
+        if key != "length_penalty" and not value >= 1:
             raise UserError(f"generation_config.json or config.json: {key} = {value}; at least 1 is needed")
-    default = DecodingSettings()
-    values = {
-        "beam": asked["num_beams"] or default.beam,
-        "length_penalty": default.length_penalty if asked["length_penalty"] is None else asked["length_penalty"],
-        "max_length": max(1, min(asked["max_length"] or default.max_length + 1, longest) - 1),
-    }
-    return Settings.from_mapping({"decoding": values}, origin="generation_config.json").decoding
+        found[ours] = value
+    found["max_length"] = max(1, min(found.get("max_length", DecodingSettings().max_length + 1), longest) - 1)
+    return Settings.from_mapping({"decoding": found}, origin="generation_config.json").decoding
 
 
 # -- export
@@ -241,17 +233,17 @@ def _compare(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows
     try:
         import transformers
     except ImportError:
-        return UNCHECKED
+        return parity.UNCHECKED
     transformers.utils.logging.disable_progress_bar()
     theirs = transformers.MarianMTModel.from_pretrained(out, local_files_only=True).eval()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*sacremoses")  # it is loaded there, and not used
         tokenizer = transformers.MarianTokenizer.from_pretrained(out, local_files_only=True)
-    compare_tokenizer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], tokenizers.src, src)
+    parity.compare_tokenizer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], tokenizers.src, src)
     target = partial(tokenizer, None, add_special_tokens=False)
-    compare_tokenizer(lambda text: target(text_target=text)["input_ids"], tokenizers.tgt, tgt)
-    longest = min(MAX_TOKENS, theirs.config.max_position_embeddings - 1)
-    batch = examples(tokenizers.n_src, tokenizers.n_tgt, longest=longest)
+    parity.compare_tokenizer(lambda text: target(text_target=text)["input_ids"], tokenizers.tgt, tgt)
+    longest = min(parity.MAX_TOKENS, theirs.config.max_position_embeddings - 1)
+    batch = parity.examples(tokenizers.n_src, tokenizers.n_tgt, longest=longest)
     pad = int(tgt.index[BOS])
 
     def their_ids(ids: Tensor, rows: Rows) -> Tensor:
@@ -264,6 +256,6 @@ def _compare(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows
             decoder_input_ids=their_ids(batch.tgt_in, tgt),
         ).logits
     exists, real = tgt.index >= 0, batch.tgt_out != PAD
-    ours = logits_of(model, batch.src, batch.tgt_in)[real][:, exists]
-    difference = compare(found[real][:, tgt.index[exists]], ours)
-    return settle(f"logits of transformers {transformers.__version__}", difference)
+    ours = parity.logits_of(model, batch.src, batch.tgt_in)[real][:, exists]
+    difference = parity.compare(found[real][:, tgt.index[exists]], ours)
+    return parity.settle(f"logits of transformers {transformers.__version__}", difference)

@@ -11,18 +11,9 @@ import torch
 from torch import Tensor
 
 from transduce.config import EncoderSettings, Settings
+from transduce.convert import parity
 from transduce.convert.folder import Outgoing
 from transduce.convert.onnx_graphs import OPSET, graphs_of, quiet
-from transduce.convert.parity import (
-    Difference,
-    compare_all,
-    examples,
-    head_outputs,
-    logits_of,
-    longest_example,
-    settle,
-    text_examples,
-)
 from transduce.errors import UserError
 from transduce.runs.atomic import write_json
 from transduce.text.hub import HubTokenizer
@@ -59,7 +50,7 @@ def export_onnx(out: Path, run: Outgoing) -> list[str]:
     description |= {name: _write_vocabulary(out, name, vocabulary) for name, vocabulary in sides.items()}
     write_json(out / DESCRIPTION, description)
     what = f"outputs of onnxruntime {onnxruntime.__version__}"
-    lines = [settle(f"{what}, float32", _difference(out, description, run))]
+    lines = [parity.settle(f"{what}, float32", _difference(out, description, run))]
     if run.quantization is not None:
         for name in ("encoder", "decoder"):
             if name in description:
@@ -115,19 +106,19 @@ def _session(path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _difference(out: Path, description: dict[str, Any], run: Outgoing) -> Difference:
+def _difference(out: Path, description: dict[str, Any], run: Outgoing) -> parity.Difference:
     if "decoder" not in description:
         return _encoder_difference(out, description, run)
     return _decoder_difference(out, description, run)
 
 
-def _decoder_difference(out: Path, description: dict[str, Any], run: Outgoing) -> Difference:
+def _decoder_difference(out: Path, description: dict[str, Any], run: Outgoing) -> parity.Difference:
     """Compare cached steps with one forward pass, for a padded batch and for its first two rows without padding."""
     s, n_tgt = run.settings.model, run.tokenizers.n_tgt
     decoder = _session(out / description["decoder"]["file"])
     encoder = _session(out / description["encoder"]["file"]) if "encoder" in description else None
-    batch = examples(run.tokenizers.n_src if encoder else 8, n_tgt, longest=longest_example(s))
-    expected = logits_of(run.model, *((batch.src,) if encoder else ()), batch.tgt_in)
+    batch = parity.examples(run.tokenizers.n_src if encoder else 8, n_tgt, longest=parity.longest_example(s))
+    expected = parity.logits_of(run.model, *((batch.src,) if encoder else ()), batch.tgt_in)
 
     def fixed_inputs(src: Tensor) -> dict[str, Any]:
         if encoder is None:
@@ -140,7 +131,7 @@ def _decoder_difference(out: Path, description: dict[str, Any], run: Outgoing) -
     for row in (0, 1):
         src, ids = (side[row : row + 1, : int((side[row] != PAD).sum())] for side in (batch.src, batch.tgt_in))
         compared.append((src, ids, expected[row : row + 1, : ids.shape[1]]))
-    return compare_all(
+    return parity.compare_all(
         (found, reference[:, begin:end])
         for src, ids, reference in compared
         for begin, end, found in _steps(decoder, description["decoder"]["state"], ids, fixed_inputs(src))
@@ -161,18 +152,18 @@ def _steps(
         state, begin = dict(zip(state, new, strict=True)), end
 
 
-def _encoder_difference(out: Path, description: dict[str, Any], run: Outgoing) -> Difference:
+def _encoder_difference(out: Path, description: dict[str, Any], run: Outgoing) -> parity.Difference:
     """Compare the outputs of the head on padded texts of many lengths."""
     encoder, s = description["encoder"], run.settings.model
     assert isinstance(s, EncoderSettings)
-    ids, segments = text_examples(s, run.tokenizers.n_tgt)
+    ids, segments = parity.text_examples(s, run.tokenizers.n_tgt)
     inputs = {"ids": ids.numpy(), "mask": (ids != PAD).numpy(), "segments": segments.numpy()}
     found = _session(out / encoder["file"]).run(None, {name: inputs[name] for name in encoder["inputs"]})
     with torch.no_grad():
-        expected = head_outputs(run.model, ids, segments)
+        expected = parity.head_outputs(run.model, ids, segments)
     real = ids != PAD
     pairs = [(torch.from_numpy(value), expected[name]) for name, value in zip(encoder["outputs"], found, strict=True)]
-    return compare_all((value[real], ours[real]) if ours.dim() == 3 else (value, ours) for value, ours in pairs)
+    return parity.compare_all((value[real], ours[real]) if ours.dim() == 3 else (value, ours) for value, ours in pairs)
 
 
 def _quantize(path: Path) -> None:

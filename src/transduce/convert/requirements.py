@@ -112,7 +112,7 @@ def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: P
 def check_expressible(s: ModelSettings, expressible: Expressible, program: str) -> None:
     """`UserError` with the settings that a program does not support, each with what it would have to be."""
     found = []
-    for key, allowed in {**EXPRESSIBLE_ANYWHERE, **expressible}.items():
+    for key, allowed in {**expressible, **EXPRESSIBLE_ANYWHERE}.items():
         if key not in type(s).model_fields:
             continue
         value = getattr(s, key)
