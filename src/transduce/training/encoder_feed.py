@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 import torch
 
@@ -13,7 +11,7 @@ from transduce.data.masking import Masked, generator_of, mask
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import Feed, LengthFeeder, Position
+from transduce.training.feed import LengthFeeder, Loaded, Position
 
 
 class LabelFeeder(LengthFeeder):
@@ -23,8 +21,7 @@ class LabelFeeder(LengthFeeder):
         super().__init__(settings, device=device)
         self.store = store
 
-    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
-        """Tokens of every text, the same in every epoch."""
+    def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
         return (self.store.lengths,)
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
@@ -34,22 +31,13 @@ class LabelFeeder(LengthFeeder):
             tokenizers.tgt.decode(one.ids[one.segments == number].tolist()) for number in range(one.segments[-1] + 1)
         ]
 
-    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
         examples, labels = [self.store[int(i)] for i in indices], self.store.labels[indices].tolist()
 
         def collated(part: np.ndarray) -> LabelBatch:
             return collate_labelled([examples[i] for i in part], [labels[i] for i in part])
 
-        sides = (self.store.lengths[indices],)
-        return self._make(
-            indices,
-            position,
-            self._shares(sides),
-            n_batches=n_batches,
-            n_targets=len(indices),
-            sides=sides,
-            collate=collated,
-        )
+        return (self.store.lengths[indices],), len(indices), collated
 
 
 class MaskedFeeder(LengthFeeder):
@@ -81,9 +69,8 @@ class MaskedFeeder(LengthFeeder):
         """Tokens of a row without its special tokens."""
         return self.context - (3 if self.pairs else 2)
 
-    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
-        """Tokens of every row of the epoch."""
-        ends, sides = self._ends, [(*p.a, *p.b) for p in self._plans(epoch)]
+    def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+        ends, sides = np.asarray(self.store.offsets), [(*p.a, *p.b) for p in self._plans(epoch)]
         a, a_end, b, b_end = np.array(sides, dtype=np.int64).reshape(-1, 4).T
         text = ends[a_end] - ends[a] + ends[b_end] - ends[b]
         return (np.minimum(text, self.room) + self.context - self.room,)
@@ -94,10 +81,6 @@ class MaskedFeeder(LengthFeeder):
         one = plans[min(index, len(plans) - 1)]
         return [tokenizers.tgt.decode(self.store.span(*side).tolist()) for side in (one.a, one.b) if side[0] < side[1]]
 
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.asarray(self.store.offsets)
-
     def _plans(self, epoch: int) -> list[PairPlan]:
         """The rows of an epoch; those of the last epoch asked for are cached."""
         if self._known[0] != epoch:
@@ -106,11 +89,10 @@ class MaskedFeeder(LengthFeeder):
             self._known = (epoch, plans)
         return self._known[1]
 
-    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
         plans = [self._plans(position.epoch)[int(i)] for i in indices]
         packed, hidden = zip(*(self._example(one, position.epoch) for one in plans), strict=True)
         n_targets = sum(int(np.count_nonzero(row.targets)) for row in hidden)
-        lengths = np.array([len(row.ids) for row in hidden])
 
         def collated(part: np.ndarray) -> MaskedBatch:
             return collate_masked(
@@ -120,15 +102,7 @@ class MaskedFeeder(LengthFeeder):
                 targets_a_pair=n_targets / len(plans),
             )
 
-        return self._make(
-            indices,
-            position,
-            self._shares((lengths,)),
-            n_batches=n_batches,
-            n_targets=n_targets,
-            sides=(lengths,),
-            collate=collated,
-        )
+        return (np.array([len(row.ids) for row in hidden]),), n_targets, collated
 
     def _example(self, one: PairPlan, epoch: int) -> tuple[Packed, Masked]:
         draw = generator_of(seed=self.seed, epoch=epoch, place=one.place)

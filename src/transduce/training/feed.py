@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -51,8 +51,9 @@ class Feed:
     starts_epoch: bool = False
 
 
-Segmenter = Callable[[list[Example], Position], list[Example]]
-"""Turns the stored examples of the batch at a position into the examples to train on. Must be a pure function."""
+Loaded = tuple[Sequence[np.ndarray], int, Callable[[np.ndarray], TrainingBatch]]
+"""The examples of an update: their lengths (of both sides, or of rows), the number of targets, and what makes a
+micro-batch of some of them, given by their places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,28 @@ class Feeder(ABC):
         """The text of the example with this index."""
 
     @abstractmethod
+    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
+        """Load the examples of the batch at a position."""
+
+    @abstractmethod
+    def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        """The micro-batches of each rank for examples of these lengths, as their places."""
+
     def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
-        """Make the batch at a position of a plan with `n_batches`."""
+        """Make the batch at a position of a plan with `n_batches`, on the device."""
+        sides, n_targets, collate = self._load(indices, position)
+        shares = self._shares(sides)
+        is_last = position.index + 1 == n_batches
+        return Feed(
+            at=position,
+            indices=indices,
+            batches=tuple(collate(part).to(self.device) for part in shares[self.rank]),
+            n_targets=n_targets,
+            n_tokens=sum(int(lengths.sum()) for lengths in sides),
+            n_slots=sum(len(p) * int(lengths[p].max()) for lengths in sides for parts in shares for p in parts),
+            after=Position(position.epoch + 1) if is_last else Position(position.epoch, position.index + 1),
+            epochs=position.epoch + (position.index + 1) / n_batches,
+        )
 
     def batches(self, epoch: int = 0) -> Iterator[TrainingBatch]:
         """All examples of one epoch, in micro-batches."""
@@ -142,40 +163,6 @@ class Feeder(ABC):
                 yield replace(feed, starts_epoch=is_first)
                 is_first = False
 
-    def _make(
-        self,
-        indices: np.ndarray,
-        position: Position,
-        shares: Sequence[Sequence[np.ndarray]],
-        *,
-        n_batches: int,
-        n_targets: int,
-        sides: Sequence[np.ndarray],
-        collate: Callable[[np.ndarray], TrainingBatch],
-    ) -> Feed:
-        """Make a feed on the device.
-
-        Args:
-            indices: The examples of the update.
-            position: Its position.
-            shares: The micro-batches of each rank, as positions in `indices`.
-            n_batches: Batches in the plan.
-            n_targets: Targets of the update.
-            sides: Lengths of the examples: of both sides, or of rows.
-            collate: Makes one micro-batch.
-        """
-        is_last = position.index + 1 == n_batches
-        return Feed(
-            at=position,
-            indices=indices,
-            batches=tuple(collate(part).to(self.device) for part in shares[self.rank]),
-            n_targets=n_targets,
-            n_tokens=sum(int(lengths.sum()) for lengths in sides),
-            n_slots=sum(padded(lengths, shares) for lengths in sides),
-            after=Position(position.epoch + 1) if is_last else Position(position.epoch, position.index + 1),
-            epochs=position.epoch + (position.index + 1) / n_batches,
-        )
-
 
 class LengthFeeder(Feeder):
     """Examples of known lengths, in batches of similar length under a budget of padded tokens."""
@@ -183,20 +170,19 @@ class LengthFeeder(Feeder):
     weights: np.ndarray | None = None
 
     @abstractmethod
-    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
+    def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
         """Lengths of all examples of an epoch: of both sides, or of rows."""
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
-        sides = self.lengths(epoch)
+        sides = self._lengths(epoch)
         return plan(sides[0], sides[-1], budget=self.budget, seed=self.seed, epoch=epoch, weights=self.weights)
 
     def padding(self) -> float:
         """The fraction of padding in the batches of the first epoch."""
-        sides = self.lengths(0)
+        sides = self._lengths(0)
         return padding_share(self.plan(0), sides[0], sides[-1])
 
     def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """The micro-batches of each rank for examples of these lengths."""
         src, tgt = sides[0], sides[-1]
         return [split(share, src, tgt, budget=self.micro_budget) for share in share_out(src, tgt, self.n_ranks)]
 
@@ -213,14 +199,13 @@ class PairFeeder(LengthFeeder):
         *,
         device: torch.device,
         weights: np.ndarray | None = None,
-        segment: Segmenter | None = None,
+        segment: SubwordSampling | None = None,
     ) -> None:
         """`weights`: how often each pair occurs in an epoch."""
         super().__init__(settings, device=device)
         self.store, self.weights, self.segment = store, weights, segment
 
-    def lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
-        """Source and target lengths, the same in every epoch."""
+    def _lengths(self, epoch: int) -> tuple[np.ndarray, ...]:
         return self.store.src_lengths, self.store.tgt_lengths
 
     def texts(self, index: int, tokenizers: Tokenizers) -> list[str]:
@@ -228,26 +213,13 @@ class PairFeeder(LengthFeeder):
         src, tgt = self.store[index]
         return [tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())]
 
-    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
         examples = [Example(*self.store[int(i)]) for i in indices]
         if self.segment is not None:
             examples = self.segment(examples, position)
         src = np.array([len(e.src) + 1 for e in examples], dtype=np.int32)
         tgt = np.array([len(e.tgt) + 1 for e in examples], dtype=np.int32)
-        return self._make(
-            indices,
-            position,
-            self._shares((src, tgt)),
-            n_batches=n_batches,
-            n_targets=int(tgt.sum()),
-            sides=(src, tgt),
-            collate=lambda part: collate([examples[i] for i in part]),
-        )
-
-
-def padded(lengths: np.ndarray, shares: Sequence[Sequence[np.ndarray]]) -> int:
-    """Tokens of all micro-batches of all ranks, with padding."""
-    return sum(len(part) * int(lengths[part].max()) for parts in shares for part in parts)
+        return (src, tgt), int(tgt.sum()), lambda part: collate([examples[i] for i in part])
 
 
 @contextmanager
@@ -259,39 +231,16 @@ def ahead(items: Iterator[T], *, n: int) -> Iterator[Iterator[T]]:
     if n == 0:
         yield items
         return
-    waiting: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=n)
-    left = threading.Event()
-
-    def put(item: T | None, error: BaseException | None) -> None:
-        while not left.is_set():
-            try:
-                return waiting.put((item, error), timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for item in items:
-                put(item, None)
-                if left.is_set():
-                    return
-            put(None, StopIteration())
-        except BaseException as error:  # raised to the consumer
-            put(None, error)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="batches-ahead")
+    end = object()
 
     def received() -> Iterator[T]:
-        while True:
-            item, error = waiting.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item  # type: ignore[misc]  # an item comes without an error
+        waiting = deque(pool.submit(next, items, end) for _ in range(n))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, items, end))
+            yield item  # type: ignore[misc]  # not the end
 
-    thread = threading.Thread(target=work, name="batches-ahead", daemon=True)
-    thread.start()
     try:
         yield received()
     finally:
-        left.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)

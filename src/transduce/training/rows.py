@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from transduce.data.packing import offset_of, plan_rows, plan_streams, row_end, 
 from transduce.data.store import TextStore
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
-from transduce.training.feed import Feed, Feeder, Position
+from transduce.training.feed import Feeder, Loaded, Position
 
 RowObjective = Callable[[np.ndarray, np.random.Generator], RowExample]
 """Turns the ids of a row into inputs and targets. The generator depends on the seed, the epoch and the row."""
@@ -58,24 +58,17 @@ class RowFeeder(Feeder):
             rows = [self._row(int(start), Position(), offset=0) for start in starts[first : first + n_rows]]
             yield collate_rows(rows, separate=self.separate).to(self.device)
 
-    def _feed(self, indices: np.ndarray, position: Position, *, n_batches: int) -> Feed:
+    def _load(self, indices: np.ndarray, position: Position) -> Loaded:
         offset = offset_of(self.context, seed=self.seed, epoch=position.epoch)
         rows = [self._row(int(start), position, offset=offset) for start in indices]
-        n_rows = max(1, self.micro_budget // self.context)
-        shares = [
-            np.array_split(share, -(-len(share) // n_rows)) if len(share) else []
-            for share in np.array_split(np.arange(len(rows)), self.n_ranks)
-        ]
+        n_targets = sum(int(np.count_nonzero(np.asarray(row.targets) != PAD)) for row in rows)
         lengths = np.array([len(row.ids) for row in rows])
-        return self._make(
-            indices,
-            position,
-            shares,
-            n_batches=n_batches,
-            n_targets=sum(int(np.count_nonzero(np.asarray(row.targets) != PAD)) for row in rows),
-            sides=(lengths,),
-            collate=lambda part: collate_rows([rows[i] for i in part], separate=self.separate),
-        )
+        return (lengths,), n_targets, lambda part: collate_rows([rows[i] for i in part], separate=self.separate)
+
+    def _shares(self, sides: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+        n_rows = max(1, self.micro_budget // self.context)
+        shares = np.array_split(np.arange(len(sides[0])), self.n_ranks)
+        return [np.array_split(share, -(-len(share) // n_rows)) if len(share) else [] for share in shares]
 
     def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
         return self._cut(start, row_end(start, len(self.store), context=self.context, offset=offset), position)

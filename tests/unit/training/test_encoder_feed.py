@@ -82,7 +82,7 @@ def test_a_resumed_feeder_yields_identical_batches(make: Any) -> None:
 def test_batches_respect_the_budget_and_lengths_are_correct(make: Any) -> None:
     feeder: LengthFeeder = make()
     for feed in islice(feeder.feeds(Position()), 12):
-        (lengths,) = feeder.lengths(feed.after.epoch - (feed.after.index == 0))
+        (lengths,) = feeder._lengths(feed.after.epoch - (feed.after.index == 0))
         widths = lengths[feed.indices]
         rows = [int((row != PAD).sum()) for batch in feed.batches for row in batch.inputs[0]]
         assert sorted(rows) == sorted(widths.tolist()) and max(rows) <= CONTEXT
