@@ -62,56 +62,42 @@ class _ZstdFile(io.RawIOBase):
         return n
 
 
-class _Bounded(io.RawIOBase):
+class _Watched(io.RawIOBase):
+    """A file whose bytes are passed to a function while they are read."""
+
+    def __init__(self, file: io.RawIOBase | io.BufferedIOBase, see: Callable[[memoryview], object]) -> None:
+        self._file, self._see = file, see
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        n = self._file.readinto(buffer) or 0
+        self._see(memoryview(buffer)[:n])
+        return n
+
+
+def _bounded(file: io.BufferedIOBase, path: Path) -> io.BufferedReader:
     """Decompressed content up to a bound, as a defence against decompression bombs."""
+    n, most = 0, max(UNCHECKED_BYTES, MAX_RATIO * path.stat().st_size)
 
-    def __init__(self, file: io.RawIOBase | io.BufferedIOBase, path: Path) -> None:
-        self._file, self._path, self._n = file, path, 0
-        self._most = max(UNCHECKED_BYTES, MAX_RATIO * path.stat().st_size)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        n = self._file.readinto(buffer) or 0
-        self._n += n
-        if self._n > self._most:
+    def count(content: memoryview) -> None:
+        nonlocal n
+        n += len(content)
+        if n > most:
             raise DataError(
-                f"{self._path}: expands to more than {MAX_RATIO} times its size; refused as a possible decompression "
-                "bomb; decompress it yourself if the content is as intended"
+                f"{path}: expands to more than {MAX_RATIO} times its size; refused as a possible decompression bomb; "
+                "decompress it yourself if the content is as intended"
             )
-        return n
+
+    return io.BufferedReader(_Watched(file, count), 1 << 16)
 
 
-class _Hashed(io.RawIOBase):
-    """A file whose bytes are hashed while they are read."""
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file, self.hash = file, hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        n = self._file.readinto(buffer) or 0
-        self.hash.update(memoryview(buffer)[:n])
-        return n
-
-
-def _open_zst(file: io.BufferedIOBase) -> io.BufferedIOBase:
-    return io.BufferedReader(_ZstdFile(file), 1 << 16)
-
-
-def _open_gz(file: io.BufferedIOBase) -> io.BufferedIOBase:
-    return gzip.GzipFile(fileobj=file, mode="rb")
-
-
-def _open_xz(file: io.BufferedIOBase) -> io.BufferedIOBase:
-    return lzma.LZMAFile(cast(IO[bytes], file))
-
-
-Opener = Callable[[io.BufferedIOBase], io.BufferedIOBase]
-COMPRESSIONS: dict[str, Opener] = {".gz": _open_gz, ".xz": _open_xz, ".zst": _open_zst}
+COMPRESSIONS: dict[str, Callable[[io.BufferedIOBase], io.BufferedIOBase]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
+    ".xz": lambda file: lzma.LZMAFile(cast(IO[bytes], file)),
+    ".zst": lambda file: io.BufferedReader(_ZstdFile(file), 1 << 16),
+}
 
 Digests = dict[Path, bytes]
 """The sha256 of files as stored, filled in when a file has been read to its end."""
@@ -140,35 +126,23 @@ def open_bytes(path: Path, digests: Digests | None = None) -> Iterator[io.Buffer
 @contextlib.contextmanager
 def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[io.BufferedIOBase, Callable[[], int]]]:
     """Like `open_bytes`, with a function that returns how many bytes of the file have been read so far."""
-    path = Path(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a text file")
+    sha256 = hashlib.sha256()
     try:
-        opener = COMPRESSIONS.get(path.suffix.lower())
         with path.open("rb", buffering=0) as file:
-            hashed = _Hashed(file) if digests is not None else None
-            raw = io.BufferedReader(hashed or file, 1 << 16)
-            position = raw.tell if hashed is None else file.tell
-            if opener is None:
-                yield raw, position
+            raw = io.BufferedReader(file if digests is None else _Watched(file, sha256.update), 1 << 16)
+            if path.suffix.lower() in COMPRESSIONS:
+                with COMPRESSIONS[path.suffix.lower()](raw) as unpacked, _bounded(unpacked, path) as bounded:
+                    yield bounded, file.tell
             else:
-                with opener(raw) as unpacked, io.BufferedReader(_Bounded(unpacked, path), 1 << 16) as bounded:
-                    yield bounded, position
-            if hashed is not None and digests is not None:
+                yield raw, raw.tell if digests is None else file.tell
+            if digests is not None:
                 while raw.read(1 << 20):  # what a decompressor left unread
                     pass
-                digests[path] = hashed.hash.digest()
+                digests[path] = sha256.digest()
     except _DAMAGE as error:
         raise DataError(f"{path}: damaged or truncated: {error}") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def digest(path: Path) -> bytes:
-    """The sha256 of a file as stored; a `DataError` where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
