@@ -95,7 +95,7 @@ def _bounded(file: io.BufferedIOBase, path: Path) -> io.BufferedReader:
 
 COMPRESSIONS: dict[str, Callable[[io.BufferedIOBase], io.BufferedIOBase]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
-    ".xz": lambda file: lzma.LZMAFile(cast(IO[bytes], file)),
+    ".xz": lambda file: lzma.LZMAFile(cast(IO[bytes], file)),  # noqa: SIM115  (closed by `open_watched`)
     ".zst": lambda file: io.BufferedReader(_ZstdFile(file), 1 << 16),
 }
 
