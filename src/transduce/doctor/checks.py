@@ -1,6 +1,6 @@
 """The checks of a sample. Each is a pure function of the sample.
 
-To add one: write the function, add a row to CHECKS, and test it with a corpus that has the fault and one that has not.
+To add one, write the function, add a row to CHECKS, and test it on a corpus with the fault and on one without.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -115,9 +117,13 @@ class Diagnosis:
         """Append findings."""
         self.findings += findings
 
-    def add_obstacle(self, check: str, error: Exception | str) -> None:
-        """Append an obstacle."""
-        self.add(Finding(check, "obstacle", " ".join(str(error).split())))
+    @contextmanager
+    def collecting(self, check: str) -> Iterator[None]:
+        """Inside, an error of the user becomes an obstacle."""
+        try:
+            yield
+        except UserError as error:
+            self.add(Finding(check, "obstacle", " ".join(str(error).split())))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -167,8 +173,8 @@ def diagnose(
         The findings and measurements. No file is kept or changed.
     """
     began = time.monotonic()
-    examination = _Examination(settings, run, log or _QUIET, began + (seconds or SECONDS), processes)
-    examination.run_all()
+    examination = _Examination(settings, Path(run or "runs"), log or _QUIET, began + (seconds or SECONDS), processes)
+    examination.run_all(known=None if run is None else examination.existing_run())
     examination.found.seconds = time.monotonic() - began
     return examination.found
 
@@ -176,65 +182,59 @@ def diagnose(
 class _Examination:
     """The steps of a diagnosis, and what they found so far."""
 
-    def __init__(self, asked: Settings, run: Path | str | None, log: Log, until: float, processes: int) -> None:
-        self.asked, self.log, self.until, self.processes = asked, log, until, processes
-        self.path, self.has_path = Path(run or "runs"), run is not None
+    def __init__(self, asked: Settings, path: Path, log: Log, until: float, processes: int) -> None:
+        self.asked, self.path, self.log, self.until, self.processes = asked, path, log, until, processes
         self.found = Diagnosis()
         self.start: Start | None = None
 
-    def run_all(self) -> None:
+    def run_all(self, known: RunFolder | None) -> None:
+        """All steps. `known`: the run in the folder."""
         found, task_and_machine = self.found, None
-        try:
+        with found.collecting("settings"):
             task_and_machine = self.check_settings()
-        except UserError as error:
-            found.add_obstacle("settings", error)
-        known = self.existing_run() if self.has_path else None
-        if self.start is not None:
-            self.asked = self.start.settings
         found.sample = self.take_sample()
         is_empty = any(one.check == "empty" for one in found.obstacles)
         if task_and_machine is not None and not found.is_finished and not is_empty:
-            try:
+            with found.collecting("data"):
                 self.try_training(*task_and_machine, known)
-            except UserError as error:
-                found.add_obstacle("data", error)
+
+    def existing_run(self) -> RunFolder | None:
+        """The run in the folder, if it is that of these settings and they are resolved."""
+        found, path = self.found, self.path
+        with found.collecting("run"):
+            if why := why_unusable(path, self.asked):
+                found.add(Finding("run", "obstacle", why))
+            elif (path / "config.json").exists():
+                found.progress, findings = progress_of(path)
+                found.add(*findings)
+                return RunFolder.open(path, model=False)
+        return None
 
     def check_settings(self) -> tuple[AnyTask, Machine]:
         """Refuse settings that cannot work, and describe the machine."""
         self.start = None if has_read_text(self.path) else find_start(self.asked)
-        task = check(self.asked if self.start is None else self.start.settings)
+        if self.start is not None:
+            self.asked = self.start.settings
+        task = check(self.asked)
         machine = this_machine(self.asked.training.device).shared(1, self.processes)  # threads of all processes
         check_devices(torch.device(machine.device), self.processes)
         self.found.machine, self.found.available = machine.describe(), machine.memory
         return task, machine
 
-    def existing_run(self) -> RunFolder | None:
-        """The run in the folder, if it is that of these settings and they are resolved."""
-        try:
-            if why := why_unusable(self.path, self.asked):
-                self.found.add_obstacle("run", why)
-            elif (self.path / "manifest.json").exists():
-                self.found.progress, findings = progress_of(self.path)
-                self.found.add(*findings)
-                return RunFolder.open(self.path, model=False)
-        except UserError as error:
-            if (self.path / "config.json").exists():
-                self.found.add_obstacle("run", error)
-        return None
-
     def take_sample(self) -> Sample | None:
         """A checked sample; None if the files are missing, but the run has stored their text."""
         self.log.say("checking the data ...")
-        try:
-            sample = take_sample(self.asked, seconds=0.2 * (self.until - time.monotonic()))
-        except UserError as error:
-            if isinstance(error, DataError) and has_read_text(self.path):
+        with self.found.collecting("data"):
+            try:
+                sample = take_sample(self.asked, seconds=0.2 * (self.until - time.monotonic()))
+            except DataError as error:
+                if not has_read_text(self.path):
+                    raise
                 self.found.add(Finding("data", "note", f"{error}; the run folder contains the encoded text"))
-            elif not self.found.is_finished:
-                self.found.add_obstacle("data", error)
-            return None
-        self.found.add(*run_checks(sample))
-        return sample
+            else:
+                self.found.add(*run_checks(sample))
+                return sample
+        return None
 
     def try_training(self, task: AnyTask, machine: Machine, known: RunFolder | None) -> None:
         """Make some updates on the sample, or on the text of the run, and estimate the whole training."""
