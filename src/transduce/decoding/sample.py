@@ -1,6 +1,6 @@
 """Sampling (ancestral, with temperature, top-k and top-p) over any model that `beam_search` can search.
 
-Each sample draws from a generator of its own, one number a token, so that it does not depend on what shares its batch.
+Each sample has its own generator and draws one number per token, so that it does not depend on the rest of its batch.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class GroupRanks(Ranks):
         return self.broadcast(lambda: dict(message))
 
     def bind_device(self, device: torch.device) -> torch.device:
-        """Create the process group for gradients; each rank has a GPU of its own.
+        """Create the process group for gradients; each rank has its own GPU.
 
         The device has a number because the current GPU is set per thread, and batches come from another thread.
         """

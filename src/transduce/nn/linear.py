@@ -79,7 +79,7 @@ class _RoundedLinear(torch.autograd.Function):
     """x W^T + b in bfloat16 on a CPU, with the number of rows rounded up by rows of zeros.
 
     oneDNN compiles a kernel for every shape of a product: one to seven milliseconds each, more than a small model's
-    products take, and in training nearly every batch has a shape of its own. Rounded row counts recur.
+    products take, and in training nearly every batch has a new shape. Rounded row counts recur.
     """
 
     @staticmethod

@@ -66,7 +66,7 @@ class Vocabulary(ABC):
         return self.encode_batch(texts)
 
     def save(self, path: Path) -> None:
-        """Write the model file and, for kinds that list pieces or ids, a .json beside it (each atomically)."""
+        """Write the model file and, for kinds that list pieces or ids, a .json next to it (each atomically)."""
         with write_aside(path) as aside:
             aside.write_bytes(self.model)
         if listed := self._listed():

@@ -78,7 +78,7 @@ def train_tokenizer(
     wanted = settings.kind == "char" and settings.exact  # all characters, however few they are
     if wanted or (n := tokenizer.vocab_size) >= vocab_size:
         return tokenizer
-    note = f"vocabulary: {n:,} pieces instead of {vocab_size:,}, which is all that the text supports"
+    note = f"vocabulary: {n:,} pieces instead of {vocab_size:,}; the text does not support more"
     return Tokenizer(tokenizer.model, notes=(note,))
 
 

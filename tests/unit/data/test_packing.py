@@ -29,8 +29,8 @@ def test_rows_are_contiguous_and_contain_every_target_once(
         for start in batch
     ]
     assert all(0 < end - start <= context for start, end in spans)
-    told = sorted(i for start, end in spans for i in range(start, end))
-    assert told == list(range(1, n_tokens))
+    targets = sorted(i for start, end in spans for i in range(start, end))
+    assert targets == list(range(1, n_tokens))
     assert sum(end - start < context for start, end in spans) <= 2, "only the first and the last may be short"
     sizes = [len(batch) for batch in batches]
     assert all(0 < size <= n_rows for size in sizes) and (not sizes or max(sizes) - min(sizes) <= 1)

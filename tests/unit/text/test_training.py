@@ -24,7 +24,7 @@ def test_too_large_a_vocabulary_is_reduced_with_a_note(kind: str) -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=5000, seed=1)
     assert 20 < tokenizer.vocab_size < 1000
     assert tokenizer.notes == (
-        f"vocabulary: {tokenizer.vocab_size} pieces instead of 5,000, which is all that the text supports",
+        f"vocabulary: {tokenizer.vocab_size} pieces instead of 5,000; the text does not support more",
     )
     assert UNK not in tokenizer.encode(LINES[0])
     fits = train_tokenizer(LINES, TokenizerSettings(kind=kind), vocab_size=tokenizer.vocab_size, seed=1)
