@@ -5,11 +5,9 @@ It reads a sample, runs a few updates in a child process, and keeps nothing.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,25 +21,25 @@ from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks
 from transduce.doctor.estimates import (
     JUDGED,
-    Disk,
-    Time,
-    Trial,
     disk_findings,
     estimate_disk,
     estimate_time,
-    fitting_tokens,
     memory_findings,
     time_findings,
 )
-from transduce.doctor.existing_run import Progress, progress_of, why_unusable
-from transduce.doctor.findings import Finding, Level
-from transduce.doctor.lengths import Lengths, check_tokens
-from transduce.doctor.sampling import Part, Sample, select, take_sample
+from transduce.doctor.findings import Finding
+from transduce.doctor.lengths import check_tokens
+from transduce.doctor.report import Diagnosis, Progress
+from transduce.doctor.sampling import Sample, select, take_sample
 from transduce.doctor.trial import measure
 from transduce.errors import DataError, UserError
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
+from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder, has_read_text
+from transduce.runs.lock import is_locked
+from transduce.runs.manifest import Manifest
+from transduce.runs.run_settings import difference
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start
 from transduce.tasks.registry import AnyTask
 from transduce.tasks.resolve import check, resolve
@@ -52,104 +50,6 @@ HELD = 1_000  # rows of a validation set for the trial
 SECONDS = 20.0
 LEAST = 3.0  # seconds for the trial
 _QUIET = Log(quiet=True)
-
-
-@dataclass(slots=True)
-class Diagnosis:
-    """Findings and measurements. None: could not be measured, or was not needed.
-
-    `settings` are the resolved settings of the training. `seconds`: how long the diagnosis took.
-    """
-
-    findings: tuple[Finding, ...] = ()
-    sample: Sample | None = None
-    seconds: float = 0.0
-    machine: str = ""
-    available: int = 0
-    settings: Settings | None = None
-    lengths: tuple[Lengths, ...] = ()
-    trial: Trial | None = None
-    time: Time | None = None
-    disk: Disk | None = None
-    progress: Progress | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is no obstacle."""
-        return not self.obstacles
-
-    @property
-    def obstacles(self) -> tuple[Finding, ...]:
-        """Findings that must be corrected first."""
-        return self.of_level("obstacle")
-
-    @property
-    def warnings(self) -> tuple[Finding, ...]:
-        """Findings that may matter."""
-        return self.of_level("warning")
-
-    def of_level(self, level: Level) -> tuple[Finding, ...]:
-        """Findings of one level."""
-        return tuple(one for one in self.findings if one.level == level)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run folder contains a finished run."""
-        return self.progress is not None and bool(self.progress.finished)
-
-    @property
-    def unmeasured(self) -> tuple[str, ...]:
-        """What the trial could not measure."""
-        if self.is_finished:
-            return ()
-        trial = self.trial or Trial()
-        known = {"memory": trial.memory, "speed": trial.speed, "time": self.time, "disk": self.disk}
-        return tuple(name for name, value in known.items() if value is None)
-
-    @property
-    def fitting_tokens(self) -> int | None:
-        """The largest micro-batch that fits into memory, in tokens."""
-        if self.trial is None or self.settings is None:
-            return None
-        return fitting_tokens(self.settings, self.trial, self.available)
-
-    def add(self, *findings: Finding) -> None:
-        """Append findings."""
-        self.findings += findings
-
-    @contextmanager
-    def collecting(self, check: str) -> Iterator[None]:
-        """Inside, an error of the user becomes an obstacle."""
-        try:
-            yield
-        except UserError as error:
-            self.add(Finding(check, "obstacle", " ".join(str(error).split())))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        sample, memory = self.sample, self.trial and self.trial.memory
-        values = asdict(replace(self, sample=None, settings=None))
-        del values["sample"]
-        return values | {
-            "ready": self.ready,
-            "data": sample
-            and {
-                "kind": sample.form,
-                "corpora": list(map(_described, sample.parts)),
-                "held_out": list(map(_described, sample.held)),
-                "looked_at": sample.n_rows,
-            },
-            "memory": memory and asdict(memory),
-            "fitting_tokens": self.fitting_tokens,
-            "time": self.time and values["time"] | {"total": self.time.total},
-            "run": values.pop("progress"),
-            "settings": self.settings and self.settings.model_dump(mode="json"),
-            "seconds": round(self.seconds, 2),
-        }
-
-
-def _described(part: Part) -> dict[str, Any]:
-    return {key: getattr(part, key) for key in ("name", "files", "counts", "total", "counted", "how")}
 
 
 def diagnose(
@@ -303,6 +203,48 @@ class _Examination:
             found.disk = estimate_disk(settings, trial, self.path, n_tokens=n_tokens, n_rows=n_rows)
             found.add(*disk_findings(found.disk))
         found.add(*time_findings(settings, found.time))
+
+
+def why_unusable(path: Path, settings: Settings) -> str:
+    """Why a training of these settings cannot use the folder, or an empty string if it can."""
+    if (path / "manifest.json").exists():
+        found = difference(Manifest.read(path).asked_settings(), settings)
+        why = f"{path} contains another run: {found}; use the same settings to resume it, or" if found else ""
+    elif path.is_dir() and any(path.iterdir()):
+        why = f"{path} is not empty and not a run folder; use"
+    else:
+        why = _why_not_writable(path)
+    return f"{why} another folder (--run)" if why else ""
+
+
+def _why_not_writable(path: Path) -> str:
+    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
+    try:
+        tempfile.TemporaryDirectory(prefix=".transduce-doctor-", dir=nearest).cleanup()
+    except OSError as error:
+        return f"{path} cannot be created in {nearest}: {error.strerror or error}; use"
+    return ""
+
+
+def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
+    """The progress of a run, and findings about its checkpoints."""
+    checkpoints = RunFolder.open(path, model=False).checkpoints
+    for event in MetricsFile(path / "metrics.jsonl").read():
+        if event["event"] == "end":
+            at = event.get("update", 0), event.get("epochs", 0.0), 1.0, event.get("seconds", 0.0), 0.0
+            return Progress(str(path), *at, event["reason"]), []
+    busy = is_locked(path)
+    try:
+        checkpoint = checkpoints.latest()
+    except UserError as error:
+        return Progress(str(path), busy=busy), [Finding("run", "obstacle", str(error))]
+    if checkpoint is None:
+        return Progress(str(path), busy=busy), []
+    state = checkpoint.state["training"]
+    share, seconds = float(state["progress"]), float(state["seconds"])
+    remaining = seconds * (1 - share) / share if share > 0 else None
+    here = Progress(str(path), state["update"], state["epochs"], share, seconds, remaining, state["finished"], busy)
+    return here, [Finding("run", "warning", note) for note in checkpoint.notes]
 
 
 def on_sample(asked: Settings, sample: Sample) -> tuple[Settings, Sources[Any] | None, int]:

@@ -1,17 +1,145 @@
-"""Print a diagnosis: measurements, a histogram of lengths, findings, and the verdict."""
+"""A diagnosis, and how it is printed: measurements, a histogram of lengths, findings, and the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from transduce.config import resolved
-from transduce.doctor.diagnose import Diagnosis
-from transduce.doctor.estimates import tokens_at_once
-from transduce.doctor.findings import about, size
-from transduce.doctor.lengths import histogram
+from transduce.config import Settings, resolved
+from transduce.doctor.estimates import Disk, Time, Trial, fitting_tokens, tokens_at_once
+from transduce.doctor.findings import Finding, Level, about, size
+from transduce.doctor.lengths import Lengths, histogram
+from transduce.doctor.sampling import Part, Sample
+from transduce.errors import UserError
 from transduce.logging import duration
 
 _NOUNS = {"pairs": "pairs", "text": "lines", "labelled": "texts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of a run. `remaining`: seconds at its speed so far, if known."""
+
+    path: str
+    update: int = 0
+    epochs: float = 0.0
+    progress: float = 0.0
+    seconds: float = 0.0
+    remaining: float | None = None
+    finished: str = ""
+    busy: bool = False
+
+    @property
+    def line(self) -> str:
+        """A line for people."""
+        if self.finished:
+            return f"{self.path} is finished: update {self.update:,}, epoch {self.epochs:.1f} ({self.finished})"
+        if not self.update:
+            where = "has no checkpoint yet; the same command resumes it"
+        else:
+            left = "" if self.remaining is None else f", {duration(self.remaining)} left at its speed so far"
+            where = f"is at update {self.update:,}, epoch {self.epochs:.2f}, {self.progress:.0%}{left}"
+        return f"{self.path} {where}{'; another process is training in it' if self.busy else ''}"
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Findings and measurements. None: could not be measured, or was not needed.
+
+    `settings` are the resolved settings of the training. `seconds`: how long the diagnosis took.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    sample: Sample | None = None
+    seconds: float = 0.0
+    machine: str = ""
+    available: int = 0
+    settings: Settings | None = None
+    lengths: tuple[Lengths, ...] = ()
+    trial: Trial | None = None
+    time: Time | None = None
+    disk: Disk | None = None
+    progress: Progress | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is no obstacle."""
+        return not self.obstacles
+
+    @property
+    def obstacles(self) -> tuple[Finding, ...]:
+        """Findings that must be corrected first."""
+        return self.of_level("obstacle")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """Findings that may matter."""
+        return self.of_level("warning")
+
+    def of_level(self, level: Level) -> tuple[Finding, ...]:
+        """Findings of one level."""
+        return tuple(one for one in self.findings if one.level == level)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run folder contains a finished run."""
+        return self.progress is not None and bool(self.progress.finished)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """What the trial could not measure."""
+        if self.is_finished:
+            return ()
+        trial = self.trial or Trial()
+        known = {"memory": trial.memory, "speed": trial.speed, "time": self.time, "disk": self.disk}
+        return tuple(name for name, value in known.items() if value is None)
+
+    @property
+    def fitting_tokens(self) -> int | None:
+        """The largest micro-batch that fits into memory, in tokens."""
+        if self.trial is None or self.settings is None:
+            return None
+        return fitting_tokens(self.settings, self.trial, self.available)
+
+    def add(self, *findings: Finding) -> None:
+        """Append findings."""
+        self.findings += findings
+
+    @contextmanager
+    def collecting(self, check: str) -> Iterator[None]:
+        """Inside, an error of the user becomes an obstacle."""
+        try:
+            yield
+        except UserError as error:
+            self.add(Finding(check, "obstacle", " ".join(str(error).split())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        sample, memory = self.sample, self.trial and self.trial.memory
+        values = asdict(replace(self, sample=None, settings=None))
+        del values["sample"]
+        return values | {
+            "ready": self.ready,
+            "data": sample
+            and {
+                "kind": sample.form,
+                "corpora": list(map(_described, sample.parts)),
+                "held_out": list(map(_described, sample.held)),
+                "looked_at": sample.n_rows,
+            },
+            "memory": memory and asdict(memory),
+            "fitting_tokens": self.fitting_tokens,
+            "time": self.time and values["time"] | {"total": self.time.total},
+            "run": values.pop("progress"),
+            "settings": self.settings and self.settings.model_dump(mode="json"),
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def _described(part: Part) -> dict[str, Any]:
+    return {key: getattr(part, key) for key in ("name", "files", "counts", "total", "counted", "how")}
 
 
 def format_diagnosis(diagnosis: Diagnosis) -> list[str]:

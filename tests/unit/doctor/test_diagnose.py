@@ -13,10 +13,9 @@ from transduce.__main__ import main
 from transduce.cli.request import Request
 from transduce.config import Settings
 from transduce.data.sources import Sources
-from transduce.doctor.diagnose import HELD, SAMPLED, Diagnosis, diagnose, on_sample
+from transduce.doctor.diagnose import HELD, SAMPLED, diagnose, on_sample, why_unusable
 from transduce.doctor.estimates import TIMEOUT, Trial, tokens_at_once
-from transduce.doctor.existing_run import why_unusable
-from transduce.doctor.report import format_diagnosis
+from transduce.doctor.report import Diagnosis, format_diagnosis
 from transduce.doctor.sampling import take_sample
 from transduce.doctor.trial import measure
 from transduce.errors import DataError
