@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
-from transduce.data.text import Piece
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
@@ -83,19 +82,9 @@ class CausalTask(PlainTextTask[TextStore]):
                 f"training.batch_tokens = {batch}: must be at least data.context = {context}, the tokens of a row"
             )
 
-    def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Piece],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        fingerprint: str,
-        log: Log,
-    ) -> TextStore:
+    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., TextStore]:
         """One row of ids for all documents."""
-        return encode_text(folder, records, vocabulary, fingerprint=fingerprint, name=f"{name} text")
+        return partial(encode_text, vocabulary=vocabulary)
 
     def describe(self, store: TextStore, settings: Settings) -> dict[str, Any]:
         """Documents, bytes and tokens."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -101,25 +102,16 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         ids = tokenizers.tgt.encode_batch([text for example in some for text in example])
         return round((sum(map(len, ids)) / len(some) + 1 + len(some[0])) * texts.train.size)
 
-    def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Labelled],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        fingerprint: str,
-        log: Log,
-    ) -> LabelStore:
+    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., LabelStore]:
         """Texts, cut to what the model reads, and the numbers of their labels."""
-        longest, labels = longest_of(settings.model, settings.data.max_length), _labels(settings)
-        store = encode_labelled(
-            folder, records, labels, vocabulary, longest=longest, fingerprint=fingerprint, name=name
-        )
+        longest = longest_of(settings.model, settings.data.max_length)
+        return partial(encode_labelled, labels=_labels(settings), vocabulary=vocabulary, longest=longest)
+
+    def check_set(self, store: LabelStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
+        """Log how many texts were cut."""
         if cut := store.facts["longest"]:
+            longest = longest_of(settings.model, settings.data.max_length)
             log.say(f"{name}: {cut:,} texts have at least data.max_length = {longest} tokens and are cut there")
-        return store
 
     def text_of(self, record: Labelled) -> str:
         """All texts of an example."""

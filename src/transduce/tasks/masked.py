@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,27 +87,17 @@ class MaskedTask(PlainTextTask[SentenceStore]):
             for found in texts.sets.values():
                 _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
 
-    def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Piece],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        fingerprint: str,
-        log: Log,
-    ) -> SentenceStore:
-        """Sentences of at most the context; a set without anything to predict is refused before training needs it."""
+    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., SentenceStore]:
+        """Sentences that fit the context, also in pairs."""
         longest = resolved(settings.data.context, "data.context") - 3
-        store = encode_sentences(
-            folder, records, vocabulary, longest=longest, fingerprint=fingerprint, name=f"{name} text"
-        )
+        return partial(encode_sentences, vocabulary=vocabulary, longest=longest)
+
+    def check_set(self, store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
+        """Refuse a set without anything to predict, before training needs it."""
         if judges_pairs(settings):
             _check_documents(name, store.n_documents)
         if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
             raise DataError(f"{name} text: it has nothing to predict")
-        return store
 
     def describe(self, store: SentenceStore, settings: Settings) -> dict[str, Any]:
         """Documents, bytes and tokens."""

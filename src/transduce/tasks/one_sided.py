@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,11 @@ class OneSidedTask(Task[TextsT, StoreT]):
     """What the held-out examples that are searched for in the training text are called, in the plural."""
 
     @abstractmethod
-    def encode_set(
-        self,
-        folder: Path,
-        records: Iterable[Any],
-        vocabulary: Vocabulary,
-        settings: Settings,
-        *,
-        name: str,
-        fingerprint: str,
-        log: Log,
-    ) -> StoreT:
-        """Encode a set into the store `folder`."""
+    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., StoreT]:
+        """The function that encodes a set: `encode(folder, records, name=..., fingerprint=...)`."""
+
+    def check_set(self, store: StoreT, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
+        """Raise `DataError` for a set that the task cannot use, or log what should be known of it."""
 
     @abstractmethod
     def text_of(self, record: Any) -> str:
@@ -78,21 +71,15 @@ class OneSidedTask(Task[TextsT, StoreT]):
         held_out = (texts.valid, *texts.tests)
         checks = [LeakCheck(found.name, map(example_of, found.read()), unit=self.leak_unit) for found in held_out]
         described, stores = list[dict[str, Any]](), list[StoreT]()
+        encode = self.encoder(tokenizers.tgt, settings)
         with log.progress("encoding") as bar:
             for at, found in texts.sets.items():
                 records: Iterator[Any] = found.read()
                 if is_train := at == "train":
                     records = counted(records, lambda n: bar.update(n / texts.train.size), self.size_of)
                     records = watch(records, example_of, checks)
-                store = self.encode_set(
-                    tokens / at,
-                    records,
-                    tokenizers.tgt,
-                    settings,
-                    name=found.name,
-                    fingerprint=mark if is_train else "",
-                    log=log,
-                )
+                store = encode(tokens / at, records, name=f"{found.name} text", fingerprint=mark if is_train else "")
+                self.check_set(store, found.name, tokenizers.tgt, settings, log)
                 stores.append(store)
                 described.append({"name": found.name, "files": found.files, **self.describe(store, settings)})
         write_json(tokens / "tests.json", [test.name for test in texts.tests])
