@@ -1,8 +1,11 @@
-"""Batch sentences of similar length under a budget of padded tokens, differently in every epoch.
+"""Plans of batches, as functions of (seed, epoch).
 
-Sentences are sorted by the longer side, then by the difference of the sides, alternately ascending and descending, so
-that neighbours are similar on both sides; then the order is cut into batches. Ties are shuffled, and the cuts and the
-direction of the order are drawn again in each epoch. Everything is a function of (seed, epoch).
+Sentences of similar length are batched under a budget of padded tokens. They are sorted by the longer side, then by the
+difference of the sides, alternately ascending and descending, so that neighbours are similar on both sides; then the
+order is cut into batches. Ties are shuffled, and the cuts and the direction of the order are drawn again in each epoch.
+
+Running text is cut into rows of equal length (packing). The rows of an epoch do not overlap and contain every target
+once. The first cut is drawn again in each epoch, so that tokens change their position in the row.
 """
 
 from __future__ import annotations
@@ -15,6 +18,11 @@ Lengths = np.ndarray  # int [N], tokens of each sentence with its EOS
 
 _SLACK = 0.85
 """A batch may end early, from this fraction of its budget, where that minimises padding."""
+
+
+def generator(seed: int, *numbers: int, use: str = "") -> np.random.Generator:
+    """An independent random generator for each use and each combination of numbers, such as the epoch and the row."""
+    return np.random.default_rng([seed & (2**63 - 1), *numbers, *use.encode()])
 
 
 def plan(
@@ -34,7 +42,7 @@ def plan(
     A pure function: the same arguments give the same plan (with the same NumPy: its generators may change).
     """
     indices = _indices(len(src_lengths), weights, seed=seed, epoch=epoch)
-    draw = _generator(seed, epoch, "plan")
+    draw = generator(seed, epoch, use="plan")
     indices = draw.permutation(indices)  # sentences of the same lengths end up in random order
     src, tgt = _wide(src_lengths)[indices], _wide(tgt_lengths)[indices]
     order = _order(src, tgt, up=int(draw.integers(2)))[:: draw.choice((1, -1))]
@@ -94,6 +102,41 @@ def padding_share(batches: Sequence[np.ndarray], src_lengths: Lengths, tgt_lengt
     return 1.0 - real / slots if slots else 0.0
 
 
+def offset_of(context: int, *, seed: int, epoch: int) -> int:
+    """Tokens of the first row of an epoch, which is shorter than the others; 0: it is as long as they are."""
+    return int(generator(seed, epoch, use="offset").integers(context))
+
+
+def row_starts(n_tokens: int, *, context: int, offset: int) -> np.ndarray:
+    """Where the targets of rows begin in `n_tokens` ids, all but the first asked for; the first row has `offset`."""
+    starts = np.arange(1 + offset, n_tokens, context)
+    return np.concatenate(([1], starts)) if offset and n_tokens > 1 else starts
+
+
+def row_end(start: int, n_tokens: int, *, context: int, offset: int) -> int:
+    """Where the row that begins at `start` ends."""
+    return min(n_tokens, start + context - (start - 1 - offset) % context)
+
+
+def plan_rows(n_tokens: int, *, context: int, n_rows: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The batches of an epoch: arrays of at most `n_rows` row starts, of equal number but for one."""
+    offset = offset_of(context, seed=seed, epoch=epoch)
+    starts = row_starts(n_tokens, context=context, offset=offset)
+    if not len(starts):
+        return []
+    shuffled = generator(seed, epoch, use="rows").permutation(starts)
+    return np.array_split(shuffled, -(-len(starts) // max(1, n_rows)))
+
+
+def plan_streams(n_tokens: int, *, context: int, n_streams: int) -> list[np.ndarray]:
+    """Batches of contiguous streams: row r of batch j starts at token `context * j` of part r of the text.
+
+    All parts are of equal length; fewer than `n_streams` tokens at the end of the text are left out.
+    """
+    length = (n_tokens - 1) // n_streams
+    return [1 + offset + length * np.arange(n_streams) for offset in range(0, length, context)]
+
+
 def _order(src: np.ndarray, tgt: np.ndarray, *, up: int) -> np.ndarray:
     """Positions sorted by the longer side, then by the difference of the sides, whose direction alternates."""
     longer, difference = np.maximum(src, tgt), src - tgt
@@ -135,15 +178,10 @@ def _indices(n: int, weights: np.ndarray | None, *, seed: int, epoch: int) -> np
     times = np.floor(weights + 1e-9).astype(np.int64)
     fractions = np.round(weights - times, 6)
     for number, fraction in enumerate(np.unique(fractions[fractions > 0])):
-        members = _generator(seed, number, "weights").permutation(np.flatnonzero(fractions == fraction))
+        members = generator(seed, number, use="weights").permutation(np.flatnonzero(fractions == fraction))
         begin, end = (round(float(fraction) * len(members) * e) for e in (epoch, epoch + 1))
         times[members[np.arange(begin, end) % len(members)]] += 1
     return np.repeat(np.arange(n), times)
-
-
-def _generator(seed: int, number: int, use: str) -> np.random.Generator:
-    """An independent random generator for each use."""
-    return np.random.default_rng([seed & (2**63 - 1), number, *use.encode()])
 
 
 def _wide(lengths: Lengths) -> np.ndarray:

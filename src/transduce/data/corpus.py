@@ -1,11 +1,11 @@
-"""Read sentence pairs from two text files, TSV, JSON lines or TMX, each pair with its file and line."""
+"""Read sentence pairs from two text files, TSV, JSON lines or TMX, and labelled texts; each with its file and line."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from transduce.config import Corpus
 from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_lines, read_rows
 from transduce.data.tmx import choose_language, read_units
-from transduce.errors import DataError, SettingsError
+from transduce.errors import DataError, SettingsError, nearest
 
 _SPACES = re.compile(r"\s+")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
@@ -25,6 +25,15 @@ class Pair:
 
     src: str
     tgt: str
+    place: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """One example: its label, one or two texts, and the file and line that it comes from."""
+
+    label: str
+    texts: tuple[str, ...]
     place: tuple[str, int]
 
 
@@ -48,6 +57,57 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests
     return (Pair(row[0], row[1], (place, number)) for number, row in read_rows(corpus.path, parse, digests))
 
 
+def read_labelled(path: Path | str, digests: Digests | None = None) -> Iterator[Labelled]:
+    """Yield the examples of a file (also .gz, .xz, .zst; `-`: standard input). All have one text, or all have two.
+
+    Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
+    of texts than the lines before.
+    """
+    name = str(path)
+    for number, (label, *texts) in read_rows(path, labelled_parser(), digests):
+        yield Labelled(label, tuple(texts), (name, number))
+
+
+def labelled_parser() -> LineParser:
+    """Turns lines into a label and its texts; all have as many texts as the first."""
+    n_texts = 0
+
+    def parse(line: str, number: int) -> tuple[str, ...]:
+        nonlocal n_texts
+        label, *texts = line.split("\t")
+        if not texts or len(texts) > 2:
+            found = "no tab" if not texts else f"{len(texts)} tabs"
+            raise ValueError(f"expected label<TAB>text or label<TAB>text<TAB>text, found {found}")
+        if not label.strip() or not all(text.strip() for text in texts):
+            raise ValueError(f"the {'text' if label.strip() else 'label'} is empty")
+        n_texts = n_texts or len(texts)
+        if len(texts) != n_texts:
+            raise ValueError(f"{len(texts)} texts, but the lines before have {n_texts}")
+        return label.strip(), *texts
+
+    return parse
+
+
+def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Sort labels: numerically if all are whole numbers, else alphabetically."""
+    found = set(labels)
+    if all(label.lstrip("-").isdecimal() for label in found):
+        return tuple(sorted(found, key=lambda label: (int(label), label)))
+    return tuple(sorted(found))
+
+
+def number_of(example: Labelled, labels: Sequence[str]) -> int:
+    """The index of an example's label. Raises `DataError` with file and line for an unknown one."""
+    try:
+        return labels.index(example.label)
+    except ValueError:
+        file, line = example.place
+        hint = nearest(example.label, labels)
+        raise DataError(
+            f"{file}, line {line}: unknown label {example.label!r}{hint}; known: {', '.join(labels)}"
+        ) from None
+
+
 def corpus_files(corpus: Corpus) -> list[Path]:
     """The files that a corpus is read from."""
     return [path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None]
@@ -56,24 +116,6 @@ def corpus_files(corpus: Corpus) -> list[Path]:
 def corpus_name(corpus: Corpus) -> str:
     """The name of a corpus in reports: its file names."""
     return " + ".join(path.name for path in corpus_files(corpus))
-
-
-def distinct(names: Sequence[str]) -> list[str]:
-    """Make the names of test sets unique, and different from `train` and `valid`, by appending their number.
-
-    >>> distinct(["a", "b", "a", "valid"])
-    ['a.1', 'b', 'a.3', 'valid.4']
-    """
-    taken = {"train", "valid", *names}
-    found = []
-    for number, name in enumerate(names, 1):
-        if names.count(name) > 1 or name in ("train", "valid"):
-            name = f"{name}.{number}"
-            while name in taken:
-                name += "'"
-            taken.add(name)
-        found.append(name)
-    return found
 
 
 def _read_text(src: Path, tgt: Path, digests: Digests | None) -> Iterator[Pair]:

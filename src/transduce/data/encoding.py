@@ -13,8 +13,7 @@ import numpy as np
 
 from transduce.config import DataSettings
 from transduce.data.clean import Cleaner, CleanReport
-from transduce.data.corpus import Pair
-from transduce.data.labelled import Labelled, number_of
+from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.sentence_pairs import Packed, pack
 from transduce.data.store import LabelStore, SentenceStore, StoreWriter, TextStore, TokenStore, id_type
 from transduce.data.text import Piece

@@ -24,11 +24,6 @@ class Masked:
     targets: np.ndarray
 
 
-def generator_of(*, seed: int, epoch: int, place: int, use: str = "masking") -> np.random.Generator:
-    """The random generator of one row in one epoch."""
-    return np.random.default_rng([seed & (2**63 - 1), epoch, place, *use.encode()])
-
-
 def mask(
     ids: Sequence[int] | np.ndarray,
     draw: np.random.Generator,

@@ -16,8 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from transduce.config import Settings
 from transduce.data.clean import Cleaner, CleanReport, HeldOutSources
-from transduce.data.corpus import Pair, distinct
-from transduce.data.labelled import Labelled, number_of, sorted_labels
+from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sources import Source, Sources
@@ -130,7 +129,7 @@ def read_plain_texts(
     data, spool, seed = settings.data, Spool(spool_in), settings.training.seed
     sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
     everything, sizes = _read_documents("train", sources.train, data.documents, spool, sample=sample)
-    named = zip(distinct([source.name for source in sources.tests]), sources.tests, strict=True)
+    named = zip(_distinct([source.name for source in sources.tests]), sources.tests, strict=True)
     tests = tuple(_read_documents(name, (source,), data.documents, spool)[0] for name, source in named)
     digests = tuple(source.digest() for source in sources.train)
     if sources.valid:
@@ -224,6 +223,24 @@ def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None
         raise DataError(f"{file}, line {line}: {len(example.texts)} texts, but other lines have {n_texts}")
 
 
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Make the names of test sets unique, and different from `train` and `valid`, by appending their number.
+
+    >>> _distinct(["a", "b", "a", "valid"])
+    ['a.1', 'b', 'a.3', 'valid.4']
+    """
+    taken = {"train", "valid", *names}
+    found = []
+    for number, name in enumerate(names, 1):
+        if names.count(name) > 1 or name in ("train", "valid"):
+            name = f"{name}.{number}"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+        found.append(name)
+    return found
+
+
 def _files(sources: Sequence[Source[Any]]) -> tuple[str, ...]:
     return tuple(file for source in sources for file in source.files)
 
@@ -237,7 +254,7 @@ def _stem(source: Source[Pair]) -> str:
 
 def _read_tests(names: Sequence[str], sources: Sequence[Source[T]], unit: str) -> tuple[TextSet[T], ...]:
     """Test sets, in memory, under distinct names."""
-    return tuple(_read_set(name, (one,), unit) for name, one in zip(distinct(names), sources, strict=True))
+    return tuple(_read_set(name, (one,), unit) for name, one in zip(_distinct(names), sources, strict=True))
 
 
 def _read_set(name: str, sources: Sequence[Source[T]], unit: str) -> TextSet[T]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transduce.data.batching import generator
 from transduce.text.special import BOS, EOS
 
 FOLLOWS, RANDOM = 0, 1
@@ -77,7 +78,7 @@ def plan_pairs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, s
     documents at least: of one alone, every B would follow.
     """
     assert len(document_starts) > 2, "there is no other document"
-    draw = np.random.default_rng([seed & (2**63 - 1), epoch, *b"sentence pairs"])
+    draw = generator(seed, epoch, use="sentence pairs")
     plans: list[PairPlan] = []
     n_documents = len(document_starts) - 1
     for number in range(n_documents):
@@ -101,7 +102,7 @@ def plan_runs(lengths: np.ndarray, document_starts: np.ndarray, *, room: int, se
 
     Where the first run of a document ends is drawn anew in each epoch. A sentence alone may be longer than the room.
     """
-    draw = np.random.default_rng([seed & (2**63 - 1), epoch, *b"sentence runs"])
+    draw = generator(seed, epoch, use="sentence runs")
     plans: list[PairPlan] = []
     for first, end in zip(document_starts[:-1].tolist(), document_starts[1:].tolist(), strict=True):
         target = int(draw.integers(1, room + 1)) if int(lengths[first:end].sum()) > room else room

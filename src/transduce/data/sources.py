@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.corpus import Pair, corpus_files, corpus_name, read_pairs
-from transduce.data.labelled import Labelled, read_labelled
+from transduce.data.corpus import Labelled, Pair, corpus_files, corpus_name, read_labelled, read_pairs
 from transduce.data.lines import Digests, bare_suffix, open_bytes, read_lines
 from transduce.demo.corpus import demo_pairs
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from transduce.config import Settings
-from transduce.data.labelled import sorted_labels
+from transduce.data.corpus import sorted_labels
 from transduce.data.sources import Sources
 from transduce.distributed.group import check_devices
 from transduce.doctor.checks import run_checks

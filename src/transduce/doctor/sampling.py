@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import Corpus, DataSettings, Settings
-from transduce.data.corpus import LINE_FORMATS, Pair, corpus_files, corpus_name, read_pairs
-from transduce.data.labelled import Labelled, labelled_parser
+from transduce.data.corpus import LINE_FORMATS, Labelled, Pair, corpus_files, corpus_name, labelled_parser, read_pairs
 from transduce.data.lines import (
     COMPRESSIONS,
     MAX_LINE,

@@ -11,7 +11,7 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
-from transduce.data.labelled import number_of, read_labelled
+from transduce.data.corpus import number_of, read_labelled
 from transduce.data.lines import read_lines
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from transduce.config import ModelSettings, Settings, resolved
+from transduce.data.corpus import Labelled
 from transduce.data.encoding import encode_labelled
-from transduce.data.labelled import Labelled
 from transduce.data.preparation import LabelledTexts, read_labelled_texts
 from transduce.data.sources import Sources, labelled_sources
 from transduce.data.store import LabelStore

@@ -7,7 +7,8 @@ import torch
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
-from transduce.data.masking import Masked, generator_of, mask
+from transduce.data.batching import generator
+from transduce.data.masking import Masked, mask
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.text.tokenizer import Tokenizers
@@ -105,7 +106,7 @@ class MaskedFeeder(LengthFeeder):
         return (np.array([len(row.ids) for row in hidden]),), n_targets, collated
 
     def _example(self, one: PairPlan, epoch: int) -> tuple[Packed, Masked]:
-        draw = generator_of(seed=self.seed, epoch=epoch, place=one.place)
+        draw = generator(self.seed, epoch, one.place, use="masking")
         a, b = self.store.span(*one.a), self.store.span(*one.b)
         if self.pairs:
             cut_a, cut_b = fit(len(a), len(b), self.room, draw)

@@ -9,7 +9,7 @@ import torch
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import RowBatch, RowExample, collate_rows
-from transduce.data.packing import offset_of, plan_rows, plan_streams, row_end, row_starts
+from transduce.data.batching import generator, offset_of, plan_rows, plan_streams, row_end, row_starts
 from transduce.data.store import TextStore
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
@@ -76,7 +76,7 @@ class RowFeeder(Feeder):
     def _cut(self, start: int, end: int, position: Position) -> RowExample:
         """The row with the targets from `start` to before `end`. Its first input is the id before `start`."""
         ids = np.asarray(self.store.ids[start - 1 : end], dtype=np.int64)
-        return self.objective(ids, np.random.default_rng([self.seed & (2**63 - 1), position.epoch, start]))
+        return self.objective(ids, generator(self.seed, position.epoch, start))
 
 
 class StreamFeeder(RowFeeder):

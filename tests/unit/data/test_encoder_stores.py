@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from transduce.config import TokenizerSettings
+from transduce.data.corpus import Labelled
 from transduce.data.encoding import encode_labelled, encode_sentences, pack_texts
-from transduce.data.labelled import Labelled
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.data.text import read_pieces
 from transduce.errors import DataError, RunFolderError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.labelled import Labelled, number_of, read_labelled, sorted_labels
+from transduce.data.corpus import Labelled, number_of, read_labelled, sorted_labels
 from transduce.errors import DataError
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.masking import generator_of, mask, word_starts
+from transduce.data.batching import generator
+from transduce.data.masking import mask, word_starts
 from transduce.text.special import MASK, PAD
 
 VOCAB = 50
@@ -18,7 +19,7 @@ ROWS = st.lists(st.integers(0, VOCAB - 1), max_size=60)
 
 
 def draw(place: int = 0, epoch: int = 0, seed: int = 1) -> np.random.Generator:
-    return generator_of(seed=seed, epoch=epoch, place=place)
+    return generator(seed, epoch, place, use="masking")
 
 
 @given(ROWS, st.integers(0, 2**40), st.floats(0.01, 0.9), st.booleans())

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data.packing import offset_of, plan_rows, row_end, row_starts
+from transduce.data.batching import offset_of, plan_rows, row_end, row_starts
 
 
 @given(

@@ -14,8 +14,7 @@ import pytest
 import zstandard
 
 from transduce.config import Corpus
-from transduce.data.corpus import read_pairs
-from transduce.data.labelled import read_labelled
+from transduce.data.corpus import read_labelled, read_pairs
 from transduce.data.lines import MAX_LINE
 from transduce.doctor import sampling
 from transduce.doctor.checks import readable, run_checks
