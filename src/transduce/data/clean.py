@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -104,12 +104,12 @@ class Cleaner:
         self.settings = settings
         self.report = report or CleanReport()
         self._seen = SeenHashes()
-        self._rules: list[tuple[str, Callable[[Pair], bool]]] = [(EMPTY, _is_empty)]
-        if settings.drop_copies:
-            self._rules.append((COPY, _is_copy))
 
     def texts(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Yield the pairs that pass the rules on text, without control characters. The report grows meanwhile."""
+        """Yield the pairs that pass the rules on text, without control characters. The report grows meanwhile.
+
+        The rules on length need tokens; `lengths_fit` applies them when the pairs are encoded.
+        """
         kept = self._by_rules(pairs)
         return self._without_duplicates(kept) if self.settings.deduplicate else kept
 
@@ -120,10 +120,10 @@ class Cleaner:
             if _CONTROLS.search(pair.src) or _CONTROLS.search(pair.tgt):
                 report.changed.setdefault(CONTROLS, Tally()).add(pair)
                 pair = Pair(_CONTROLS.sub(_space, pair.src), _CONTROLS.sub(_space, pair.tgt), pair.place)
-            for reason, applies in self._rules:
-                if applies(pair):
-                    report.drop(reason, pair)
-                    break
+            if not pair.src or not pair.tgt or pair.src.isspace() or pair.tgt.isspace():
+                report.drop(EMPTY, pair)
+            elif self.settings.drop_copies and comparable(pair.src) == comparable(pair.tgt):
+                report.drop(COPY, pair)
             else:
                 yield pair
 
@@ -152,15 +152,6 @@ class Cleaner:
                     self.report.drop(DUPLICATE, pair)
 
 
-def clean(pairs: Iterable[Pair], settings: DataSettings) -> tuple[Iterator[Pair], CleanReport]:
-    """The pairs that pass the rules on text, and a report that is complete once they have been read.
-
-    The rules on length need tokens; `Cleaner.lengths_fit` applies them when the pairs are encoded.
-    """
-    cleaner = Cleaner(settings)
-    return cleaner.texts(pairs), cleaner.report
-
-
 class HeldOutSources:
     """Chooses the source sentences to hold out for validation while the training pairs are read.
 
@@ -170,8 +161,8 @@ class HeldOutSources:
 
     def __init__(self, most: int, *, seed: int) -> None:
         """`most`: sources that can be asked for at the end, which bounds the memory."""
-        self._most, self._seed, self._n = most, seed, 0
-        self._first: dict[str, tuple[int, Pair]] = {}  # the sources with the lowest hashes, in order of appearance
+        self._most, self._seed = most, seed
+        self._first: dict[str, Pair] = {}  # the sources with the lowest hashes, in order of appearance
         self._counts: Counter[str] = Counter()
         self._heap: list[tuple[int, str]] = []  # the same, the highest hash first
 
@@ -185,9 +176,8 @@ class HeldOutSources:
     def choose(self, n: int) -> tuple[dict[str, Pair], int]:
         """The first pair of each of `n` sources, in order of appearance; and how many pairs have these sources."""
         chosen = {key for _, key in heapq.nlargest(n, self._heap)}
-        return {key: pair for key, (_, pair) in self._first.items() if key in chosen}, sum(
-            self._counts[key] for key in chosen
-        )
+        first = {key: pair for key, pair in self._first.items() if key in chosen}
+        return first, sum(self._counts[key] for key in chosen)
 
     def _see(self, key: str, pair: Pair) -> None:
         if key in self._counts:
@@ -197,13 +187,12 @@ class HeldOutSources:
         entry = (-int.from_bytes(digest, "big"), key)
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, entry)
-        elif entry[0] <= self._heap[0][0]:
-            return
-        else:
+        elif self._heap and entry[0] > self._heap[0][0]:
             _, last = heapq.heapreplace(self._heap, entry)
             del self._counts[last], self._first[last]
-        self._n += 1
-        self._counts[key], self._first[key] = 1, (self._n, pair)
+        else:
+            return
+        self._counts[key], self._first[key] = 1, pair
 
 
 class SeenHashes:
@@ -233,18 +222,10 @@ class SeenHashes:
         return found
 
 
-def _is_empty(pair: Pair) -> bool:
-    return not pair.src or not pair.tgt or pair.src.isspace() or pair.tgt.isspace()
-
-
-def _is_copy(pair: Pair) -> bool:
-    return pair.src == pair.tgt or comparable(pair.src) == comparable(pair.tgt)
-
-
 def _space(match: re.Match[str]) -> str:
     """Replace control characters that are white space by a space, and remove the others."""
     return " " if match[0].isspace() else ""
 
 
 def _tallies(tallies: Mapping[str, Tally]) -> list[dict[str, Any]]:
-    return [{"reason": reason, "count": tally.count, "samples": tally.samples} for reason, tally in tallies.items()]
+    return [{"reason": reason, **asdict(tally)} for reason, tally in tallies.items()]

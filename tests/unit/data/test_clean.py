@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.config import DataSettings
-from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, SeenHashes, clean, format_cleaning
+from transduce.data.clean import Cleaner, CleanReport, HeldOutSources, SeenHashes, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.leaks import comparable
 from transduce.errors import DataError
@@ -23,8 +23,8 @@ def pairs_of(*sides: tuple[str, str]) -> list[Pair]:
 
 
 def cleaned(pairs: list[Pair], **values: object) -> tuple[list[tuple[str, str]], CleanReport]:
-    kept, report = clean(pairs, DataSettings(**values))
-    return [(pair.src, pair.tgt) for pair in kept], report
+    cleaner = Cleaner(DataSettings(**values))
+    return [(pair.src, pair.tgt) for pair in cleaner.texts(pairs)], cleaner.report
 
 
 PAIRS = pairs_of(("a", "b"), ("", "b"), ("a", " \t\u2028"), ("a", "b"), ("Same", " same"), ("a\x00b\x0cc", "d\x1b"))
@@ -75,7 +75,8 @@ def test_a_report_keeps_five_short_samples() -> None:
 
 
 def test_cleaning_streams() -> None:
-    kept, report = clean(iter(PAIRS), DataSettings())
+    cleaner = Cleaner(DataSettings())
+    kept, report = cleaner.texts(iter(PAIRS)), cleaner.report
     next(kept)
     assert report.read == 1
 
