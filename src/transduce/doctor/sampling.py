@@ -39,6 +39,7 @@ Row = tuple[str, ...]  # (source, target), (line,), or (label, text[, text])
 BLOCK = 2_000  # lines
 MOST_BLOCKS = 100  # kept of one corpus
 MOST_BYTES = 1 << 22  # of one block of a file; only the first lines of a longer one are used
+_AT_ONCE = 50  # lines that are read before their size is known
 WINDOW = 200  # consecutive lines that are examined together
 MOST_CHARACTERS = 2_000_000  # of rows that are encoded or trained on
 MOST_HELD = 10  # blocks of a held-out set
@@ -179,17 +180,18 @@ class _File:
     ended: bool = False
 
     def blocks(self) -> Iterator[list[bytes]]:
-        """Blocks of BLOCK lines; of each, the first lines that have at most MOST_BYTES."""
+        """Blocks of BLOCK lines; of each, the first that have together about MOST_BYTES."""
         with open_watched(self.path) as (file, position):
-            n_bytes = max(1, self.path.stat().st_size)
+            n_bytes, lines = max(1, self.path.stat().st_size), iter(partial(file.readline, MAX_LINE), b"")
             while not self.ended:
                 kept, n, size = list[bytes](), 0, 0
-                while n < BLOCK and (line := file.readline(MAX_LINE)):
-                    n, size = n + 1, size + len(line)
-                    if len(line) == MAX_LINE:
-                        raise DataError(f"{self.path}, line {self.n_lines + n}: {TOO_LONG}")
-                    if size <= MOST_BYTES or not kept:
-                        kept.append(line)
+                while n < BLOCK and (some := list(islice(lines, _AT_ONCE))):
+                    lengths = list(map(len, some))
+                    if MAX_LINE in lengths:
+                        number = self.n_lines + n + lengths.index(MAX_LINE) + 1
+                        raise DataError(f"{self.path}, line {number}: {TOO_LONG}")
+                    kept += some if size < MOST_BYTES else []
+                    n, size = n + len(some), size + sum(lengths)
                 self.n_lines, self.ended, self.share = self.n_lines + n, n < BLOCK, min(1.0, position() / n_bytes)
                 yield kept
 

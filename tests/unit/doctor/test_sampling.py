@@ -193,8 +193,8 @@ def test_damage_is_reported(tmp_path: Path) -> None:
 
 def test_very_long_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    path.write_bytes(b"x" * (3 << 20) + b"\n" + b"y" * (3 << 20) + b"\nz\n")
+    path.write_bytes(b"".join(b"%d " % i + b"x" * (1 << 18) + b"\n" for i in range(150)))
     (part,) = text_sample(path).parts
-    assert part.counts == (3,)
-    assert [len(row) for (row,) in part.rows()] == [3 << 20]  # a block is cut for its size
-    assert part.reread is not None and part.reread(3, 5) == (("z",),)
+    assert part.counts == (150,)
+    assert 0 < part.n_rows < 100  # a block is cut for its size
+    assert part.reread is not None and [row[0][:4] for row in part.reread(149, 5)] == ["148 ", "149 "]
