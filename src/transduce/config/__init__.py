@@ -1,5 +1,7 @@
 """Settings: frozen, validated, each default written once."""
 
+# ruff: noqa: F401
+
 from transduce.config.model import (
     BertClassifierSettings,
     BertEncoderSettings,
@@ -25,29 +27,3 @@ from transduce.config.settings import (
     TokenizerSettings,
     TrainingSettings,
 )
-
-__all__ = [
-    "BertClassifierSettings",
-    "BertEncoderSettings",
-    "BertSettings",
-    "Corpus",
-    "DataSettings",
-    "DecoderSettings",
-    "DecodingSettings",
-    "EncoderSettings",
-    "EvaluationSettings",
-    "GPTSettings",
-    "ModelSettings",
-    "OutputSettings",
-    "PoolingSettings",
-    "Settings",
-    "TokenizerSettings",
-    "TrainingSettings",
-    "TransformerSettings",
-    "apply_override",
-    "model_settings",
-    "read_recipe",
-    "resolve_preset",
-    "resolved",
-    "to_toml",
-]

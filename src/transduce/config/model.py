@@ -65,8 +65,9 @@ class ModelSettings(Section):
 
     @property
     def depth(self) -> tuple[int, ...]:
-        """Number of blocks of each stack."""
-        raise NotImplementedError
+        """Number of blocks of each stack, the encoder's first."""
+        fields = [name for name in ("n_encoder_layers", "n_decoder_layers") if name in type(self).model_fields]
+        return tuple(getattr(self, name) for name in fields)
 
     @property
     def n_attentions(self) -> int:
@@ -110,11 +111,6 @@ class TransformerSettings(DecoderSettings):
     n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
 
     @property
-    def depth(self) -> tuple[int, ...]:
-        """Number of blocks of encoder and decoder."""
-        return self.n_encoder_layers, self.n_decoder_layers
-
-    @property
     def n_attentions(self) -> int:
         """Number of attention sub-layers: a decoder block has two."""
         return self.n_encoder_layers + 2 * self.n_decoder_layers
@@ -141,11 +137,6 @@ class GPTSettings(DecoderSettings):
     n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
     one_end: bool = Field(False, description="Read the begin-of-text token as the end-of-text token (GPT-2).")
 
-    @property
-    def depth(self) -> tuple[int, ...]:
-        """Number of decoder blocks."""
-        return (self.n_decoder_layers,)
-
 
 _BERT: Preset = {
     "activation": "gelu",
@@ -170,11 +161,6 @@ class EncoderSettings(ModelSettings):
 
     n_encoder_layers: Blocks = Field(4, description="Number of encoder blocks.")
     n_segments: int = Field(0, ge=0, le=1024, description="Number of learned segment embeddings; 0: none.")
-
-    @property
-    def depth(self) -> tuple[int, ...]:
-        """Number of encoder blocks."""
-        return (self.n_encoder_layers,)
 
 
 class BertSettings(EncoderSettings, OutputSettings):

@@ -131,7 +131,7 @@ def _decode(names: Sequence[str], model: Transformer | CausalLM, *inputs: Tensor
         layers.append(_GrowingCache(given[f"past_keys.{i}"], given[f"past_values.{i}"], *cross, list(history)))
     bias = torch.zeros(ids.shape[0], 1, 1, 0) if mask is None else attention_bias(mask[:, None])
     state = _TracedState(layers=layers, memory_bias=bias, length=given["past_keys.0"].shape[2])
-    logits = model.step(ids, state)
+    logits = model.logits(model.advance(ids, state))
     after: dict[str, Any] = {f"past_keys.{i}": layer.keys for i, layer in enumerate(layers)}
     after |= {f"past_values.{i}": layer.values for i, layer in enumerate(layers)}
     after |= {f"past_window.{i}.{j}": x for i, layer in enumerate(layers) for j, x in enumerate(layer.history)}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.config import GPTSettings
-from transduce.models.parts import Parts
+from transduce.models.parts import Parts, TokenPredictor, initialize
 from transduce.nn.cache import DecoderState
-from transduce.nn.init import initialize
-from transduce.nn.linear import linear
 from transduce.nn.positions.scheme import document_positions
 
 
-class CausalLM(nn.Module):
+class CausalLM(TokenPredictor):
     """Embedding, a decoder without a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
 
     `forward(ids)` is `advance(ids, state)` of an empty state: training and generation share one path. Search and
@@ -27,17 +25,8 @@ class CausalLM(nn.Module):
         self.embedding = parts.embedding(n_tgt, causal=True)
         self.decoder = parts.decoder(cross=False)
         initialize(self)
-        if settings.tie == "none":
-            self.output_embedding = nn.Embedding(n_tgt, settings.d_model)
-            nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
-        else:
-            self.output_embedding = self.embedding.table
+        self.output_embedding = parts.output_embedding(n_tgt, tied=self.embedding.table)
         self.output_bias = parts.output_bias(n_tgt)
-
-    @property
-    def output_weight(self) -> Float[Tensor, "V D"]:
-        """The matrix before the softmax, [V, D]."""
-        return self.output_embedding.weight
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
         """The state after the prompt `src`, which may be empty, with room for `capacity` tokens per row.
@@ -60,10 +49,6 @@ class CausalLM(nn.Module):
         x = self.embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.embedding.positions)
 
-    def step(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T V"]:
-        """Logits [N, T, V] after the next T tokens of every row; the state advances in place."""
-        return self.logits(self.advance(ids, state))
-
     def forward(self, ids: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T D"]:
         """Hidden states [B, T, D] before the output matrix: position t depends on ids[:, :t + 1].
 
@@ -75,7 +60,3 @@ class CausalLM(nn.Module):
             return self.decoder(self.embedding(ids), state, positions=self.embedding.positions)
         x = self.embedding(ids, positions=document_positions(documents))
         return self.decoder(x, state, positions=self.embedding.positions, documents=documents)
-
-    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Unnormalized log-probabilities of the next token."""
-        return linear(hidden, self.output_weight, self.output_bias)

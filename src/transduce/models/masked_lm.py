@@ -5,17 +5,39 @@ Shared weights have the same names, so that a classifier can be fine-tuned from 
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int
+from collections.abc import Callable
+
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
-from transduce.models.parts import Parts
+from transduce.models.parts import Parts, TokenPredictor, initialize
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
-from transduce.nn.init import initialize
-from transduce.nn.linear import Linear, linear
+from transduce.nn.linear import Linear
 from transduce.nn.masks import padding_mask
-from transduce.nn.pooling import POOLINGS
+
+Pooling = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
+"""Takes the vectors, and a mask of those that are tokens: in each row the first and possibly others."""
+
+
+def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+    """The vector of the first token: BERT's [CLS] (Devlin et al. 2019, section 3)."""
+    return x[:, 0]
+
+
+def mean(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+    """The mean over the tokens."""
+    counted = real[:, :, None].to(x.dtype)
+    return (x * counted).sum(1) / counted.sum(1)
+
+
+def maximum(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+    """The largest value of each column over the tokens (Collobert et al. 2011; Kim 2014)."""
+    return x.masked_fill(~real[:, :, None], float("-inf")).amax(1)
+
+
+POOLINGS: dict[str, Pooling] = {"first": first, "mean": mean, "max": maximum}
 
 
 class TextEncoder(nn.Module):
@@ -80,7 +102,7 @@ class MaskedHead(nn.Module):
         return self.norm(self.activate(self.dense(x)))
 
 
-class MaskedLM(TextEncoder):
+class MaskedLM(TextEncoder, TokenPredictor):
     """Predicts masked tokens and, with `next_sentence`, whether segment B follows A."""
 
     def __init__(self, settings: BertSettings, *, n_src: int, n_tgt: int) -> None:
@@ -94,11 +116,6 @@ class MaskedLM(TextEncoder):
         self.output_embedding = self.embedding.table if tied else nn.Embedding(n_tgt, settings.d_model)
         initialize(self)
 
-    @property
-    def output_weight(self) -> Float[Tensor, "V D"]:
-        """The matrix before the softmax, [V, D]."""
-        return self.output_embedding.weight
-
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None, places: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B 2"] | None]:
@@ -111,10 +128,6 @@ class MaskedLM(TextEncoder):
         if self.pooler is None or self.next_sentence is None:
             return asked, None
         return asked, self.next_sentence(self.pooler(hidden, ids))
-
-    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Unnormalized log-probabilities of the tokens."""
-        return linear(hidden, self.output_weight, self.output_bias)
 
 
 class Classifier(TextEncoder):

@@ -1,17 +1,19 @@
-"""From settings to the parts that all architectures share."""
+"""What the architectures share: parts made from settings, initial weights, and the way to logits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from transduce.config import DecoderSettings, GPTSettings, ModelSettings, OutputSettings
-from transduce.nn.attention import CrossAttention, SelfAttention
+from transduce.nn.attention import CrossAttention, FullProjection, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
+from transduce.nn.linear import linear
 from transduce.nn.patterns import CausalPattern, LocalPattern
 from transduce.nn.positions import POSITIONS
 from transduce.nn.stack import Decoder, Encoder
@@ -43,6 +45,15 @@ class Parts:
         return TokenEmbedding(
             vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm, alias=alias
         )
+
+    def output_embedding(self, vocab_size: int, tied: nn.Embedding) -> nn.Embedding:
+        """The matrix before the softmax: `tied`, or a separate one with `tie` = "none"."""
+        assert isinstance(self.settings, OutputSettings)
+        if self.settings.tie != "none":
+            return tied
+        separate = nn.Embedding(vocab_size, self.settings.d_model)
+        nn.init.normal_(separate.weight, std=self.settings.d_model**-0.5)
+        return separate
 
     def output_bias(self, vocab_size: int) -> nn.Parameter | None:
         """The bias on the logits, if there is one."""
@@ -100,3 +111,44 @@ class Parts:
             kernel_size=s.kernel_size,
             causal=causal,
         )
+
+
+class TokenPredictor(nn.Module):
+    """A model that predicts tokens: from hidden states to logits."""
+
+    output_embedding: nn.Embedding
+    output_bias: nn.Parameter | None
+
+    @property
+    def output_weight(self) -> Float[Tensor, "V D"]:
+        """The matrix before the softmax, [V, D] (paper 3.4)."""
+        return self.output_embedding.weight
+
+    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Unnormalized log-probabilities of the tokens."""
+        return linear(hidden, self.output_weight, self.output_bias)
+
+
+@torch.no_grad()
+def initialize(model: nn.Module) -> None:
+    """Draw Glorot-uniform matrices (each part of a packed projection separately), zero biases, N(0, 1/d) embeddings.
+
+    Queries, keys and values are scaled by 1/sqrt(2), so that together they have the variance of one matrix
+    [3 d_model, d_model]. Embeddings times sqrt(d_model) have unit variance (paper 3.4).
+    """
+    for module in model.modules():
+        if isinstance(module, FullProjection):
+            rows = [n * module.d_head for n in module.heads]
+            for part in module.weight.split(rows):
+                nn.init.xavier_uniform_(part, gain=2**-0.5 if len(rows) > 1 else 1.0)
+            _zero(module.bias)
+        elif isinstance(module, (nn.Linear, nn.Conv1d)):
+            nn.init.xavier_uniform_(module.weight)
+            _zero(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+def _zero(bias: Tensor | None) -> None:
+    if bias is not None:
+        nn.init.zeros_(bias)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.config import TransformerSettings
-from transduce.models.parts import Parts
+from transduce.models.parts import Parts, TokenPredictor, initialize
 from transduce.nn.cache import DecoderState
-from transduce.nn.init import initialize
-from transduce.nn.linear import linear
 from transduce.nn.masks import padding_mask
 
 _WIDTH = 16
 
 
-class Transformer(nn.Module):
+class Transformer(TokenPredictor):
     """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
 
     Id 0 is padding: at either end of the source, at the end of the target.
@@ -32,17 +30,8 @@ class Transformer(nn.Module):
         initialize(self)
         if settings.tie == "three_way":
             self.src_embedding.table.weight = self.tgt_embedding.table.weight
-        if settings.tie == "none":
-            self.output_embedding = nn.Embedding(n_tgt, settings.d_model)
-            nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
-        else:
-            self.output_embedding = self.tgt_embedding.table
+        self.output_embedding = parts.output_embedding(n_tgt, tied=self.tgt_embedding.table)
         self.output_bias = parts.output_bias(n_tgt)
-
-    @property
-    def output_weight(self) -> Float[Tensor, "V D"]:
-        """The matrix before the softmax, [V, D] (paper 3.4)."""
-        return self.output_embedding.weight
 
     def encode(self, src: Int[Tensor, "B S"]) -> Float[Tensor, "B S D"]:
         """The memory [B, S, D] of source ids."""
@@ -67,14 +56,6 @@ class Transformer(nn.Module):
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
 
-    def step(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T V"]:
-        """Logits [N, T, V] after the next T tokens of every row; the state advances in place."""
-        return self.logits(self.advance(ids, state))
-
     def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
         return self.advance(tgt_in, self.start(src))
-
-    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
-        """Unnormalized log-probabilities of the next token."""
-        return linear(hidden, self.output_weight, self.output_bias)

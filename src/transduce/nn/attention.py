@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -134,7 +136,9 @@ class MultiHeadAttention(nn.Module):
         n_kv_heads: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        projection: str = "full",
     ) -> None:
+        """`projection`: a key of PROJECTIONS."""
         super().__init__()
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
         if d_model % n_heads:
@@ -144,6 +148,11 @@ class MultiHeadAttention(nn.Module):
         self.d_head = d_model // n_heads
         self.dropout = Dropout(dropout)
         self.output = Linear(d_model, d_model, bias=bias)
+        self.add_projections(partial(PROJECTIONS[projection], d_model, d_head=self.d_head, bias=bias))
+
+    def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
+        """Create the projections of the inputs; `project` makes one to several groups of heads, of the given sizes."""
+        raise NotImplementedError
 
     def attend(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
@@ -165,19 +174,9 @@ class MultiHeadAttention(nn.Module):
 class SelfAttention(MultiHeadAttention):
     """A sequence attends to itself (paper 3.2.3)."""
 
-    def __init__(
-        self,
-        *,
-        d_model: int,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        projection: str = "full",
-    ) -> None:
-        super().__init__(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, dropout=dropout, bias=bias)
-        heads = (self.n_heads, self.n_kv_heads, self.n_kv_heads)
-        self.query_key_value = PROJECTIONS[projection](d_model, heads, d_head=self.d_head, bias=bias)
+    def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
+        """One product gives queries, keys and values."""
+        self.query_key_value = project((self.n_heads, self.n_kv_heads, self.n_kv_heads))
 
     def forward(
         self,
@@ -199,20 +198,10 @@ class SelfAttention(MultiHeadAttention):
 class CrossAttention(MultiHeadAttention):
     """The decoder attends to the encoder's output, the memory (paper 3.2.3)."""
 
-    def __init__(
-        self,
-        *,
-        d_model: int,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        projection: str = "full",
-    ) -> None:
-        super().__init__(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, dropout=dropout, bias=bias)
-        table = PROJECTIONS[projection]
-        self.query = table(d_model, (self.n_heads,), d_head=self.d_head, bias=bias)
-        self.key_value = table(d_model, (self.n_kv_heads, self.n_kv_heads), d_head=self.d_head, bias=bias)
+    def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
+        """Queries of the decoder; keys and values of the memory."""
+        self.query = project((self.n_heads,))
+        self.key_value = project((self.n_kv_heads, self.n_kv_heads))
 
     def forward(
         self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B H S K"], value: Float[Tensor, "B H S K"], *, bias: Tensor

@@ -55,9 +55,6 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
     return _ONEDNN(x, weight, bias, "none", [], "")
 
 
-_ROWS_PER_OCTAVE = 16
-
-
 def rounded_rows(n: int) -> int:
     """`n` rounded up to one of 16 counts per power of two, at least to a multiple of 16: at most 6 % more above 256."""
     step = max(16, 1 << max(0, (n - 1).bit_length() - 5))

@@ -15,11 +15,6 @@ def padding_mask(ids: Int[Tensor, "B S"], *, pad: int = 0) -> Bool[Tensor, "B 1 
     return (ids != pad)[:, None, :]
 
 
-def causal_mask(n_queries: int, n_keys: int, *, device: torch.device | None = None) -> Bool[Tensor, "1 T S"]:
-    """A position may attend to itself and to earlier ones; the last query is aligned with the last key."""
-    return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)[None]
-
-
 def attention_bias(mask: Bool[Tensor, "B T S"]) -> Float[Tensor, "B 1 T S"]:
     """The bias on attention scores for a mask: 0 where it is True, very negative elsewhere.
 

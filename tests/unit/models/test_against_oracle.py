@@ -70,7 +70,7 @@ def test_steps_equal_the_oracle_to_float32_rounding(options: dict[str, Any]) -> 
     srcs, tgts = sentences(SRC_LENGTHS, seed=2), sentences([6] * 12, seed=3)
     with torch.inference_mode():
         state = model.start(pad(srcs), capacity=6, n_beams=3)
-        ours = torch.cat([model.step(part, state) for part in pad(tgts).split(1, dim=1)], 1)
+        ours = torch.cat([model.logits(model.advance(part, state)) for part in pad(tgts).split(1, dim=1)], 1)
     repeated = [src for src in srcs for _ in range(3)]
     assert_close(ours, oracle_logits(model, settings, repeated, tgts), FLOAT32)
 

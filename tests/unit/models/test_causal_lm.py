@@ -74,7 +74,7 @@ def test_steps_after_a_prompt_equal_one_forward(options: dict[str, Any], n_known
         state = model.start(prompts, capacity=6, n_beams=3)
         assert state.length == n_known
         for t in range(n_known, n_known + 6):
-            ours = model.step(rows[:, t : t + 1], state)[:, 0]
+            ours = model.logits(model.advance(rows[:, t : t + 1], state))[:, 0]
             expected = model.logits(model(rows[:, : t + 1]))[:, -1]
             torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
             if t in (n_known + 1, n_known + 3):
@@ -95,7 +95,7 @@ def test_the_prompt_is_computed_and_kept_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(type(model), "advance", noted)
     with torch.no_grad():
         state = model.start(pad(sentences([5, 5])), capacity=3, n_beams=4)
-        model.step(torch.full((8, 1), 4), state)
+        model.logits(model.advance(torch.full((8, 1), 4), state))
     assert seen == [(2, 5), (8, 1)]
     assert state.layers[0].keys is not None and state.layers[0].keys.shape[2] == 5 + 3 * 4
     assert settings.kind == "gpt"

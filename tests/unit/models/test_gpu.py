@@ -34,7 +34,7 @@ def test_forward_and_steps_equal_the_oracle(options: dict[str, Any]) -> None:
     with torch.no_grad():
         whole = model.logits(model(src, tgt))
         state = model.start(src, capacity=6)
-        steps = torch.cat([model.step(part, state) for part in tgt.split(1, dim=1)], 1)
+        steps = torch.cat([model.logits(model.advance(part, state)) for part in tgt.split(1, dim=1)], 1)
     for ours in (whole, steps):
         np.testing.assert_allclose(ours.cpu().numpy(), expected, rtol=0, atol=FLOAT32 * np.abs(expected).max())
 

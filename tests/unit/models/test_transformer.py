@@ -141,7 +141,7 @@ def test_cached_steps_equal_one_forward(options: dict[str, Any], cuts: list[int]
     steps = []
     for part in tgt.split(cuts, dim=1):
         assert state.length == sum(step.shape[1] for step in steps)
-        steps.append(model.step(part, state))
+        steps.append(model.logits(model.advance(part, state)))
     torch.testing.assert_close(torch.cat(steps, 1), model.logits(model(src, tgt)), **ROUNDED)
 
 
@@ -157,7 +157,7 @@ def test_beams_that_are_reordered_and_sentences_that_leave(options: dict[str, An
     for n_steps, stay in ((1, [0, 1, 2]), (3, [0, 2]), (1, [1]), (2, [0])):  # stay: indices of remaining sentences
         assert state.n_rows == len(history) == len(alive) * n_beams
         ids = torch.randint(1, VOCAB, (len(history), n_steps))
-        ours = model.step(ids, state)
+        ours = model.logits(model.advance(ids, state))
         history = torch.cat([history, ids], 1)
         theirs = model.logits(model(src[alive].repeat_interleave(n_beams, 0), history))[:, -n_steps:]
         torch.testing.assert_close(ours, theirs, **ROUNDED)
@@ -177,8 +177,8 @@ def test_two_states_do_not_disturb_each_other() -> None:
     one, other = model.start(src, capacity=4), model.start(src.flip(0), capacity=4)
     ours = []
     for part in tgt.split(1, dim=1):
-        ours.append(model.step(part, one))
-        model.step(part.flip(0) % 5 + 1, other)
+        ours.append(model.logits(model.advance(part, one)))
+        model.logits(model.advance(part.flip(0) % 5 + 1, other))
     torch.testing.assert_close(torch.cat(ours, 1), model.logits(model(src, tgt)), **ROUNDED)
 
 

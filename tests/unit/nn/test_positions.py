@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from oracle import numpy_transformer as oracle
 from transduce.nn.positions import POSITIONS
 from transduce.nn.positions.absolute import sinusoids
-from transduce.nn.positions.alibi import slopes
-from transduce.nn.positions.rotary import rotate_pairs
-from transduce.nn.positions.t5 import buckets
+from transduce.nn.positions.relative import buckets, rotate_pairs, slopes
 
 ANGLE_ROUNDING = 2e-6  # float32 sines of angles computed in float64; and of float32 angles below 16
 

@@ -1,10 +1,8 @@
 """Positional schemes: the POSITIONS table. To add one: a file in this package, and a row here."""
 
 from transduce.nn.positions.absolute import HalvedSinusoidalPositions, LearnedPositions, SinusoidalPositions
-from transduce.nn.positions.alibi import AlibiPositions
-from transduce.nn.positions.rotary import RotaryPositions
+from transduce.nn.positions.relative import AlibiPositions, RotaryPositions, T5Positions
 from transduce.nn.positions.scheme import Positions
-from transduce.nn.positions.t5 import T5Positions
 
 POSITIONS = {
     "sinusoidal": SinusoidalPositions,
