@@ -229,7 +229,7 @@ def test_large_weights_go_into_a_second_file(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("tie", ["none", "two_way"])
 def test_int8_of_large_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: str) -> None:
-    """No float32 matrices are left; an untied output matrix is multiplied in int8."""
+    """No float32 matrices are left; the output matrix, tied or not, is multiplied in int8."""
     import onnx
 
     monkeypatch.setattr(onnx_graphs, "MAX_INLINE_BYTES", 1000)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.config import TransformerSettings
 from transduce.convert.folder import Outgoing
-from transduce.convert.parity import MAX_TOKENS, compare_all, examples, logits_of, settle
+from transduce.convert.parity import MAX_TOKENS, compare, examples, logits_of, settle
 from transduce.convert.requirements import Expressible, check_expressible, position_table
 from transduce.convert.weight_map import NEVER
 from transduce.errors import UserError
@@ -54,7 +54,7 @@ def export_ctranslate2(out: Path, run: Outgoing) -> list[str]:
         return _log_probs(out, run.model, tokenizers, s)
 
     what = f"log-probabilities of ctranslate2 {ctranslate2.__version__}"
-    lines = [settle(f"{what}, float32", compare_all(log_probs(None)))]
+    lines = [settle(f"{what}, float32", compare(log_probs(None)))]
     if run.quantization not in (None, "float32"):
         moved = torch.cat([(theirs - ours)[ours > NEVER / 2].abs() for theirs, ours in log_probs(run.quantization)])
         lines.append(

@@ -61,18 +61,8 @@ def download(
     with tempfile.TemporaryDirectory(prefix=f".{place.name}.", suffix=".aside", dir=place.parent) as temporary:
         folder = Path(temporary) / name.rpartition("/")[2]
         folder.mkdir()
-        with _one_line_errors(name, revision, endpoint):
-            api = huggingface_hub.HfApi(endpoint=endpoint, library_name="transduce")
-            info = api.model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT)
-            available = {str(file.rfilename): file for file in info.siblings or ()}
-            commit = str(info.sha)
-        if not _COMMIT.fullmatch(commit):
-            raise UserError(f"{endpoint} does not give a commit of {name}: it is not a Hub")
-        if "config.json" not in available:
-            raise UserError(f"{name} has no config.json")
+        commit, available = _list_files(name, revision, endpoint)
         weights = SAFE if SAFE in available else PICKLED
-        if weights not in available:
-            raise UserError(f"{name} has neither {SAFE} nor {PICKLED}")
         files = {file: available[file] for file in ("config.json", *wanted(available), weights)}
         _check_sizes({file: _size(about) or 0 for file, about in files.items()}, place.parent)
         with (log or Log(quiet=True)).progress(name) as bar:
@@ -87,6 +77,23 @@ def download(
                     check_model_type(folder, read_object(folder / file), architectures)
         shutil.rmtree(folder / ".cache", ignore_errors=True)
         yield folder, endpoint, commit
+
+
+def _list_files(name: str, revision: str | None, endpoint: str) -> tuple[str, dict[str, Any]]:
+    """The commit, and what the server says about each file."""
+    import huggingface_hub
+
+    with _one_line_errors(name, revision, endpoint):
+        api = huggingface_hub.HfApi(endpoint=endpoint, library_name="transduce")
+        info = api.model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT)
+        available = {str(file.rfilename): file for file in info.siblings or ()}
+    if not _COMMIT.fullmatch(str(info.sha)):
+        raise UserError(f"{endpoint} does not give a commit of {name}: it is not a Hub")
+    if "config.json" not in available:
+        raise UserError(f"{name} has no config.json")
+    if SAFE not in available and PICKLED not in available:
+        raise UserError(f"{name} has neither {SAFE} nor {PICKLED}")
+    return str(info.sha), available
 
 
 def _size(file: Any) -> int | None:

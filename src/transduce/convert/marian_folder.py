@@ -58,20 +58,10 @@ def import_marian(folder: Path) -> Imported:
     n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
     sizes = marian.entries(model, src=Rows.of_size(n_src), tgt=Rows.of_size(n_tgt))
     check(tensors, sizes, origin=folder)  # before anything of these sizes is allocated
-    two = bool(tokenizer_config.get("separate_vocabs"))
-    if (n_src != n_tgt or two) and not (two and model.tie != "three_way"):
-        raise UserError(
-            f"{folder / 'config.json'}: vocab_size {n_src}, decoder_vocab_size {n_tgt}: two vocabularies need "
-            "separate_vocabs in tokenizer_config.json, and embeddings that are not shared"
-        )
-    names = {key: str(tokenizer_config.get(key) or default) for key, default in _SPECIAL.items()}
-    src, src_tokenizer = _read_side(folder, "vocab.json", "source.spm", config, names, n=n_src)
-    tgt, tgt_tokenizer = _read_side(
-        folder, "target_vocab.json" if two else "vocab.json", "target.spm", config, names, n=n_tgt
-    )
-    own = config.get(_OWN)
-    if isinstance(own, dict) and own.get("positions") == "sinusoidal":
-        model = model.model_copy(update={"positions": "sinusoidal"})
+    src, tgt, tokenizers = _read_vocabularies(folder, config, tokenizer_config, separate=model.tie != "three_way")
+    match config.get(_OWN):
+        case {"positions": "sinusoidal"}:
+            model = model.model_copy(update={"positions": "sinusoidal"})
     order = marian.column_order(model)
     state = read(tensors, marian.entries(model, src=src, tgt=tgt), origin=folder, order=order)
     marian.check_positions(position_tables, model, origin=folder)
@@ -86,35 +76,46 @@ def import_marian(folder: Path) -> Imported:
             tgt_lang=_language(tokenizer_config.get("target_lang")) or "tgt",
             max_length=model.max_positions,
         ),
-        tokenizer=TokenizerSettings(
-            kind="marian", vocab_size=max(src_tokenizer.vocab_size, 8), joint=model.tie == "three_way"
-        ),
+        tokenizer=TokenizerSettings(kind="marian", vocab_size=max(tokenizers.n_src, 8), joint=model.tie == "three_way"),
         model=model,
         decoding=_decoding(config, generation, model.max_positions),
     )
     notes = [type_note(tensors)]
     if ignored := _ignored_rules({**config, **generation}, {config["pad_token_id"], int(tgt.index[PAD])}, tgt):
         notes.append(f"not taken over, as the search here has no such rule: {', '.join(ignored)}")
-    return Imported(settings, Tokenizers(src_tokenizer, tgt_tokenizer), state, tuple(notes))
+    return Imported(settings, tokenizers, state, tuple(notes))
 
 
-def _read_side(
-    folder: Path, listed: str, model: str, config: Mapping[str, Any], names: Mapping[str, str], *, n: int
-) -> tuple[Rows, PieceTokenizer]:
-    """Rows and tokenizer of one side, from its list of ids and its SentencePiece model. `names`: the special pieces."""
-    path, ids, unk, eos = folder / listed, read_object(folder / listed), names["unk_token"], names["eos_token"]
-    if unk not in ids or ids.get(eos) != config.get("eos_token_id"):
-        raise UserError(f"{path}: needs {unk}, and {eos} with id {config.get('eos_token_id')} as in config.json")
-    special = ids[unk], config["pad_token_id"], ids[eos]
-    if len(set(special)) < len(special) or not all(0 <= i < n for i in special):
-        raise UserError(f"{path}: unknown, pad and end of sentence need three ids within 0 .. {n - 1}: {special}")
-    rows = rows_of(ids, [ids.get(marian.NULL, -1), *special], n=n, origin=path)
-    pieces = {i: piece for piece, i in ids.items()}
-    others = [pieces.get(i, f"<unnamed {i}>") for i in rows.index[len(SPECIAL_PIECES) :].tolist()]
-    try:
-        return rows, PieceTokenizer(read_bytes(folder / model), [*SPECIAL_PIECES, *others])
-    except ValueError as error:
-        raise RunFolderError(f"{folder / model} is damaged: {error}") from None
+def _read_vocabularies(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, separate: bool
+) -> tuple[Rows, Rows, Tokenizers]:
+    """Rows and tokenizers of both sides, from their lists of ids and their SentencePiece models."""
+    n_src, n_tgt = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
+    two = bool(tokenizer_config.get("separate_vocabs"))
+    if (n_src != n_tgt or two) and not (separate and two):
+        raise UserError(
+            f"{folder / 'config.json'}: vocab_size {n_src}, decoder_vocab_size {n_tgt}: two vocabularies need "
+            "separate_vocabs in tokenizer_config.json, and embeddings that are not shared"
+        )
+    unk, eos = (str(tokenizer_config.get(key) or default) for key, default in _SPECIAL.items())
+    sides = []
+    tgt_name = "target_vocab.json" if two else "vocab.json"
+    for name, spm, n in (("vocab.json", "source.spm", n_src), (tgt_name, "target.spm", n_tgt)):
+        path, ids, eos_id = folder / name, read_object(folder / name), config.get("eos_token_id")
+        if unk not in ids or ids.get(eos) != eos_id:
+            raise UserError(f"{path}: needs {unk}, and {eos} with id {eos_id} as in config.json")
+        special = ids[unk], config["pad_token_id"], ids[eos]
+        if len(set(special)) < len(special) or not all(0 <= i < n for i in special):
+            raise UserError(f"{path}: unknown, pad and end of sentence need three ids within 0 .. {n - 1}: {special}")
+        rows = rows_of(ids, [ids.get(marian.NULL, -1), *special], n=n, origin=path)
+        pieces = {i: piece for piece, i in ids.items()}
+        others = [pieces.get(i, f"<unnamed {i}>") for i in rows.index[len(SPECIAL_PIECES) :].tolist()]
+        try:
+            sides.append((rows, PieceTokenizer(read_bytes(folder / spm), [*SPECIAL_PIECES, *others])))
+        except ValueError as error:
+            raise RunFolderError(f"{folder / spm} is damaged: {error}") from None
+    (src, src_tokenizer), (tgt, tgt_tokenizer) = sides
+    return src, tgt, Tokenizers(src_tokenizer, tgt_tokenizer)
 
 
 def _language(value: object) -> str | None:
@@ -163,13 +164,35 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     (src_ids, src), (tgt_ids, tgt) = (
         marian.ids_and_rows(pieces, keep_null=keep_null, pad_last=shared) for pieces in (src_pieces, tgt_pieces)
     )
-    pad = int(tgt.index[BOS])
+    pad, null, decoding = int(tgt.index[BOS]), int(tgt.index[PAD]), settings.decoding
     config = marian.config_of(s, n_src=src.n_theirs, n_tgt=tgt.n_theirs, pad=pad) | {_OWN: {"positions": s.positions}}
-    write_json(out / "config.json", config)
-    write_json(out / "generation_config.json", _generation_config(settings, pad, int(tgt.index[PAD])))
+    generation_config = {
+        "decoder_start_token_id": pad,
+        "pad_token_id": pad,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "bad_words_ids": [[pad]] if null < 0 else [[pad], [null]],
+        "num_beams": decoding.beam,
+        "length_penalty": decoding.length_penalty,
+        "max_length": min(decoding.max_length + 1, s.max_positions),  # with the decoder's start token
+    }
+    tokenizer_config = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": settings.data.src_lang,
+        "target_lang": settings.data.tgt_lang,
+        "model_max_length": s.max_positions,
+        "separate_vocabs": not shared,
+        **_SPECIAL,
+        "pad_token": "<pad>",
+    }
+    files = {"config": config, "generation_config": generation_config, "tokenizer_config": tokenizer_config}
+    files |= {"vocab": src_ids} | ({} if shared else {"target_vocab": tgt_ids})
+    for name, content in files.items():
+        write_json(out / f"{name}.json", content)
     theirs = write(run.tensors, marian.entries(s, src=src, tgt=tgt), order=marian.column_order(s))
     write_tensors(out / "model.safetensors", theirs)
-    _write_tokenizer(out, run, src_ids, None if shared else tgt_ids)
+    (out / "source.spm").write_bytes(run.tokenizers.src.model)
+    (out / "target.spm").write_bytes(run.tokenizers.tgt.model)
     write_text(out / "README.md", _card(settings))
     return [_compare(out, run.model, run.tokenizers, src, tgt)]
 
@@ -179,39 +202,6 @@ def _pad_is_unused(tensors: Mapping[str, Tensor]) -> bool:
     bias = tensors.get("output_bias")
     tables = (tensors[f"{name}.weight"] for name in ("src_embedding.table", "tgt_embedding.table", "output_embedding"))
     return bias is not None and float(bias[PAD]) == NEVER and not any(bool(table[PAD].any()) for table in tables)
-
-
-def _generation_config(settings: Settings, pad: int, null: int) -> dict[str, Any]:
-    decoding = settings.decoding
-    return {
-        "decoder_start_token_id": pad,
-        "pad_token_id": pad,
-        "eos_token_id": 0,
-        "forced_eos_token_id": 0,
-        "bad_words_ids": [[pad]] if null < 0 else [[pad], [null]],
-        "num_beams": decoding.beam,
-        "length_penalty": decoding.length_penalty,
-        "max_length": min(decoding.max_length + 1, settings.model.max_positions),  # with the decoder's start token
-    }
-
-
-def _write_tokenizer(out: Path, run: Outgoing, src_ids: dict[str, int], tgt_ids: dict[str, int] | None) -> None:
-    for name, side in (("source.spm", run.tokenizers.src), ("target.spm", run.tokenizers.tgt)):
-        (out / name).write_bytes(side.model)
-    write_json(out / "vocab.json", src_ids)
-    if tgt_ids is not None:
-        write_json(out / "target_vocab.json", tgt_ids)
-    config = {
-        "tokenizer_class": "MarianTokenizer",
-        "source_lang": run.settings.data.src_lang,
-        "target_lang": run.settings.data.tgt_lang,
-        "model_max_length": run.settings.model.max_positions,
-        "separate_vocabs": tgt_ids is not None,
-        "unk_token": "<unk>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-    }
-    write_json(out / "tokenizer_config.json", config)
 
 
 def _card(settings: Settings) -> str:
@@ -257,5 +247,5 @@ def _compare(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows
         ).logits
     exists, real = tgt.index >= 0, batch.tgt_out != PAD
     ours = parity.logits_of(model, batch.src, batch.tgt_in)[real][:, exists]
-    difference = parity.compare(found[real][:, tgt.index[exists]], ours)
+    difference = parity.compare([(found[real][:, tgt.index[exists]], ours)])
     return parity.settle(f"logits of transformers {transformers.__version__}", difference)

@@ -86,11 +86,8 @@ class HubTokenizer(Vocabulary):
         self._ours = {their: ours for ours, their in reversed(list(enumerate(self.theirs))) if their >= 0}
         if (end := self.theirs[EOS]) == self.theirs[BOS] and end >= 0:
             self._ours[end] = EOS  # one piece for both: in a text it is read as EOS, which is predicted
-
-    @property
-    def vocab_size(self) -> int:
-        """Pieces, special ones included."""
-        return len(self.theirs)
+        names = [self._tokenizer.id_to_token(their) if their >= 0 else None for their in self.theirs]
+        self._pieces = [name or f"<unnamed {i}>" for i, name in enumerate(names)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts."""
@@ -109,12 +106,6 @@ class HubTokenizer(Vocabulary):
         normalizer = self._tokenizer.normalizer
         return characters(text) if normalizer is None else str(normalizer.normalize_str(characters(text)))
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of ids, including special ones."""
-        theirs = [(int(i), self.theirs[int(i)]) for i in ids]
-        names = [self._tokenizer.id_to_token(their) if their >= 0 else None for _, their in theirs]
-        return [name or f"<unnamed {i}>" for name, (i, _) in zip(names, theirs, strict=True)]
-
     def unknown(self, text: str) -> list[str]:
         """The parts of a text that are not in the vocabulary, in order, each once."""
         text = characters(text)
@@ -128,23 +119,23 @@ class HubTokenizer(Vocabulary):
 
         GPT-2's, whose characters stand for bytes, and ours, which have a piece for each byte, are exact.
         """
-        pieces = self.pieces(range(self.vocab_size))
-        if named := self._named_bytes:
-            own = {i: b"" for i in range(EOS + 1)} | {UNK: "\u2047".encode()}
-            return [own[i] if i in own else named.get(p, p.encode("utf-8")) for i, p in enumerate(pieces)]
-        if "\u0120" not in "".join(pieces):
+        named, table = self._named_bytes, _byte_of()
+        if not named and "\u0120" not in "".join(self._pieces):
             raise ValueError("only an exact vocabulary knows the bytes of its pieces")
-        table = _byte_of()
-        return [
-            b"" if i <= EOS else bytes(table[c] for c in piece) if set(piece) <= table.keys() else piece.encode("utf-8")
-            for i, piece in enumerate(pieces)
-        ]
+
+        def content(piece: str) -> bytes:
+            if not named and set(piece) <= table.keys():
+                return bytes(table[c] for c in piece)
+            return named.get(piece, piece.encode("utf-8"))
+
+        unknown = "\u2047".encode() if named else b""
+        return [b"", unknown, b"", b"", *map(content, self._pieces[EOS + 1 :])]
 
     @cached_property
     def _named_bytes(self) -> dict[str, bytes]:
         """The 256 pieces for bytes, such as `<0x0A>`; empty if one is missing or spaces are not kept."""
         named = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
-        whole = self._tokenizer.pre_tokenizer is None and named.keys() <= set(self.pieces(range(self.vocab_size)))
+        whole = self._tokenizer.pre_tokenizer is None and named.keys() <= set(self._pieces)
         return named if whole else {}
 
     def _listed(self) -> dict[str, Any]:

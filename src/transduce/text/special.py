@@ -31,11 +31,12 @@ class Vocabulary(ABC):
 
     model: bytes
     notes: tuple[str, ...] = ()
+    _pieces: list[str]
 
     @property
-    @abstractmethod
     def vocab_size(self) -> int:
         """Pieces, special ones included."""
+        return len(self._pieces)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special ones but `UNK`."""
@@ -53,9 +54,9 @@ class Vocabulary(ABC):
     def normalize(self, text: str) -> str:
         """The text as the vocabulary sees it."""
 
-    @abstractmethod
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of ids, including special ones."""
+        """The pieces of ids, including special ones; SentencePiece marks the beginning of a word with U+2581."""
+        return [self._pieces[int(i)] for i in ids]
 
     @abstractmethod
     def unknown(self, text: str) -> list[str]:

@@ -92,11 +92,7 @@ class Tokenizer(SentencePieceVocabulary):
             raise ValueError(
                 f"its ids of padding, unknown, beginning and end are {special}, not {(PAD, UNK, BOS, EOS)}"
             )
-
-    @property
-    def vocab_size(self) -> int:
-        """Pieces, special ones included."""
-        return int(self._sp.vocab_size())
+        self._pieces = self._sp.id_to_piece(list(range(self._sp.vocab_size())))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts; the same as `encode` of each, and faster."""
@@ -119,14 +115,13 @@ class Tokenizer(SentencePieceVocabulary):
     def bytes_of(self) -> list[bytes]:
         """The UTF-8 bytes of each piece of an exact vocabulary; a piece may be a part of a character."""
 
-        def content(i: int) -> bytes:
-            piece = self._sp.id_to_piece(i)
+        def content(i: int, piece: str) -> bytes:
             if self._sp.is_byte(i):
                 return bytes([int(piece[3:5], 16)])
             text = "" if self._sp.is_control(i) else "\u2047" if i == UNK else piece.replace(SPACE, " ")
             return text.encode("utf-8")
 
-        return [content(i) for i in range(self.vocab_size)]
+        return [content(i, piece) for i, piece in enumerate(self._pieces)]
 
     def _around_spaces(self, text: str) -> list[int]:
         """The ids of a text whose U+2581 are encoded as bytes."""
@@ -137,10 +132,6 @@ class Tokenizer(SentencePieceVocabulary):
     def normalize(self, text: str) -> str:
         """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
         return characters(text) if self.exact else super().normalize(text)
-
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of ids, including special ones; U+2581 marks the beginning of a word."""
-        return [self._sp.id_to_piece(int(i)) for i in ids]
 
 
 class PieceTokenizer(SentencePieceVocabulary):
@@ -160,11 +151,6 @@ class PieceTokenizer(SentencePieceVocabulary):
         self._pieces = list(pieces)
         self._ids = {piece: i for i, piece in enumerate(self._pieces) if i > EOS}
 
-    @property
-    def vocab_size(self) -> int:
-        """Pieces, special ones included."""
-        return len(self._pieces)
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts; the same as `encode` of each, and faster."""
         codes, rests = self._split(texts)
@@ -174,10 +160,6 @@ class PieceTokenizer(SentencePieceVocabulary):
         """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
         pieces = [self._unknown if i == UNK else self._pieces[i] for i in map(int, ids) if i > EOS or i == UNK]
         return str(self._sp.decode_pieces(pieces)).replace(SPACE, " ").strip(" ")
-
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of ids, including special ones; U+2581 marks the beginning of a word."""
-        return [self._pieces[int(i)] for i in ids]
 
     def _look_up(self, pieces: list[str]) -> list[int]:
         return [self._ids.get(piece, UNK) for piece in pieces]
