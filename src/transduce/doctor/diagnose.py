@@ -208,21 +208,18 @@ class _Examination:
 def why_unusable(path: Path, settings: Settings) -> str:
     """Why a training of these settings cannot use the folder, or an empty string if it can."""
     if (path / "manifest.json").exists():
-        found = difference(Manifest.read(path).asked_settings(), settings)
-        why = f"{path} contains another run: {found}; use the same settings to resume it, or" if found else ""
-    elif path.is_dir() and any(path.iterdir()):
-        why = f"{path} is not empty and not a run folder; use"
-    else:
-        why = _why_not_writable(path)
-    return f"{why} another folder (--run)" if why else ""
-
-
-def _why_not_writable(path: Path) -> str:
+        if found := difference(Manifest.read(path).asked_settings(), settings):
+            return (
+                f"{path} contains another run: {found}; use the same settings to resume it, or another folder (--run)"
+            )
+        return ""
+    if path.is_dir() and any(path.iterdir()):
+        return f"{path} is not empty and not a run folder; use another folder (--run)"
     nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
     try:
         tempfile.TemporaryDirectory(prefix=".transduce-doctor-", dir=nearest).cleanup()
     except OSError as error:
-        return f"{path} cannot be created in {nearest}: {error.strerror or error}; use"
+        return f"{path} cannot be created in {nearest}: {error.strerror or error}; use another folder (--run)"
     return ""
 
 

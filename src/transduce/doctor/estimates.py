@@ -20,8 +20,6 @@ from transduce.tasks.choices import bytes_per_token
 TIMEOUT, FULL = "time ran out", "out of memory"  # why a trial ended early
 ROOM = 0.8  # fraction of the free memory that a batch may take
 JUDGED = 40  # validation rows that a trial translates
-SNAPSHOTS = ("last", "best")
-"""Averages that store weights in addition to the checkpoints."""
 _LEAST = 64  # tokens of the smallest useful micro-batch
 _DAY = 86_400.0
 _PROCESS = 400 << 20  # bytes of a process without a model
@@ -163,14 +161,10 @@ def tokens_at_once(settings: Settings, processes: int = 1) -> int:
 def estimate_time(
     settings: Settings, trial: Trial, *, scale: float, sampled: tuple[int, int], preparing: float
 ) -> Time | None:
-    """Time of the training that the settings describe.
+    """Time of the training that the resolved settings describe; None if the trial has not measured the speed.
 
-    Args:
-        settings: The resolved settings.
-        trial: Measurements on the sample.
-        scale: Size of the training text relative to the sample.
-        sampled: Validation rows of the trial, and of the training.
-        preparing: Seconds before the first update.
+    `scale`: size of the training text relative to that of the trial. `sampled`: validation rows of the trial, and of
+    the training. `preparing`: seconds before the first update.
     """
     speed, training = trial.speed, settings.training
     if speed is None:
@@ -194,7 +188,7 @@ def estimate_disk(settings: Settings, trial: Trial, place: Path, *, n_tokens: fl
     """Largest size of the run folder: checkpoints, one being written, weights, and encoded text."""
     training = settings.training
     checkpoints = (training.keep_checkpoints + 1) * trial.checkpoint_bytes
-    snapshots = (training.average_n + 1) * trial.weight_bytes if training.average in SNAPSHOTS else 0
+    snapshots = (training.average_n + 1) * trial.weight_bytes if training.average in ("last", "best") else 0
     token_bytes = 2 if resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size") <= 1 << 16 else 4
     text = round(n_tokens * token_bytes + n_rows * 16)
     needed = checkpoints + snapshots + 2 * trial.weight_bytes + text + (4 << 20)
