@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from transduce.cli import options as opt
 from transduce.cli.output import print_lines, to_json
 from transduce.cli.translate import STDIN
+
+if TYPE_CHECKING:
+    from transduce.decoding.results import Generation
 
 _CHUNK = 1000  # lines that are classified before the first result is printed
 
@@ -62,11 +65,14 @@ def generate(
         return
     found = generator.generate(prompts, options)
     if json:
-        for one in found:
-            numbers = {"n_tokens": len(one.ids), "log_prob": one.log_prob, "finished": one.finished}
-            print_lines([to_json({"prompt": one.prompt, "text": one.text, **numbers})])
+        print_lines(map(_to_json, found))
     else:
         print_lines(["---\n".join(f"{one.prompt}{one.text}\n" for one in found)], end="")
+
+
+def _to_json(one: Generation) -> str:
+    numbers = {"n_tokens": len(one.ids), "log_prob": one.log_prob, "finished": one.finished}
+    return to_json({"prompt": one.prompt, "text": one.text, **numbers})
 
 
 def fill(

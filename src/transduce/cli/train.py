@@ -147,12 +147,7 @@ def verify(
     elif overrides or data:
         raise SettingsError("--set and --data go with a recipe; a run has its own settings")
     else:
-        from transduce.runs.verify import summary, verify_files
-
-        checked = verify_files(path)
-        print_lines([*(one.line() for one in checked), summary(checked)])
-        if any(one.is_error for one in checked):
-            raise typer.Exit(1)
+        _check_files(path)
     if files:
         return
     from transduce.doctor.resume_trial import verify_resume
@@ -167,3 +162,12 @@ def verify(
     print_lines(["verified: a killed and resumed training ends with the same weights"])
     if not_verified:
         print_lines([f"not verified, as the trial replaces it: {not_verified}"])
+
+
+def _check_files(path: Path) -> None:
+    from transduce.runs.verify import summary, verify_files
+
+    found = verify_files(path)
+    print_lines([*(one.line() for one in found), summary(found)])
+    if any(one.is_error for one in found):
+        raise typer.Exit(1)

@@ -1,1 +1,1 @@
-"""From a model and source ids to target ids (search, sampling, scoring), and from text to text (pipeline)."""
+"""Search, sampling and scoring of token ids, and the classes that use the models of run folders on text."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +65,13 @@ class TextClassifier(RunModel):
         if not sides:
             return []
         packed = pack_texts(sides, self.vocabulary, longest=self.longest)
-        rows = zip(sides, packed, self.probabilities(packed).tolist(), strict=True)
-        return [self._classification(side, row, full=len(one.ids) >= self.longest) for side, one, row in rows]
+        found = []
+        for side, one, row in zip(sides, packed, self.probabilities(packed).tolist(), strict=True):
+            probabilities = dict(zip(self.labels, row, strict=True))
+            best = max(probabilities, key=probabilities.__getitem__)
+            full = len(one.ids) >= self.longest
+            found.append(Classification(side, best, probabilities[best], probabilities, full))
+        return found
 
     def predict(self, store: LabelStore) -> list[int]:
         """The index of the predicted label of each text of a store."""
@@ -75,20 +80,12 @@ class TextClassifier(RunModel):
     def probabilities(self, packed: Sequence[Packed]) -> np.ndarray:
         """The probability of each label, [n, L]."""
         result = np.zeros((len(packed), len(self.labels)))
-        with torch.inference_mode():
-            for indices, logits in self._logits(packed):
-                result[indices] = logits.float().softmax(-1).cpu().numpy()
-        return result
-
-    def _logits(self, packed: Sequence[Packed]) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         lengths = np.array([len(one.ids) for one in packed], dtype=np.int64)
-        for indices in plan(lengths, lengths, budget=BATCH_TOKENS, seed=0, epoch=0):
-            batch = collate_labelled([packed[int(i)] for i in indices], [0] * len(indices)).to(self.device)
-            yield indices, self.model(*batch.inputs)
-
-    def _classification(self, texts: tuple[str, ...], row: list[float], *, full: bool) -> Classification:
-        best = max(range(len(row)), key=row.__getitem__)
-        return Classification(texts, self.labels[best], row[best], dict(zip(self.labels, row, strict=True)), full)
+        with torch.inference_mode():
+            for indices in plan(lengths, lengths, budget=BATCH_TOKENS, seed=0, epoch=0):
+                batch = collate_labelled([packed[int(i)] for i in indices], [0] * len(indices)).to(self.device)
+                result[indices] = self.model(*batch.inputs).float().softmax(-1).cpu().numpy()
+        return result
 
 
 def longest_of(model: Any, max_length: int) -> int:

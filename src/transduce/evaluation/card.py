@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import PurePath
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from transduce.evaluation.charts import TEMPLATES
 from transduce.evaluation.records import Record, Wording, shown
 from transduce.evaluation.report import compact, score_tables, search_line, unscored
+from transduce.inspection.html import environment
 from transduce.logging import duration
 from transduce.runs.folder import RunFolder
 
@@ -29,22 +28,20 @@ def card(record: Record, wording: Wording) -> str:
     """Render the card as Markdown."""
     settings = record.settings
     start = settings.training.start
-    text = (
-        _environment()
-        .get_template("card.md")
-        .render(
-            record=record,
-            head=wording.title_for(settings.data),
-            start=start.name if start is not None else "",
-            summary=wording.shape(record),
-            n_parameters="" if record.n_parameters is None else compact(record.n_parameters),
-            score_tables=score_tables(record),
-            signatures=_signatures(record),
-            unscored=unscored(record),
-            wording=wording,
-            training=_training(record),
-            limits=wording.limits(record),
-        )
+    templates = environment(TEMPLATES, autoescape=False).overlay(finalize=plain)  # escaped for Markdown by `plain`
+    templates.filters["code"] = code
+    text = templates.get_template("card.md").render(
+        record=record,
+        head=wording.title_for(settings.data),
+        start=start.name if start is not None else "",
+        summary=wording.shape(record),
+        n_parameters="" if record.n_parameters is None else compact(record.n_parameters),
+        score_tables=score_tables(record),
+        signatures=_signatures(record),
+        unscored=unscored(record),
+        wording=wording,
+        training=_training(record),
+        limits=wording.limits(record),
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
@@ -63,30 +60,15 @@ def code(text: object) -> Markup:
     return Markup(f"`{' '.join(str(text).replace('`', ' ').split())}`")
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=False,  # escaped for Markdown by `plain`
-        finalize=plain,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["code"] = code
-    return environment
-
-
 def _signatures(record: Record) -> list[str]:
     """Return signatures, search options and notes of all sets, each once."""
     lines: dict[str, None] = {}
     for found in record.scores:
-        s = found.scores
-        for name, score in (("BLEU", s.bleu), ("chrF", s.chrf), ("TER", s.ter)):
-            lines[Markup(f"{name} {code(score.signature)}")] = None
+        for name, signature in found.scores.signatures().items():
+            lines[Markup(f"{name} {code(signature)}")] = None
         if search := search_line(found):
             lines[f"search: {search}"] = None
-        lines |= dict.fromkeys(f"note: {note}" for note in s.notes)
+        lines |= dict.fromkeys(f"note: {note}" for note in found.scores.notes)
     return list(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,15 +46,7 @@ def line_chart(
     if not (curves := [c for c in finite if c.points]):
         return Markup()
     x_ticks, y_ticks = _x_ticks(curves), _y_ticks(curves, settle, floor)
-
-    def x(value: float) -> float:
-        share = (value - x_ticks[0]) / ((x_ticks[-1] - x_ticks[0]) or 1)
-        return round(BOX["left"] + share * (BOX["right"] - BOX["left"]), 1)
-
-    def y(value: float) -> float:
-        share = (value - y_ticks[0]) / ((y_ticks[-1] - y_ticks[0]) or 1)
-        return round(BOX["bottom"] - share * (BOX["bottom"] - BOX["top"]), 1)
-
+    x, y = _scale(x_ticks, BOX["left"], BOX["right"]), _scale(y_ticks, BOX["bottom"], BOX["top"])
     lines, n_colours = [], 0
     for curve in curves:
         points = thin(curve.points)
@@ -84,17 +76,20 @@ def line_chart(
     )
 
 
+def _scale(ticks: Sequence[float], start: int, end: int) -> Callable[[float], float]:
+    """From the values of an axis to places: the first tick is at `start`, the last one at `end`."""
+    span = (ticks[-1] - ticks[0]) or 1
+    return lambda value: round(start + (value - ticks[0]) / span * (end - start), 1)
+
+
 def smooth(points: Sequence[Point], *, window: int) -> list[Point]:
     """Return the moving average over the last `window` points, or fewer at the start.
 
     >>> smooth([(1, 2.0), (2, 4.0), (3, 6.0)], window=2)
     [(1, 2.0), (2, 3.0), (3, 5.0)]
     """
-    result = []
-    for i, (x, _) in enumerate(points):
-        values = [y for _, y in points[max(0, i + 1 - window) : i + 1]]
-        result.append((x, sum(values) / len(values)))
-    return result
+    windows = [[y for _, y in points[max(0, i + 1 - window) : i + 1]] for i in range(len(points))]
+    return [(x, sum(values) / len(values)) for (x, _), values in zip(points, windows, strict=True)]
 
 
 def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:

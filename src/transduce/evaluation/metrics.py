@@ -57,6 +57,10 @@ class Scores:
         """The inverse of `to_json`, also of its JSON. Raises `ValueError` for other values."""
         return TypeAdapter(cls).validate_python(values)
 
+    def signatures(self) -> dict[str, str]:
+        """How each score was computed."""
+        return {"BLEU": self.bleu.signature, "chrF": self.chrf.signature, "TER": self.ter.signature}
+
     def lines(self) -> list[str]:
         r"""Format for people.
 

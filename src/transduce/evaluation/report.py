@@ -112,9 +112,8 @@ def _signatures(scores: Sequence[SetScores]) -> list[tuple[list[str], list[str]]
     """Return (names of sets, their signature lines), each signature once."""
     names: dict[tuple[str, ...], list[str]] = {}
     for found in scores:
-        s = found.scores
-        signatures = (f"BLEU {s.bleu.signature}", f"chrF {s.chrf.signature}", f"TER {s.ter.signature}")
-        lines = (*signatures, search_line(found), *s.notes)
+        signatures = (f"{name} {signature}" for name, signature in found.scores.signatures().items())
+        lines = (*signatures, search_line(found), *found.scores.notes)
         names.setdefault(tuple(filter(None, lines)), []).append(found.name)
     return [(sets, list(lines)) for lines, sets in names.items()]
 

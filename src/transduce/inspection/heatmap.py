@@ -36,9 +36,7 @@ class HeatMap:
     weights: np.ndarray
 
     def __post_init__(self) -> None:
-        assert self.weights.ndim == 4 and self.weights.shape[2:] == (len(self.rows), len(self.columns)), (
-            self.weights.shape
-        )
+        assert self.weights.shape[2:] == (len(self.rows), len(self.columns)), self.weights.shape
 
     def view(self, layer: int | None = None, head: int | None = None) -> np.ndarray:
         """Weights [rows, columns] of one layer and head (from 0; negative from the end); None averages over all."""
@@ -47,12 +45,13 @@ class HeatMap:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain data: `weights` become bytes (255 for 1) in C order as base64, next to their `shape`."""
+        levels = np.rint(np.clip(self.weights, 0, 1) * 255)
         return {
             "name": self.name,
             "rows": list(self.rows),
             "columns": list(self.columns),
             "shape": list(self.weights.shape),
-            "weights": _packed(self.weights),
+            "weights": base64.b64encode(levels.astype(np.uint8).tobytes()).decode("ascii"),
         }
 
     @classmethod
@@ -127,10 +126,6 @@ def save_picture(path: Path, heat: HeatMap, *, layer: int | None = -1, head: int
         content = heat_map_svg(heat, layer=layer, head=head, alone=True).encode("utf-8")
     with write_aside(path) as aside:
         aside.write_bytes(content)
-
-
-def _packed(weights: np.ndarray) -> str:
-    return base64.b64encode(np.rint(np.clip(weights, 0, 1) * 255).astype(np.uint8).tobytes()).decode("ascii")
 
 
 def _opacity(weight: float) -> str:

@@ -1,4 +1,4 @@
-"""HTML pages from jinja2 templates: one file each, nothing loaded from elsewhere, all text escaped."""
+"""Render HTML from jinja2 templates: self-contained pages in which all text is escaped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 @cache
-def _environment(folder: Path) -> Environment:
+def environment(folder: Path, *, autoescape: bool = True) -> Environment:
+    """The templates of `folder` and of this package."""
     return Environment(
         loader=FileSystemLoader([folder, TEMPLATES]),
-        autoescape=True,
+        autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -24,7 +25,7 @@ def _environment(folder: Path) -> Environment:
 
 
 def render(template: str, *, folder: Path = TEMPLATES, **values: Any) -> Markup:
-    """Render a template of `folder`, or of this package; `page.html` is the base of whole pages."""
-    text = _environment(folder).get_template(template).render(values)
+    """Render a template of `folder` or of this package. A whole page extends `page.html`."""
+    text = environment(folder).get_template(template).render(values)
     # A file name that is not UTF-8 contains lone surrogates, which cannot be written.
     return Markup(text.encode("utf-8", "replace").decode("utf-8"))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from transduce.inspection.heatmap import HeatMap
 
@@ -85,14 +85,7 @@ def _clusters(text: str) -> list[str]:
 def _fit(piece: str) -> str:
     """Remove control characters and cut to the width of a label."""
     text = "".join(c if c.isprintable() else "?" for c in piece)
-    if cell_len(text) <= _LABEL:
-        return text
-    kept = ""
-    for cluster in _clusters(text):
-        if cell_len(kept + cluster) > _LABEL - 1:
-            break
-        kept += cluster
-    return kept + "…"
+    return text if cell_len(text) <= _LABEL else set_cell_size(text, _LABEL - 1).rstrip() + "…"
 
 
 def _headings(pieces: Sequence[str]) -> list[str]:
