@@ -211,11 +211,9 @@ def _read_tmx(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None)
 
 def _one_line(text: str) -> str:
     """Replace line breaks inside a sentence, which JSON and XML allow, and the white space around them by a space."""
-    return _SPACES.sub(_without_breaks, text.strip("\r\n")) if "\n" in text or "\r" in text else text
-
-
-def _without_breaks(spaces: re.Match[str]) -> str:
-    return " " if "\n" in spaces[0] or "\r" in spaces[0] else spaces[0]
+    if "\n" not in text and "\r" not in text:
+        return text
+    return _SPACES.sub(lambda found: " " if {"\n", "\r"} & {*found[0]} else found[0], text.strip("\r\n"))
 
 
 LINE_FORMATS: dict[str, Callable[[str, str], LineParser]] = {".tsv": _tsv_parser, ".jsonl": _json_parser}

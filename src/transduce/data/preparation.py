@@ -1,7 +1,7 @@
 """Read the text of a run once: clean it, hold some out, sample it, and keep it for encoding.
 
 On the way each record is sampled for the vocabulary, considered for the validation set and written to a temporary file
-without a name (`Spool`), from which it is encoded once the vocabulary is known.
+without a name (`spooled`), from which it is encoded once the vocabulary is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sources import Source, Sources
-from transduce.data.spool import Spool, Stream
+from transduce.data.spool import Stream, spooled
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
 from transduce.errors import DataError
 from transduce.logging import Log
@@ -81,16 +81,16 @@ class LabelledTexts(Texts[Labelled]):
 def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spool_in: Path | None = None) -> PairTexts:
     """Read and clean sentence pairs, each source once; test sets are not cleaned.
 
-    `spool_in`: the folder whose disk holds the temporary file. Raises `DataError` for whatever is wrong with the text.
+    `spool_in`: the folder whose disk holds the temporary files. Raises `DataError` for whatever is wrong with the text.
     """
     data, seed, files = settings.data, settings.training.seed, _files(sources.train)
     tests = _read_tests([_stem(source) for source in sources.tests], sources.tests, "sentence pair")
     cleaner, held_out = Cleaner(data), HeldOutSources(0 if sources.valid else MAX_HELD_OUT_PAIRS, seed=seed)
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
-    streams, spool = list[Stream[Pair]](), Spool(spool_in)
+    streams = list[Stream[Pair]]()
     for source in sources.train:
         kept = cleaner.texts(source.read())
-        streams.append(_spooled_pairs(kept if sources.valid else held_out.watch(kept), spool, sample))
+        streams.append(_spooled_pairs(kept if sources.valid else held_out.watch(kept), spool_in, sample))
     report = cleaner.report
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     digests = tuple(source.digest() for source in sources.train)
@@ -123,22 +123,22 @@ def read_plain_texts(
 ) -> Texts[Piece]:
     """Read running text as documents, each source once.
 
-    `spool_in`: the folder whose disk holds the temporary file. Raises `DataError` for whatever is wrong with the text,
+    `spool_in`: the folder whose disk holds the temporary files. Raises `DataError` for whatever is wrong with the text,
     or where there is too little.
     """
-    data, spool, seed = settings.data, Spool(spool_in), settings.training.seed
+    data, seed = settings.data, settings.training.seed
     sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
-    everything, sizes = _read_documents("train", sources.train, data.documents, spool, sample=sample)
+    everything, sizes = _read_documents("train", sources.train, data.documents, spool_in, sample=sample)
     named = zip(_distinct([source.name for source in sources.tests]), sources.tests, strict=True)
-    tests = tuple(_read_documents(name, (source,), data.documents, spool)[0] for name, source in named)
+    tests = tuple(_read_documents(name, (source,), data.documents, spool_in)[0] for name, source in named)
     digests = tuple(source.digest() for source in sources.train)
     if sources.valid:
-        valid, _ = _read_documents("valid", sources.valid, data.documents, spool)
+        valid, _ = _read_documents("valid", sources.valid, data.documents, spool_in)
         return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], digests)
     whole = data.documents != "file"
     held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
     meter = Meter()
-    stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), spool)
+    stream = _spooled_pieces(meter.watch(part_of(everything.read(), held, held_out=True)), spool_in)
     n_held, files = sum(meter.sizes), everything.files
     if not 0 < n_held < everything.size:
         raise DataError(f"{', '.join(files)}: too little text to hold some out; give --valid-text")
@@ -162,7 +162,7 @@ def read_labelled_texts(
 ) -> LabelledTexts:
     """Read labelled texts, each source once. The labels are those of the training text, unless the settings name them.
 
-    `spool_in`: the folder whose disk holds the temporary file. Raises `DataError` for whatever is wrong with the text.
+    `spool_in`: the folder whose disk holds the temporary files. Raises `DataError` for whatever is wrong with the text.
     """
     data, seed, files = settings.data, settings.training.seed, tuple(sorted(set(_files(sources.train))))
     counts, sample = Counter[str](), Reservoir[tuple[int, Labelled]](SAMPLE_LINES // 2, seed=seed)
@@ -181,7 +181,7 @@ def read_labelled_texts(
     def unpack(row: list[Any]) -> Labelled:
         return Labelled(row[0], tuple(row[1]), tuple(row[2]))
 
-    everything = Spool(spool_in).write(counted(), lambda e: [e.label, e.texts, e.place], unpack)
+    everything = spooled(counted(), spool_in, lambda e: [e.label, e.texts, e.place], unpack)
     digests = tuple(source.digest() for source in sources.train)
     labels = data.labels or sorted_labels(counts)  # of all text: the only example of a label may be held out
     if len(labels) < 2:
@@ -202,6 +202,7 @@ def read_labelled_texts(
         log.say(f"no validation text given: holding out {n_held:,} texts (by seed)")
     for example in chain(valid.read(), *(test.read() for test in tests)):
         _check_example(example, n_texts, labels)
+    log.say(f"labels: {', '.join(labels)}")
     for label in sorted(set(labels) - counts.keys()):
         log.warn(f"label {label!r} does not occur in the training text: it will not be learned")
     return LabelledTexts(
@@ -269,7 +270,7 @@ def _read_documents(
     name: str,
     sources: Sequence[Source[str]],
     documents: str,
-    spool: Spool,
+    spool_in: Path | None,
     *,
     sample: Reservoir[tuple[int, int, str]] | None = None,
 ) -> tuple[TextSet[Piece], list[int]]:
@@ -282,17 +283,17 @@ def _read_documents(
                 sample.add((meter.document, meter.position, piece.text))
             yield piece
 
-    stream = _spooled_pieces(pieces(), spool)
+    stream = _spooled_pieces(pieces(), spool_in)
     if not sum(meter.sizes):
         raise DataError(f"{', '.join(_files(sources)) or name}: no text found")
     return TextSet(name, _files(sources), (stream,), sum(meter.sizes)), meter.sizes
 
 
-def _spooled_pieces(pieces: Iterator[Piece], spool: Spool) -> Stream[Piece]:
-    return spool.write(pieces, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))
+def _spooled_pieces(pieces: Iterator[Piece], spool_in: Path | None) -> Stream[Piece]:
+    return spooled(pieces, spool_in, lambda piece: [piece.text, piece.ends], lambda row: Piece(*row))
 
 
-def _spooled_pairs(pairs: Iterator[Pair], spool: Spool, sample: Reservoir[tuple[str, str]]) -> Stream[Pair]:
+def _spooled_pairs(pairs: Iterator[Pair], spool_in: Path | None, sample: Reservoir[tuple[str, str]]) -> Stream[Pair]:
     """Read the pairs of one corpus, all of whose places name the same file, to the end."""
     file = ""
 
@@ -302,7 +303,7 @@ def _spooled_pairs(pairs: Iterator[Pair], spool: Spool, sample: Reservoir[tuple[
         sample.add((pair.src, pair.tgt))
         return [pair.place[1], pair.src, pair.tgt]
 
-    return spool.write(pairs, pack, lambda row: Pair(row[1], row[2], (file, row[0])))
+    return spooled(pairs, spool_in, pack, lambda row: Pair(row[1], row[2], (file, row[0])))
 
 
 def _without(stream: Stream[Pair], sources: Collection[str]) -> Stream[Pair]:

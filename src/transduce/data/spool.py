@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import zstandard
 
@@ -17,65 +16,40 @@ from transduce.errors import RunFolderError
 
 T = TypeVar("T")
 Stream = Callable[[], Iterator[T]]
-"""Records that can be read again and again, from the start at each call."""
+"""Records that can be read again and again, from the start at each call; only one at a time."""
 
 _CHUNK = 1000  # records compressed together
 
 
-class Spool:
-    """Records in an unnamed temporary file, compressed.
+def spooled(
+    records: Iterable[T], folder: Path | None, pack: Callable[[T], list[Any]], unpack: Callable[[list[Any]], T]
+) -> Stream[T]:
+    """Write records into an unnamed temporary file, compressed; the stream that reads them back.
 
-    The file is gone when the object is no longer used, or when the process ends, even by SIGKILL. Records are written
-    in parts, of which one can be read at a time.
+    The file is gone when the stream is no longer used, or when the process ends, even by SIGKILL. Raises
+    `RunFolderError` where the disk is full.
+
+    Args:
+        records: Are read to their end. They may come from another such stream.
+        folder: Whose disk to use; None: that of the system's temporary folder.
+        pack: Turns a record into a list of JSON values.
+        unpack: Turns that back.
     """
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed when `read` is no longer used)
+        with zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as writer:
+            packed = map(pack, records)
+            while chunk := list(islice(packed, _CHUNK)):
+                line = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+                writer.write(line.encode("utf-8") + b"\n")
+    except OSError as error:
+        where = folder or tempfile.gettempdir()
+        raise RunFolderError(f"cannot write temporary data in {where}: {error.strerror or error}") from error
 
-    def __init__(self, folder: Path | None) -> None:
-        """`folder`: whose disk to use; None: that of the system's temporary folder."""
-        self._folder = folder or Path(tempfile.gettempdir())
-        with self._disk():
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by the finalizer)
-        weakref.finalize(self, self._file.close)
+    def read() -> Iterator[T]:
+        file.seek(0)
+        reader = zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
+        for line in io.BufferedReader(cast(io.RawIOBase, reader), 1 << 20):
+            yield from map(unpack, json.loads(line))
 
-    def write(
-        self, records: Iterable[T], pack: Callable[[T], list[Any]], unpack: Callable[[list[Any]], T]
-    ) -> Stream[T]:
-        """Write one part; the stream that reads it back. Raises `RunFolderError` where the disk is full.
-
-        `pack` turns a record into a list of JSON values, `unpack` turns that back.
-        """
-        with self._disk():
-            begin = self._file.seek(0, 2)
-        compressor, chunk = zstandard.ZstdCompressor(level=1).compressobj(), list[list[Any]]()
-
-        def flush() -> None:
-            line = json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
-            with self._disk():
-                self._file.write(compressor.compress(line))
-            chunk.clear()
-
-        n = 0
-        for record in records:
-            n += 1
-            chunk.append(pack(record))
-            if len(chunk) == _CHUNK:
-                flush()
-        flush()
-        with self._disk():
-            self._file.write(compressor.flush())
-        return lambda: islice(self._read(begin, unpack), n)
-
-    def _read(self, begin: int, unpack: Callable[[list[Any]], T]) -> Iterator[T]:
-        self._file.seek(begin)
-        reader = zstandard.ZstdDecompressor().stream_reader(self._file, closefd=False)
-        rest = b""
-        while block := reader.read(1 << 20):
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                yield from map(unpack, json.loads(line))
-
-    @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunFolderError(f"cannot write temporary data in {self._folder}: {error.strerror or error}") from error
+    return read

@@ -7,7 +7,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 
 - `wording`, `evaluated_on` and `inherited` are what commands, reports and fine-tuning need to know about it;
 - `uses` names the settings that have an effect here but not in every task;
-- `read` opens and counts the text, so that every error in the files is found before anything is made;
+- `sources` and `read_texts` open and count the text, so that every error in the files is found before anything is made;
 - `lines` yields the text that a vocabulary is trained on;
 - `encode` writes stores of class `store` to `tokens/` in the run folder, and at the very end `data.json` with its
   `fingerprint`, so that a killed run can resume;
@@ -22,7 +22,7 @@ Tasks on one-sided text start from `one_sided.OneSidedTask`, which defines the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -95,17 +95,19 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
     store: type[StoreT]
     """The class of its encoded text."""
 
+    sources: Callable[[Settings], Sources[Any]]
+    """Names the text that the settings ask for; nothing is opened yet."""
+    read_texts: Callable[..., TextsT]
+    """Reads it, one of the functions of `data.preparation`."""
+    counted_in: ClassVar[str]
+    """What the size of a set counts, in the plural."""
+
     criterion: Criterion = staticmethod(predict_tokens)
     """The loss."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse settings that cannot work, before any work is done. `model` has the preset's sizes."""
 
-    @abstractmethod
-    def sources(self, settings: Settings) -> Sources[Any]:
-        """The text that the settings name; nothing is opened yet."""
-
-    @abstractmethod
     def read(
         self, settings: Settings, log: Log, sources: Sources[Any] | None = None, *, spool_in: Path | None = None
     ) -> TextsT:
@@ -114,6 +116,13 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         `spool_in`: the folder whose disk holds the temporary file from which it is encoded (default: the system's
         temporary folder). Raises `DataError` for whatever is wrong with the text.
         """
+        texts = self.read_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
+        self.check_texts(texts, settings)
+        log.say(f"{texts.train.size:,} {self.counted_in} to train on, {texts.valid.size:,} to validate on")
+        return texts
+
+    def check_texts(self, texts: TextsT, settings: Settings) -> None:
+        """Raise `DataError` for text that the task cannot use."""
 
     def facts(self, asked: Settings, texts: TextsT, machine: Machine) -> Facts:
         """What choices may depend on, before encoding."""

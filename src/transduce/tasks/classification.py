@@ -17,7 +17,7 @@ from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.corpus import Labelled
 from transduce.data.encoding import encode_labelled
 from transduce.data.preparation import LabelledTexts, read_labelled_texts
-from transduce.data.sources import Sources, labelled_sources
+from transduce.data.sources import labelled_sources
 from transduce.data.store import LabelStore
 from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import SettingsError
@@ -59,6 +59,9 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     )
     evaluated_on = "--labels"
     reads = "labelled"
+    counted_in = "labelled texts"
+    sources = staticmethod(labelled_sources)
+    read_texts = staticmethod(read_labelled_texts)
     leak_unit = "texts"
     defaults = CLASSIFICATION
     store = LabelStore
@@ -77,19 +80,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
             raise SettingsError(f"data.max_length = {data.max_length}: must be at least 8, special tokens included")
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):
             raise SettingsError(f"data.labels = {list(data.labels)}: must be at least two, all different")
-
-    def sources(self, settings: Settings) -> Sources[Labelled]:
-        """Labelled texts."""
-        return labelled_sources(settings)
-
-    def read(
-        self, settings: Settings, log: Log, sources: Sources[Labelled] | None = None, *, spool_in: Path | None = None
-    ) -> LabelledTexts:
-        """Labelled texts."""
-        texts = read_labelled_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
-        sizes = f"{texts.train.size:,} labelled texts to train on, {texts.valid.size:,} to validate on"
-        log.say(f"{sizes}; labels: {', '.join(texts.labels)}")
-        return texts
 
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
         """The number of texts, and the labels."""

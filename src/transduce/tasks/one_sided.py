@@ -12,7 +12,7 @@ from transduce.config import ModelSettings, Settings
 from transduce.data.encoding import counted, fingerprint_of_text
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import Texts, read_plain_texts
-from transduce.data.sources import Sources, line_sources
+from transduce.data.sources import line_sources
 from transduce.data.text import Piece
 from transduce.errors import SettingsError
 from transduce.logging import Log
@@ -108,7 +108,10 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
     """What the tasks on plain text have in common."""
 
     reads = "text"
+    counted_in = "bytes of text"
     leak_unit = "lines"
+    sources = staticmethod(line_sources)
+    read_texts = staticmethod(read_plain_texts)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data that is not plain text, and a context beyond learned positions."""
@@ -127,22 +130,6 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
                 f"data.context = {data.context}: more than model.max_positions = {model.max_positions} learned "
                 "positions; lower the first or raise the second"
             )
-
-    def sources(self, settings: Settings) -> Sources[str]:
-        """Lines of plain text."""
-        return line_sources(settings)
-
-    def read(
-        self, settings: Settings, log: Log, sources: Sources[str] | None = None, *, spool_in: Path | None = None
-    ) -> Texts[Piece]:
-        """Documents of plain text."""
-        texts = read_plain_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
-        self.check_texts(texts, settings)
-        log.say(f"{texts.train.size:,} bytes of text to train on, {texts.valid.size:,} to validate on")
-        return texts
-
-    def check_texts(self, texts: Texts[Piece], settings: Settings) -> None:
-        """Raise `DataError` for text that the task cannot use."""
 
     def count_tokens(self, texts: Texts[Piece], tokenizers: Tokenizers) -> int:
         """Estimate the tokens of the training text from a few thousand pieces."""

@@ -25,7 +25,7 @@ from transduce.data.corpus import Pair
 from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts
-from transduce.data.sources import Sources, pair_sources
+from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
@@ -78,6 +78,9 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         *(f"decoding.{key}" for key in DecodingSettings.model_fields),
     )
     reads = "pairs"
+    counted_in = "sentence pairs"
+    sources = staticmethod(pair_sources)
+    read_texts = staticmethod(read_pair_texts)
     defaults = TRANSLATION
     store = TokenStore
     uses = frozenset(
@@ -109,18 +112,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
                 f"model.max_positions = {model.max_positions}: must be at least {longest}: one more than "
                 "data.max_length and decoding.max_length"
             )
-
-    def sources(self, settings: Settings) -> Sources[Pair]:
-        """Sentence pairs."""
-        return pair_sources(settings)
-
-    def read(
-        self, settings: Settings, log: Log, sources: Sources[Pair] | None = None, *, spool_in: Path | None = None
-    ) -> PairTexts:
-        """Sentence pairs."""
-        texts = read_pair_texts(settings, log, sources or self.sources(settings), spool_in=spool_in)
-        log.say(f"{texts.train.size:,} sentence pairs to train on, {texts.valid.size:,} to validate on")
-        return texts
 
     def lines(self, texts: PairTexts) -> tuple[Iterator[str], Iterator[str]]:
         """A sample of the cleaned text of both sides."""

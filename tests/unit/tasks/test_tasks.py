@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,15 @@ def test_a_label_that_occurs_only_in_held_out_text_is_reported(
         assert texts.labels == ("common", "rare")
         found.append(any(example.label == "rare" for example in texts.valid.read()))
     assert any(found) and "label 'rare' does not occur in the training text" in capsys.readouterr().err
+
+
+def test_large_text_is_split_into_training_and_validation_text_without_loss(tmp_path: Path) -> None:
+    numbers = random.Random(1)
+    lines = [f"{i} {[numbers.random() for _ in range(9)]}" for i in range(30_000)]  # 6 MB: many compressed blocks
+    asked = settings("causal", data={"train": [write(tmp_path / "large.txt", lines)], "documents": "line"})
+    texts = find_task("causal").read(asked, QUIET)
+    train, valid = ([piece.text.removesuffix("\n") for piece in found.read()] for found in (texts.train, texts.valid))
+    assert sorted(filter(None, train + valid)) == sorted(lines) and len(valid) > 1000
 
 
 @pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda p: p.stem)
