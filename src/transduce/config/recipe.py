@@ -22,7 +22,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         if path.is_file() and path.stat().st_size > MAX_RECIPE:
             raise SettingsError(f"recipe {path} has {path.stat().st_size:,} bytes; the limit is {MAX_RECIPE:,}")
         if path.exists() and not path.is_file():
-            raise SettingsError(f"cannot read recipe {path}: not a file")
+            raise SettingsError(f"recipe {path} is not a file; name a .toml file, such as recipe.toml in a run folder")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read recipe {path}: {error.strerror}") from None
