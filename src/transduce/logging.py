@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Protocol, runtime_checkable
+from typing import IO
 
 SECONDS_BETWEEN_LINES = 10.0
 LONGEST_ERROR = 2000
@@ -21,16 +21,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line
 _COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the sequences of our own pictures
 
 
-@runtime_checkable
-class Stream(Protocol):
-    """Anything that says whether it is a terminal."""
-
-    def isatty(self) -> bool:
-        """Whether it is one."""
-        ...
-
-
-def escape_controls(text: str, stream: Stream, *, colours: bool = False) -> str:
+def escape_controls(text: str, stream: IO[str], *, colours: bool = False) -> str:
     r"""`text` with control characters as \xNN if `stream` is a terminal; files and pipes get it unchanged.
 
     File names, data and model output may contain anything. Sent to a terminal, escape sequences could retitle the
@@ -53,18 +44,33 @@ def print_error(message: str) -> None:
 
 
 class Bar:
-    """Shows how far a long job is; made by `Log.progress`."""
+    """Shows how far a long job is, with the time left at the pace since the first call; made by `Log.progress`.
+
+    >>> clock = iter([0.0, 10.0]).__next__
+    >>> bar = Bar(lambda fraction, text: print(f"{fraction:.0%}  {text}"), clock)
+    >>> bar.update(0.5, note="resumed")
+    50%  resumed
+    >>> bar.update(0.75, loss=2.5, tokens_per_second=12345.6)
+    75%  loss 2.500  12,346 tokens/s  0:10 left
+    """
 
     def __init__(self, show: Callable[[float, str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._show = show
-        self._left = TimeLeft(clock)
+        self._show, self._clock = show, clock
+        self._first: tuple[float, float] | None = None  # a resumed job does not start at 0
 
     def update(
         self, fraction: float, *, loss: float | None = None, tokens_per_second: float | None = None, note: str = ""
     ) -> None:
         """Show that `fraction` (0 to 1) of the job is done; cheap enough to call after every optimizer update."""
-        left = self._left(fraction)
-        self._show(fraction, format_progress(loss=loss, tokens_per_second=tokens_per_second, left=left, note=note))
+        now = self._clock()
+        then, start = self._first = self._first or (now, fraction)
+        parts = [
+            note,
+            "" if loss is None else f"loss {loss:.3f}",
+            "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s",
+            f"{duration((now - then) * (1 - fraction) / (fraction - start))} left" if fraction > start else "",
+        ]
+        self._show(fraction, "  ".join(filter(None, parts)))
 
 
 class Log:
@@ -151,28 +157,6 @@ def plain_lines(
     return show
 
 
-class TimeLeft:
-    """Estimates the seconds left from the pace since the first call: a resumed job does not start at 0.
-
-    >>> clock = iter([0.0, 10.0]).__next__
-    >>> left = TimeLeft(clock)
-    >>> left(0.5), left(0.75)
-    (None, 10.0)
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._first: tuple[float, float] | None = None
-
-    def __call__(self, fraction: float) -> float | None:
-        """Seconds until the fraction reaches 1; None before there is a pace."""
-        now = self._clock()
-        if self._first is None:
-            self._first = now, fraction
-        then, start = self._first
-        return (now - then) * (1 - fraction) / (fraction - start) if fraction > start else None
-
-
 def duration(seconds: float) -> str:
     """Format seconds as minutes and seconds, with hours if there are any.
 
@@ -182,20 +166,3 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def format_progress(
-    *, loss: float | None = None, tokens_per_second: float | None = None, left: float | None = None, note: str = ""
-) -> str:
-    """The text next to a bar; `left` is in seconds.
-
-    >>> format_progress(loss=2.5, tokens_per_second=12345.6, left=75)
-    'loss 2.500  12,346 tokens/s  1:15 left'
-    """
-    parts = [
-        note,
-        "" if loss is None else f"loss {loss:.3f}",
-        "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s",
-        "" if left is None else f"{duration(left)} left",
-    ]
-    return "  ".join(filter(None, parts))

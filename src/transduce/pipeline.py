@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,25 +96,23 @@ def _resolved(
     task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log, *, spool_in: Path
 ) -> tuple[Any, Settings, Extended]:
     """The text, the resolved settings, and the vocabulary."""
-    if start is None:
-        texts = task.read(asked, log, spool_in=spool_in)
-        warn_of_data(asked, log)
-        settings, tokenizers = resolve(task, asked, texts, machine, log)
-        return texts, settings, Extended(tokenizers, (), ())
-    log.say(start.summary)
-    texts = task.read(start.settings, log, spool_in=spool_in)
-    warn_of_data(start.settings, log)
-    extended = extend_vocabulary(start, *task.lines(texts), log)
-    settings, _ = resolve(task, start.settings, texts, machine, log, known=extended.tokenizers)
-    return texts, settings, extended
+    if start is not None:
+        asked = start.settings
+        log.say(start.summary)
+    texts = task.read(asked, log, spool_in=spool_in)
+    warn_of_data(asked, log)
+    extended = None if start is None else extend_vocabulary(start, *task.lines(texts), log)
+    known = None if extended is None else extended.tokenizers
+    settings, tokenizers = resolve(task, asked, texts, machine, log, known=known)
+    return texts, settings, extended or Extended(tokenizers, (), ())
 
 
 def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
     """Encode the text, and copy the weights to start from, into the folder. A user's mistake leaves no new folder."""
-    with _removed_on_mistake(folder):
-        tokens = folder.path / "tokens"
-        shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
-        tokens.mkdir(exist_ok=True)
+    tokens = folder.path / "tokens"
+    shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
+    tokens.mkdir(exist_ok=True)
+    try:
         texts, settings, extended = _resolved(task, asked, start, machine, log, spool_in=tokens)
         folder.write_settings(settings)
         if start is not None:
@@ -124,6 +120,10 @@ def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | N
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
         seal_folder(tokens)
         return prepared
+    except UserError:
+        if not folder.resumed:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def learn(
@@ -187,13 +187,3 @@ def _end_of(folder: RunFolder) -> dict[str, Any] | None:
 def _nearest_folder(path: Path) -> Path:
     """The folder itself, or the first one above it that exists: on the same disk."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-
-
-@contextlib.contextmanager
-def _removed_on_mistake(folder: RunFolder) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        if not folder.resumed:
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.logging import Bar, Log, TimeLeft, duration, escape_controls, plain_lines, print_error
+from transduce.logging import Bar, Log, duration, escape_controls, plain_lines, print_error
 from transduce.metrics_log import MetricsFile
 
 
@@ -52,11 +52,11 @@ def test_a_damaged_line_is_reported_and_left_out(tmp_path: Path, damaged: bytes)
 
 
 def test_time_left_counts_from_the_start_of_a_resumed_job() -> None:
-    clock = iter([100.0, 110.0, 120.0]).__next__
-    left = TimeLeft(clock)
-    assert left(0.5) is None
-    assert left(0.6) == pytest.approx(40)
-    assert left(1.0) == pytest.approx(0)
+    shown: list[str] = []
+    bar = Bar(lambda fraction, text: shown.append(text), iter([100.0, 110.0, 120.0]).__next__)
+    for fraction in (0.5, 0.6, 1.0):
+        bar.update(fraction)
+    assert shown == ["", "0:40 left", "0:00 left"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3600, "1:00:00"), (86_399, "23:59:59")])
