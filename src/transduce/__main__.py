@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print_traceback() -> None:
-    print(escape_controls(traceback.format_exc(), sys.stderr), file=sys.stderr)
+    print(escape_controls(traceback.format_exc(), on_terminal=sys.stderr.isatty()), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line
 _COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the sequences of our own pictures
 
 
-def escape_controls(text: str, stream: IO[str], *, colours: bool = False) -> str:
-    r"""`text` with control characters as \xNN if `stream` is a terminal; files and pipes get it unchanged.
+def escape_controls(text: str, *, on_terminal: bool, colours: bool = False) -> str:
+    r"""`text` with control characters as \xNN on a terminal; files and pipes get it unchanged.
 
     File names, data and model output may contain anything. Sent to a terminal, escape sequences could retitle the
     window, overwrite lines or worse. `colours` keeps the background colours of `inspection.terminal`.
     """
-    if not stream.isatty() or not _CONTROLS.search(text):
+    if not on_terminal or not _CONTROLS.search(text):
         return text
     parts = _COLOURS.split(text) if colours else [text]
     parts[::2] = [_CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", part) for part in parts[::2]]
@@ -107,7 +107,7 @@ class Log:
         elif not self.is_terminal:
             yield Bar(plain_lines(label, self._write))
         else:
-            with self._rich_bar(escape_controls(label, self._stream)) as bar:
+            with self._rich_bar(escape_controls(label, on_terminal=True)) as bar:
                 yield bar
 
     @contextmanager
@@ -134,7 +134,7 @@ class Log:
                 progress.stop()
 
     def _write(self, text: str) -> None:
-        text = escape_controls(text, self._stream)
+        text = escape_controls(text, on_terminal=self._stream.isatty())
         with suppress(OSError):  # a closed terminal or a pipe without a reader is no reason to stop the work
             if self._print_above_bar is not None:
                 self._print_above_bar(text)

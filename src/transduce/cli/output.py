@@ -23,7 +23,7 @@ def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False)
     """
     try:
         for line in lines:
-            print(escape_controls(line, sys.stdout, colours=colours), end=end, flush=not end)
+            print(escape_controls(line, on_terminal=sys.stdout.isatty(), colours=colours), end=end, flush=not end)
         sys.stdout.flush()
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):  # or Python flushes again at exit and prints an error

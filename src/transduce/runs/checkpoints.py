@@ -25,7 +25,6 @@ from transduce.runs.tensors import load_tensors, write_tensors
 
 FILES = ("training.safetensors", "state.json")
 _NAME = re.compile(r"u(\d{8,})")
-_ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Checkpoints:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._good: set[str] = set()  # written or verified by this process
+        self._good: set[int] = set()  # written or verified by this process
 
     def updates(self) -> list[int]:
         """The updates of all checkpoints, newest first, damaged ones included."""
@@ -64,11 +63,11 @@ class Checkpoints:
         with write_aside(path) as aside:
             aside.mkdir(parents=True)
             write_tensors(aside / "training.safetensors", tensors, seal=False)
-            values = {"update": update, _ENVIRONMENT: environment(), **state}
+            values = {"update": update, "environment": _environment(), **state}
             (aside / "state.json").write_text(json.dumps(values), encoding="utf-8")
             manifest = {"format": FORMAT, "files": {name: fingerprint(aside / name) for name in FILES}}
             (aside / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-        self._good.add(path.name)
+        self._good.add(update)
         return path
 
     def load(self, update: int) -> Checkpoint:
@@ -76,7 +75,7 @@ class Checkpoints:
         path = self.at(update)
         check_sealed(path, required=FILES)
         state = read_json(path / "state.json", most=MOST_SETTINGS)
-        self._good.add(path.name)
+        self._good.add(update)
         return Checkpoint(path, update, state)
 
     def latest(self) -> Checkpoint | None:
@@ -102,21 +101,18 @@ class Checkpoints:
     def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
         """Remove all but the newest `keep` undamaged checkpoints and those of `spare`; returns what was removed."""
         assert keep >= 1, "the last checkpoint is never removed"
-        n_good = 0
         removed = []
         for update in self.updates():
-            path = self.at(update)
-            if n_good >= keep:
-                if update not in spare:
-                    shutil.rmtree(path, ignore_errors=True)
-                    removed.append(path)
-            elif self._is_good(path):
-                n_good += 1
+            if keep > 0:
+                keep -= self._is_good(update)
+            elif update not in spare:
+                shutil.rmtree(self.at(update), ignore_errors=True)
+                removed.append(self.at(update))
         return removed
 
     def forget_after(self, update: int) -> None:
         """Remove all checkpoints newer than this one, which must be undamaged: the run has rolled back to it."""
-        check_sealed(self.at(update), required=FILES)
+        self.load(update)
         for newer in self.updates():
             if newer > update:
                 shutil.rmtree(self.at(newer), ignore_errors=True)
@@ -127,26 +123,25 @@ class Checkpoints:
             with contextlib.suppress(RunFolderError):
                 yield read_json(self.at(update) / "state.json", most=MOST_SETTINGS)
 
-    def _is_good(self, path: Path) -> bool:
-        if path.name not in self._good:
+    def _is_good(self, update: int) -> bool:
+        if update not in self._good:
             with contextlib.suppress(RunFolderError):
-                check_sealed(path, required=FILES)
-                self._good.add(path.name)
-        return path.name in self._good
+                self.load(update)
+        return update in self._good
 
 
-def environment() -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
     """What decides how a CPU rounds, besides the machine: versions and the number of threads."""
     return {"PyTorch": str(torch.__version__), "NumPy": np.__version__, "threads": torch.get_num_threads()}
 
 
 def _environment_changes(state: Any) -> list[str]:
     """A warning if a checkpoint was saved in another environment than that of this process."""
-    saved = state.get(_ENVIRONMENT) if isinstance(state, dict) else None
+    saved, now = state.get("environment") if isinstance(state, dict) else None, _environment()
     if not isinstance(saved, dict):  # an early version's
         return []
-    now = environment()
-    changed = [f"{name} {saved[name]}, now {now[name]}" for name in now if name in saved and saved[name] != now[name]]
-    if not changed:
-        return []
-    return [f"the checkpoint was saved with {'; '.join(changed)}: results are equal up to rounding, not bit for bit"]
+    changed = "; ".join(
+        f"{name} {saved[name]}, now {now[name]}" for name in now if saved.get(name, now[name]) != now[name]
+    )
+    note = f"the checkpoint was saved with {changed}: results are equal up to rounding, not bit for bit"
+    return [note] if changed else []

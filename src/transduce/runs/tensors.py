@@ -29,7 +29,7 @@ _MOST_HEADER = 1 << 23  # bytes, for 50,000 tensors; the format allows 100 MB, w
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write `tensors` atomically. A full disk is a one-line `RunFolderError`."""
-    with write_aside(Path(path)) as aside:
+    with write_aside(path) as aside:
         write_tensors(aside, tensors, metadata)
 
 
@@ -61,32 +61,27 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
 
     `sealed`: the file must contain a checksum; False for files of other programs and those listed in a manifest.
     """
-    path = Path(path)
     metadata = check_tensors(path, sealed=sealed)
     try:
         tensors = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(path, error) from error
-    try:
         aliases = json.loads(metadata.get("aliases", "{}"))
         return tensors | {name: tensors[kept] for name, kept in aliases.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _damaged(path, "its list of tied tensors is invalid") from None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def load_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file of tensors. Only the header and the length are checked: fast for any size."""
-    return _read_header(Path(path))[1]
+    return _read_header(path)[1]
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a file, tied ones once; as fast as `load_metadata`."""
-    return _read_header(Path(path))[2]
+    return _read_header(path)[2]
 
 
 def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
     """Compare a file of tensors with its checksum; returns its metadata. Raises `RunFolderError`."""
-    path = Path(path)
     head, metadata, _ = _read_header(path)
     if "sha256" not in metadata and sealed:
         raise _damaged(path, "it has no checksum")
@@ -105,15 +100,13 @@ def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
         value = tensor.detach()
         # Tensors without elements have no address: never tied.
         view = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device) if value.numel() else (name,)
-        if view in kept:
-            aliases[name] = kept[view]
+        if (stored := kept.setdefault(view, name)) != name:
+            aliases[name] = stored
             continue
-        kept[view] = name
-        address = value.untyped_storage().data_ptr()
         copy = value.cpu().contiguous()
-        if address in storages and copy.untyped_storage().data_ptr() == address and value.numel():
+        if value.numel() and copy.untyped_storage().data_ptr() in storages:
             copy = copy.clone()  # another view of memory that is already stored
-        storages.add(address)
+        storages.add(copy.untyped_storage().data_ptr())
         distinct[name] = copy
     return distinct, aliases
 
