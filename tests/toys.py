@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ from transduce.models.registry import build_model
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Feed, PairFeeder, Position
-from transduce.training.loop import TrainingResult, train
+from transduce.training.loop import Trainer, TrainingResult
 from transduce.training.ranks import SINGLE_RANK, Ranks
 from transduce.training.step import Updater
 from transduce.training.validate import Validator
@@ -77,7 +78,7 @@ def run(
         validator = Validator(model, held_out.batches, smoothing=asked.training.label_smoothing, judge=judge)
         updater = Updater(model, asked.training, device=CPU, precision="float32", ranks=ranks)
         log = log or Log(quiet=True)
-        result = train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
+        result = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).run()
     return model, result
 
 
@@ -138,6 +139,18 @@ def poison(number: int, asked: Settings, *, factor: float = float("nan")) -> Non
     Updater.update = ruined  # type: ignore[method-assign]
 
 
+def stall_validation(marker: Path) -> None:
+    """From now on, validations create the file and then last a minute."""
+    original = Validator.__call__
+
+    def stalled(self: Validator) -> dict[str, float]:
+        marker.touch()
+        time.sleep(60)
+        return original(self)
+
+    Validator.__call__ = stalled  # type: ignore[method-assign]
+
+
 def note_samples(path: Path) -> None:
     """From now on, write the sentence indices of each update to a file, as lines of EPOCH INDEX NUMBER ..."""
     original = PairFeeder._feed
@@ -162,10 +175,11 @@ def command(arguments: list[str], errors: Path, process: Mapping[str, str]) -> N
 
 
 def process(arguments: list[str], errors: Path, process: Mapping[str, str] | None = None) -> None:
-    """Train with the arguments FOLDER [--kill WHAT:N | --poison N | --explode N] [key=value ...], then exit.
+    """Train with FOLDER [--kill WHAT:N | --poison N | --explode N | --stall FILE] [key=value ...], then exit.
 
-    `--kill`: send SIGKILL at the N-th call of WHAT, a name in KILLS. `--poison`: the N-th batch makes the weights NaN.
-    `--explode`: it makes the losses high, but finite. Settings are those of `training`. stderr goes to `errors`.
+    `--stall`: validations create FILE and last a minute. `--kill`: send SIGKILL at the N-th call of WHAT, a name in
+    KILLS. `--poison`: the N-th batch makes the weights NaN. `--explode`: it makes the losses high, but finite.
+    Settings are those of `training`. stderr goes to `errors`.
     `process`: the environment of one of several processes, which writes its samples to errors.samples.
     """
     with errors.open("w") as file:
@@ -178,6 +192,9 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
     if rest[:1] == ["--kill"]:
         what, number = rest[1].split(":")
         kill_at(what, int(number))
+        rest = rest[2:]
+    if rest[:1] == ["--stall"]:
+        stall_validation(Path(rest[1]))
         rest = rest[2:]
     factor = {"--poison": float("nan"), "--explode": -4.0}.get(rest[0]) if rest else None
     number = int(rest[1]) if factor is not None else 0

@@ -27,8 +27,8 @@ from transduce.tasks.finetune import Start, extend_vocabulary, find_start, load_
 from transduce.tasks.registry import AnyTask, find_task
 from transduce.tasks.resolve import check, resolve
 from transduce.text.extension import Extended
-from transduce.training import loop
 from transduce.training.feed import Feeder
+from transduce.training.loop import Trainer
 from transduce.training.ranks import Ranks
 from transduce.training.step import Updater
 
@@ -158,7 +158,8 @@ def learn(
     updater = Updater(
         model, training, device=where, precision=training.precision, criterion=task.criterion, ranks=ranks
     )
-    return loop.train(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).best_update
+    trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
+    return trainer.run().best_update
 
 
 def learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:

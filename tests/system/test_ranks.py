@@ -183,6 +183,22 @@ def test_two_processes_resume_bit_identically_after_kills_and_signals(team: Team
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
+def test_sigterm_interrupts_the_validation_of_two_processes_after_everything_was_saved(team: Team, alone: Path) -> None:
+    marker = team.path / "validating"
+    members = team.start("stalled", 2, "--stall", str(marker), *PLAIN)
+    while members[0].is_alive() and not marker.exists():
+        time.sleep(0.01)
+    for member in members:  # as the launcher passes it on
+        assert member.pid is not None
+        os.kill(member.pid, signal.SIGTERM)
+    for member in members:
+        member.join(timeout=20)
+    assert members[0].exitcode == 143 and members[1].exitcode in (143, LEFT), "at once, not after the validation"
+    checkpoint = RunFolder.open(team.path / "stalled", model=False).checkpoints.latest()
+    assert checkpoint is not None and checkpoint.update == 20 and checkpoint.state["training"]["validated"] < 20
+    assert_same_but_for_rounding(alone, team.train("stalled", 2, *PLAIN))
+
+
 def test_two_processes_roll_back_together_from_an_exploding_loss(team: Team) -> None:
     """As one process does: to the same checkpoint, skipping the same batches."""
     asked = ("--explode", "72", *PLAIN, "on_bad_loss=rollback", "save_updates=10", "max_updates=90")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from transduce.config import resolved
-from transduce.errors import Interrupted, TrainingError
+from transduce.errors import Interrupted, TooLong, TrainingError
 from transduce.logging import Bar, Log
 from transduce.process import release_memory
 from transduce.runs.folder import RunFolder
@@ -49,27 +49,8 @@ class TrainingResult:
     scores: dict[str, float]
 
 
-def train(
-    model: nn.Module,
-    folder: RunFolder,
-    *,
-    updater: Updater,
-    feeder: Feeder,
-    validator: Validator,
-    log: Log,
-) -> TrainingResult:
-    """Train `model` in `folder` from its latest checkpoint, or from the start, until its settings' limit.
-
-    At the end `model.safetensors` contains the weights that `training.average` asks for. Raises `Interrupted` after
-    SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` when a loss is not finite or diverges and
-    `training.on_bad_loss` is not "rollback", or when one sentence does not fit into memory, `RunFolderError` when the
-    disk fails.
-    """
-    return Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log).run()
-
-
 class Trainer:
-    """The loop; `train` is how to use it."""
+    """The loop, which trains `model` in `folder`; see `run`."""
 
     def __init__(
         self, model: nn.Module, folder: RunFolder, *, updater: Updater, feeder: Feeder, validator: Validator, log: Log
@@ -88,7 +69,13 @@ class Trainer:
         self._shown: dict[str, float] = {}  # loss and speed of the last metrics line, for the progress bar
 
     def run(self) -> TrainingResult:
-        """Train until the end."""
+        """Train from the latest checkpoint, or from the start, until the limit of the folder's settings.
+
+        At the end `model.safetensors` contains the weights that `training.average` asks for. Raises `Interrupted` after
+        SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` when a loss is not finite or diverges and
+        `training.on_bad_loss` is not "rollback", or when one sentence does not fit into memory, `RunFolderError` when
+        the disk fails.
+        """
         with stop_on_signals(self.log.say) as own:
             asked = self.ranks.share_stop_request(own)
             self._start_or_resume()
@@ -165,12 +152,21 @@ class Trainer:
             text = load_tokenizers(self.folder).src.decode(error.batch.inputs[0][0].tolist())
             if is_only := self.ranks.size == 1:  # other ranks do not know yet and could not save
                 self._save()
-            raise rollback.too_long(error, text, update, saved=is_only) from None
+            kept = "everything before is saved" if is_only else "the last checkpoint is kept"
+            raise TooLong(
+                f"update {update}: out of memory even for a single sentence {error}: "
+                f"{' '.join(text.split())[:200]!r}; {kept}; start another run with a smaller data.max_length or a "
+                "smaller model"
+            ) from None
         finally:
             if updater.too_large is not None and updater.too_large != limit:
                 event = {"event": "memory", "update": update, "too_large": updater.too_large}
                 self.session.metrics.append(event)
-                self.log.warn(rollback.format_split(update, updater.too_large))
+                self.log.warn(
+                    f"update {update}: out of memory; from now on, batches of at least {updater.too_large:,} slots "
+                    "(padded tokens of both sides) are split, with the same gradient up to rounding; to avoid this, "
+                    "set training.micro_batch_tokens"
+                )
 
     def _write_metrics(self) -> None:
         state, meter = self.session.state, self.session.meter

@@ -69,14 +69,15 @@ class Watch:
     def see(self, one: Suspect, *, lr: float, grad_norm: float) -> None:
         """Check the loss of an update; raises `BadLoss`."""
         if not (math.isfinite(one.loss) and math.isfinite(grad_norm)):
-            raise BadLoss("is not finite", [one], lr=lr, grad_norm=grad_norm, usual=self._usual())
+            raise BadLoss("is not finite", [one], lr=lr, grad_norm=grad_norm, usual=_mean(self.last))
         if len(self.first) < RECENT:
             self.first.append(one.loss)
         self.last = [*self.last[-(BEFORE + RECENT - 1) :], one]
         high = self._high() if self.k and len(self.last) > RECENT else None
         if high is not None:
-            usual = float(np.mean([seen.loss for seen in self.last[:-RECENT]]))
-            raise BadLoss("explodes", self._suspects(high), lr=lr, grad_norm=grad_norm, usual=usual)
+            first_high = next(i for i in range(-RECENT, 0) if self.last[i].loss > high)
+            suspects, usual = self.last[first_high - 1 :], _mean(self.last[:-RECENT])  # from the one before
+            raise BadLoss("explodes", suspects, lr=lr, grad_norm=grad_norm, usual=usual)
 
     def _high(self) -> float | None:
         """The bound above which a loss is high, if the loss has exploded."""
@@ -89,14 +90,6 @@ class Watch:
         far = max(FAR * self.first[0], NOBODY)
         return far if (recent > far).all() else None
 
-    def _suspects(self, high: float) -> list[Suspect]:
-        """The updates from the one before the first high loss."""
-        at = next(i for i in range(-RECENT, 0) if self.last[i].loss > high)
-        return self.last[at - 1 :]
-
-    def _usual(self) -> float:
-        return float(np.mean([seen.loss for seen in self.last])) if self.last else math.nan
-
     def state(self) -> dict[str, Any]:
         """The state, as JSON values."""
         return {"first": self.first, "last": [list(seen) for seen in self.last]}
@@ -105,3 +98,7 @@ class Watch:
         """Restore a saved state."""
         self.first = list(state.get("first", []))
         self.last = [Suspect(*seen) for seen in state.get("last", [])]
+
+
+def _mean(seen: Sequence[Suspect]) -> float:
+    return float(np.mean([one.loss for one in seen])) if seen else math.nan

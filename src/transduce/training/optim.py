@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -88,32 +88,27 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.step()
 
 
-def _adamw(params: Iterable[nn.Parameter], settings: TrainingSettings) -> torch.optim.Optimizer:
-    lr = resolved(settings.lr, "training.lr")
-    decayed: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for p in params:
-        (decayed if p.ndim >= 2 else others).append(p)
-    groups = [
-        {"params": decayed, "peak_lr": lr, "weight_decay": settings.weight_decay},
-        {"params": others, "peak_lr": lr, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=settings.betas, eps=_EPS, fused=True)
-
-
-def build_adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def _build_adam(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Adam as in the paper (5.3): betas 0.9 and 0.98, epsilon 1e-9."""
     lr = resolved(settings.lr, "training.lr")
     groups = [{"params": list(model.parameters()), "peak_lr": lr}]
     return torch.optim.Adam(groups, lr=lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
-def build_adamw(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """AdamW with decoupled weight decay on all weights with at least two axes."""
-    return _adamw(model.parameters(), settings)
+def _build_adamw(
+    model: nn.Module, settings: TrainingSettings, *, without: Collection[int] = ()
+) -> torch.optim.Optimizer:
+    """AdamW with decoupled weight decay on all weights with at least two axes; `without`: ids of parameters."""
+    lr = resolved(settings.lr, "training.lr")
+    params = [p for p in model.parameters() if id(p) not in without]
+    groups = [
+        {"params": [p for p in params if p.ndim >= 2], "peak_lr": lr, "weight_decay": settings.weight_decay},
+        {"params": [p for p in params if p.ndim < 2], "peak_lr": lr, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=settings.betas, eps=_EPS, fused=True)
 
 
-def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def _build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Muon on the matrices of linear layers, AdamW on embeddings, norms and biases."""
     lr = resolved(settings.matrix_lr, "training.matrix_lr")
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
@@ -125,14 +120,14 @@ def build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opti
             by_rows[rows].append(module.weight)
     groups = [{"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()]
     taken = {id(p) for weights in by_rows.values() for p in weights}
-    rest = [p for p in model.parameters() if id(p) not in taken]
-    return CombinedOptimizer([Muon(groups, lr=lr, weight_decay=settings.weight_decay), _adamw(rest, settings)])
+    muon = Muon(groups, lr=lr, weight_decay=settings.weight_decay)
+    return CombinedOptimizer([muon, _build_adamw(model, settings, without=taken)])
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, TrainingSettings], torch.optim.Optimizer]] = {
-    "adam": build_adam,
-    "adamw": build_adamw,
-    "muon": build_muon,
+    "adam": _build_adam,
+    "adamw": _build_adamw,
+    "muon": _build_muon,
 }
 
 

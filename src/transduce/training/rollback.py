@@ -1,4 +1,4 @@
-"""Reports and rollbacks after a bad loss, and messages for updates that run out of memory.
+"""Reports and rollbacks after a bad loss.
 
 A rollback is as exact as a resume. Skipped batches are part of the state, and a run only rolls back to a regular
 checkpoint: one that every run with these settings has at that update, even if it was interrupted. So a run that is
@@ -13,19 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import TrainingSettings
-from transduce.errors import TooLong
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Position
 from transduce.training.loss_spikes import BEFORE, RECENT, BadLoss
 from transduce.training.meter import LATENCY
-from transduce.training.step import DoesNotFit
 
 ADVICE = "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"
 FILE = "bad_loss.json"
-
-TextsAt = Callable[[Position], Sequence[list[str]]]
-"""The sentences of the batch at a position."""
 
 
 def is_regular(update: int, settings: TrainingSettings) -> bool:
@@ -67,8 +62,8 @@ def event_of(error: BadLoss, *, target: int, number: int) -> dict[str, Any]:
     }
 
 
-def write_report(folder: RunFolder, error: BadLoss, texts: TextsAt) -> Path:
-    """Add the suspects and their sentences to bad_loss.json, replacing an entry for the same update and batches."""
+def write_report(folder: RunFolder, error: BadLoss, texts: Callable[[Position], Sequence[list[str]]]) -> Path:
+    """Add the suspects to bad_loss.json, with the `texts` of their batches, replacing an entry for the same ones."""
     path, last = folder.path / FILE, error.suspects[-1]
     batches = [
         {"update": one.update, "loss": repr(one.loss), "epoch": one.epoch, "batch": one.batch}
@@ -77,7 +72,8 @@ def write_report(folder: RunFolder, error: BadLoss, texts: TextsAt) -> Path:
     ]
     numbers = {"loss": repr(last.loss), "usual_loss": repr(error.usual), "grad_norm": repr(error.grad_norm)}
     entry = {"update": last.update, "reason": error.reason, **numbers, "lr": error.lr, "batches": batches}
-    others = [one for one in _read(path) if (one["update"], one["batches"]) != (entry["update"], batches)]
+    known = read_json(path).get("losses", []) if path.exists() else []
+    others = [one for one in known if (one["update"], one["batches"]) != (entry["update"], batches)]
     write_json(path, {"losses": [*others, entry]})
     return path
 
@@ -92,28 +88,7 @@ def describe(error: BadLoss) -> str:
     return f"the loss {error.reason} at update {last.update} ({numbers})"
 
 
-def too_long(error: DoesNotFit, text: str, update: int, *, saved: bool) -> TooLong:
-    """The error for a single sentence that does not fit into memory. `saved`: whether a checkpoint was just written."""
-    kept = "everything before is saved" if saved else "the last checkpoint is kept"
-    return TooLong(
-        f"update {update}: out of memory even for a single sentence {error}: {' '.join(text.split())[:200]!r}; "
-        f"{kept}; start another run with a smaller data.max_length or a smaller model"
-    )
-
-
-def format_split(update: int, too_large: int) -> str:
-    """The warning for a batch that does not fit into memory."""
-    return (
-        f"update {update}: out of memory; from now on, batches of at least {too_large:,} slots (padded tokens of both "
-        "sides) are split, with the same gradient up to rounding; to avoid this, set training.micro_batch_tokens"
-    )
-
-
 def missing_events(there: Sequence[Mapping[str, Any]], rollbacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rollbacks of the state that metrics.jsonl lacks because a kill came between writing the two."""
     logged = {event.get("number") for event in there if event.get("event") == "rollback"}
     return [dict(event) for event in rollbacks if event["number"] not in logged]
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return list(read_json(path).get("losses", [])) if path.exists() else []

@@ -21,7 +21,7 @@ from transduce.logging import Log
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Position
-from transduce.training.loop import train
+from transduce.training.loop import Trainer
 from transduce.training.loss import Carry, predict_tokens_with_carry
 from transduce.training.rows import StreamFeeder
 from transduce.training.step import Updater
@@ -91,7 +91,8 @@ def run(path: Path, kind: type[nn.Module]) -> tuple[nn.Module, dict[str, float]]
         held_out = feeder(periodic(300, seed=2)).in_order
         validator = Validator(model, held_out, smoothing=0.0, criterion=predict_tokens_with_carry)
         data = feeder(periodic(500, seed=1))
-        result = train(model, folder, updater=updater, feeder=data, validator=validator, log=Log(quiet=True))
+        trainer = Trainer(model, folder, updater=updater, feeder=data, validator=validator, log=Log(quiet=True))
+        result = trainer.run()
     return model, result.scores
 
 
