@@ -49,7 +49,7 @@ def seal_folder(folder: Path) -> None:
     write_json(folder / NAME, {"files": {name: fingerprint(folder / name) for name in names if name != NAME}})
 
 
-def sealed_files(folder: Path, *, required: Iterable[str] = ()) -> Mapping[str, Fingerprint]:
+def sealed_files(folder: Path, required: Iterable[str] = ()) -> Mapping[str, Fingerprint]:
     """The files in the manifest of a folder; a `RunFolderError` if it is damaged or lacks a `required` file."""
     manifest = read_json(folder / NAME, most=MOST_SETTINGS)
     files: Any = manifest.get("files") if isinstance(manifest, dict) else None
@@ -62,7 +62,7 @@ def sealed_files(folder: Path, *, required: Iterable[str] = ()) -> Mapping[str, 
 
 def check_sealed(folder: Path, *, required: Iterable[str] = ()) -> None:
     """Compare every file of a folder with its manifest; a `RunFolderError` names the first damaged one."""
-    for name, expected in sealed_files(folder, required=required).items():
+    for name, expected in sealed_files(folder, required).items():
         check_file(folder / name, expected)
 
 

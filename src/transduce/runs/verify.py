@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import MOST_SETTINGS, read_json
@@ -67,7 +66,7 @@ def verify_files(path: Path) -> list[FileStatus]:
     if (path / "tokens" / "manifest.json").exists():
         found += _sealed(path, path / "tokens")
     for file in sorted((path / "averaging").glob("*.safetensors")):
-        found.append(_checked(path, f"averaging/{file.name}", partial(check_tensors, file)))
+        found.append(_checked(path, f"averaging/{file.name}", check_tensors, file))
     seen = {one.name for one in found}
     names = (file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file())
     return found + [_unlisted(name, is_sealed="tokens/manifest.json" in seen) for name in names if name not in seen]
@@ -81,16 +80,14 @@ def summary(found: Sequence[FileStatus]) -> str:
     """
     counts = Counter(one.status for one in found)
     n_ok = counts.pop("ok", 0)
-    order: tuple[Status, ...] = ("DAMAGED", "MISSING", "changed", "unknown", "unchecked")
-    others = ", ".join(f"{counts[status]} {status.lower()}" for status in order if counts[status])
+    others = ", ".join(f"{counts[status]} {status.lower()}" for status in get_args(Status) if counts[status])
     head = f"all {n_ok}" if not others else f"{n_ok} of {len(found)}"
     return f"{head} files match their checksums" + (f"; {others}" if others else "")
 
 
 def _listed(path: Path, manifest: Manifest) -> Iterator[FileStatus]:
-    """The files in the manifest."""
     for name, expected in {**manifest.files, **manifest.records}.items():
-        found = _checked(path, name, partial(check_file, path / name, expected))
+        found = _checked(path, name, check_file, path / name, expected)
         if name in EDITABLE and found.status == "DAMAGED":
             found = FileStatus(name, "changed", "not as transduce wrote it; a model card may be edited")
         yield found
@@ -98,7 +95,7 @@ def _listed(path: Path, manifest: Manifest) -> Iterator[FileStatus]:
 
 def _model(path: Path, manifest: Manifest) -> Iterator[FileStatus]:
     name = "model.safetensors"
-    found = _checked(path, name, partial(check_tensors, path / name))
+    found = _checked(path, name, check_tensors, path / name)
     if found.status != "MISSING" or _has_had_a_model(path, manifest):
         yield found
 
@@ -122,19 +119,19 @@ def _has_had_a_model(path: Path, manifest: Manifest) -> bool:
 def _sealed(path: Path, folder: Path, required: Sequence[str] = ()) -> Iterator[FileStatus]:
     """The files of a folder with its own manifest."""
     prefix = folder.relative_to(path).as_posix()
-    found = _checked(path, f"{prefix}/manifest.json", partial(sealed_files, folder, required=required))
+    found = _checked(path, f"{prefix}/manifest.json", sealed_files, folder, required)
     yield found
     if found.is_error:
         for file in sorted(one for one in folder.rglob("*") if one.is_file() and one.name != "manifest.json"):
             yield FileStatus(file.relative_to(path).as_posix(), "unchecked", f"{prefix}/manifest.json is damaged")
         return
     for name, expected in sealed_files(folder).items():
-        yield _checked(path, f"{prefix}/{name}", partial(check_file, folder / name, expected))
+        yield _checked(path, f"{prefix}/{name}", check_file, folder / name, expected)
 
 
-def _checked(path: Path, name: str, check: Callable[[], object]) -> FileStatus:
+def _checked(path: Path, name: str, check: Callable[..., object], *arguments: Any) -> FileStatus:
     try:
-        check()
+        check(*arguments)
     except RunFolderError as error:
         if not (path / name).exists():
             return FileStatus(name, "MISSING")
