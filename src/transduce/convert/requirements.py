@@ -27,8 +27,10 @@ ACTIVATIONS = {  # theirs to ours; of several names for one of ours, the first i
     "silu": "silu",
 }
 
-MAX_LAYERS, MAX_POSITIONS, MAX_SIZE = 1 << 10, 1 << 16, 1 << 24
+MAX_LAYERS, _MAX_SIZE = 1 << 10, 1 << 24
 """Largest sizes accepted: far beyond any published model, and small enough to build a list of weights for."""
+
+_MAX_SIZE_OF = {"position": 1 << 16, "layer": MAX_LAYERS}  # by a part of the key
 
 SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 
@@ -85,11 +87,10 @@ class ConfigFormat:
             if key not in config:
                 found.append(f"{key} is missing")
                 continue
-            value, largest = config[key], _max_size(key)
-            if type(value) is not int or value < (2 if "position" in key else 1):
-                found.append(f"{key} = {repr(value)[:40]} is not a size")
-            elif value > largest:
-                found.append(f"{key} = {repr(value)[:40]} is too large; at most {largest:,}")
+            value, least = config[key], 2 if "position" in key else 1
+            most = next((most for part, most in _MAX_SIZE_OF.items() if part in key), _MAX_SIZE)
+            if type(value) is not int or not least <= value <= most:
+                found.append(f"{key} = {repr(value)[:40]} is not a size from {least} to {most:,}")
         for a, b in self.equal:
             if config.get(a) != config.get(b):
                 found.append(f"{a} = {config.get(a)!r} and {b} = {config.get(b)!r} differ")
@@ -151,9 +152,3 @@ def position_table(s: ModelSettings) -> Tensor:
     """The vectors [max_positions, D] that computed positions add to embeddings."""
     positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
     return positions.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]
-
-
-def _max_size(key: str) -> int:
-    if "position" in key:
-        return MAX_POSITIONS
-    return MAX_LAYERS if "layer" in key else MAX_SIZE
