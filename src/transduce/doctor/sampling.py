@@ -161,12 +161,10 @@ def take_sample(settings: Settings, *, seconds: float = 5.0, most_blocks: int = 
         block = Block(rows, tuple(range(1, len(rows) + 1)))
         part = Part("built-in corpus", (), (data.demo,), data.demo, True, "generated", (block,))
         return Sample(form, settings, (part,), ())
-    reader, held = _Reader(form, data), (*data.valid, *data.test)
-    each, each_held = seconds / max(1, len(data.train)), min(1.0, 0.5 * seconds / max(1, len(held)))
-    parts = tuple(reader.part(corpus, each, most_blocks) for corpus in data.train)
-    if most_blocks < MOST_HELD:  # for a quick look
-        held = ()
-    held_parts = tuple(reader.part(corpus, each_held, MOST_HELD) for corpus in held)
+    reader = _Reader(form, data)
+    parts = tuple(reader.part(corpus, seconds / len(data.train), most_blocks) for corpus in data.train)
+    held = () if most_blocks < MOST_HELD else (*data.valid, *data.test)  # not for a quick look
+    held_parts = tuple(reader.part(corpus, min(1.0, 0.5 * seconds / len(held)), MOST_HELD) for corpus in held)
     return Sample(form, settings, parts, held_parts, tuple(reader.faults))
 
 
