@@ -49,8 +49,8 @@ def _all(
     """Train, run and inspect Transformers: raw parallel text in, a translator out.
 
     \b
-    transduce demo                                        a first run on built-in text
-    transduce train --src a.en --tgt a.de --run runs/x    train on your own text
+    transduce demo                                      first run, built-in text
+    transduce train --src a.en --tgt a.de --run runs/x  train on your own text
     echo "A dog." | transduce translate runs/x
     """
 

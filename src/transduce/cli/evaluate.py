@@ -60,7 +60,7 @@ def evaluate(request: Request, json: opt.Json = False) -> None:
     \b
     transduce evaluate runs/x --src test.en --ref test.de
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
-    transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none --json
+    transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none
     transduce evaluate runs/book --text other.txt
     transduce evaluate runs/bert --text other.txt
     transduce evaluate runs/sst2 --labels dev.tsv

@@ -41,7 +41,7 @@ def generate(
     """Generate text from a prompt. Multiple outputs are separated by `---`.
 
     \b
-    transduce generate runs/book --prompt "Once upon a time" --temperature 0.8 --top-k 40
+    transduce generate runs/book --prompt "Once upon a time" --temperature 0.8
     echo "Once upon" | transduce generate runs/book --samples 3 --json
     """
     from transduce.data.lines import read_lines

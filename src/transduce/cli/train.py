@@ -37,9 +37,9 @@ def train(
     \b
     transduce train --src train.en --tgt train.de --run runs/x
     transduce train --path memory.tmx --src-lang en --tgt-lang de --run runs/tm
-    transduce train recipes/multi30k-en-de.toml --data multi30k --set training.lr=0.003
+    transduce train recipe.toml --data texts --set training.lr=0.003
     transduce train --text book.txt --run runs/book
-    transduce train --from runs/x --src new.en --tgt new.de --run runs/y --extend-vocabulary 500
+    transduce train --from runs/x --src new.en --tgt new.de --run runs/y
     transduce train --src a.en --tgt a.de --run runs/x --processes 2
     """
     from transduce.distributed import launch
@@ -78,7 +78,7 @@ def doctor(
 
     \b
     transduce doctor --src train.en --tgt train.de --run runs/x
-    transduce doctor recipes/multi30k-en-de.toml --data multi30k --set model.preset=base
+    transduce doctor recipe.toml --data texts --set model.preset=base
     transduce doctor --text book.txt --json
     transduce doctor --src train.en --tgt train.de --processes 2
     transduce doctor runs/x

@@ -42,10 +42,11 @@ def test_help_lists_the_commands(transduce: Callable[..., Result]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_examples(command: str, transduce: Callable[..., Result]) -> None:
+def test_every_command_has_help_with_examples_in_80_columns(command: str, transduce: Callable[..., Result]) -> None:
     code, out, _ = transduce(command, "--help")
     assert code == 0
     assert f" transduce {command}" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
 
 
 def test_every_option_has_help() -> None:
