@@ -178,28 +178,24 @@ def read_labelled_texts(
             n += 1
             yield example
 
-    def unpack(row: list[Any]) -> Labelled:
-        return Labelled(row[0], tuple(row[1]), tuple(row[2]))
-
-    everything = spooled(counted(), spool_in, lambda e: [e.label, e.texts, e.place], unpack)
+    everything = spooled(
+        counted(),
+        spool_in,
+        lambda example: [example.label, example.texts, example.place],
+        lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])),
+    )
     digests = tuple(source.digest() for source in sources.train)
     labels = data.labels or sorted_labels(counts)  # of all text: the only example of a label may be held out
     if len(labels) < 2:
         only = repr(labels[0]) if labels else "none"
         raise DataError(f"the training text has only one label, {only}: there is nothing to classify")
     tests = _read_tests([source.name for source in sources.tests], sources.tests, "text")
-    held = set[int]()
     if sources.valid:
-        valid = _read_set("valid", sources.valid, "text")
+        valid, held = _read_set("valid", sources.valid, "text"), set[int]()
     else:
-        n_held = min(MAX_HELD_OUT_LABELLED, round(n * HELD_OUT_LABELLED))
-        if not n_held:
-            raise DataError(f"{', '.join(files)}: {n} labelled texts are too few to hold some out; give data.valid")
-        held = set(random.Random(seed).sample(range(n), n_held))
-        chosen = [example for i, example in enumerate(everything()) if i in held]
-        valid = TextSet("valid", files, (lambda: iter(chosen),), n_held)
-        counts -= Counter(example.label for example in chosen)
-        log.say(f"no validation text given: holding out {n_held:,} texts (by seed)")
+        valid, held = _hold_out(everything, n, files, seed=seed)
+        counts -= Counter(example.label for example in valid.read())
+        log.say(f"no validation text given: holding out {valid.size:,} texts (by seed)")
     for example in chain(valid.read(), *(test.read() for test in tests)):
         _check_example(example, n_texts, labels)
     log.say(f"labels: {', '.join(labels)}")
@@ -213,6 +209,18 @@ def read_labelled_texts(
         digests,
         labels,
     )
+
+
+def _hold_out(
+    everything: Stream[Labelled], n: int, files: tuple[str, ...], *, seed: int
+) -> tuple[TextSet[Labelled], set[int]]:
+    """Random examples as the validation set, and their numbers."""
+    n_held = min(MAX_HELD_OUT_LABELLED, round(n * HELD_OUT_LABELLED))
+    if not n_held:
+        raise DataError(f"{', '.join(files)}: {n} labelled texts are too few to hold some out; give data.valid")
+    held = set(random.Random(seed).sample(range(n), n_held))
+    chosen = [example for i, example in enumerate(everything()) if i in held]
+    return TextSet("valid", files, (lambda: iter(chosen),), n_held), held
 
 
 def _check_example(example: Labelled, n_texts: int, labels: Sequence[str] | None) -> None:

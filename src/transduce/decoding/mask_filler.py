@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from transduce.config import BertSettings, Settings, resolved
 from transduce.data.batch import MaskedBatch, TrainingBatch, pad_rows
 from transduce.data.encoding import encode_sentences
-from transduce.data.masking import word_starts
+from transduce.data.masking import mask, word_starts
 from transduce.data.sentence_pairs import pack
 from transduce.data.store import SentenceStore
 from transduce.data.text import read_pieces
@@ -141,10 +142,8 @@ def masked_feeder(
         settings.training,
         device=device,
         context=resolved(data.context, "data.context"),
-        vocab_size=vocabulary.vocab_size,
-        share=data.masked,
+        masked=partial(mask, vocab_size=vocabulary.vocab_size, rate=data.masked, starts=starts),
         pairs=judges_pairs(settings),
-        starts=starts,
     )
 
 

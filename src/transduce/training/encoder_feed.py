@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from transduce.config import TrainingSettings
 from transduce.data.batch import LabelBatch, MaskedBatch, collate_labelled, collate_masked
 from transduce.data.batching import generator
-from transduce.data.masking import Masked, mask
+from transduce.data.masking import Masked
 from transduce.data.sentence_pairs import Packed, PairPlan, fit, pack, plan_pairs, plan_runs
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.text.tokenizer import Tokenizers
@@ -51,18 +53,12 @@ class MaskedFeeder(LengthFeeder):
         *,
         device: torch.device,
         context: int,
-        vocab_size: int,
-        share: float,
+        masked: Callable[[np.ndarray, np.random.Generator], Masked],
         pairs: bool = False,
-        starts: np.ndarray | None = None,
     ) -> None:
-        """`context`: tokens of a row with its special tokens. `share`: fraction of tokens to mask.
-
-        `starts`: which pieces start a word, to mask whole words.
-        """
+        """`context`: tokens of a row with its special tokens. `masked`: `mask` with its options."""
         super().__init__(settings, device=device)
-        self.store, self.context, self.pairs, self.share = store, context, pairs, share
-        self.vocab_size, self.starts = vocab_size, starts
+        self.store, self.context, self.masked, self.pairs = store, context, masked, pairs
         self._known: tuple[int, list[PairPlan]] = (-1, [])
 
     @property
@@ -113,4 +109,4 @@ class MaskedFeeder(LengthFeeder):
             packed = pack(a[cut_a], b[cut_b])
         else:
             packed = pack(a[: self.room])
-        return packed, mask(packed.ids, draw, vocab_size=self.vocab_size, rate=self.share, starts=self.starts)
+        return packed, self.masked(packed.ids, draw)

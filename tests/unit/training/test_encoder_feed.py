@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from toys import CPU, settings
 from transduce.config import BertSettings, model_settings
 from transduce.data.batch import LabelBatch, MaskedBatch, TrainingBatch
+from transduce.data.masking import mask
 from transduce.data.store import LabelStore, SentenceStore
 from transduce.errors import DataError
 from transduce.models.registry import build_model
@@ -51,7 +53,8 @@ def labelled(n: int = 50) -> LabelStore:
 
 def masked(pairs: bool = False, **more: Any) -> MaskedFeeder:
     asked = settings(**{"batch_tokens": 128, "micro_batch_tokens": 48, **more}).training
-    return MaskedFeeder(sentences(), asked, device=CPU, context=CONTEXT, vocab_size=VOCAB, share=0.3, pairs=pairs)
+    masked = partial(mask, vocab_size=VOCAB, rate=0.3)
+    return MaskedFeeder(sentences(), asked, device=CPU, context=CONTEXT, masked=masked, pairs=pairs)
 
 
 def with_labels(**more: Any) -> LabelFeeder:
