@@ -125,7 +125,7 @@ class Grammar:
                 self.tables[name] = dict(zip(entries[::2], map(float, entries[1::2] or ["1"]), strict=True))
             elif line.startswith(" "):
                 weight, _, templates = line.strip().partition(" ")
-                src, _, tgt = ([part.split() for part in side.split("/")] for side in templates.partition(" => "))
+                src, _, tgt = templates.partition(" => ")
                 block.rules.append((float(weight), _plans(src, tgt, list(block.children)) if templates else None))
             elif line and not line.startswith("#"):
                 header, _, items = line.partition(":")
@@ -203,7 +203,7 @@ class Grammar:
         return next(iter(self._table(value)), value) if "." in text else value
 
 
-def _plans(src: list[list[str]], tgt: list[list[str]], names: list[str]) -> tuple[Plan, Plan, Literals]:
+def _plans(src: str, tgt: str, names: list[str]) -> tuple[Plan, Plan, Literals]:
     """Templates as plans, and their literal words with their alignment units."""
     units: dict[str, int] = {}
     literals: list[tuple[str, int]] = []
@@ -215,14 +215,13 @@ def _plans(src: list[list[str]], tgt: list[list[str]], names: list[str]) -> tupl
         literals.append((word, units.setdefault(word if word in (".", ",", "?") else mark, len(units))))
         return len(names), len(literals) - 1
 
-    plans = [tuple(tuple(item(text) for text in part) for part in side) for side in (src, tgt)]
+    plans = [tuple(tuple(map(item, part.split())) for part in side.split("/")) for side in (src, tgt)]
     return plans[0], plans[1], tuple(literals)
 
 
 def lexical_rule(src: str, tgt: str, *, head: str = "", met: tuple[Combination, ...] = ()) -> Rule:
     """A rule without children; templates as in rules of the grammar."""
-    parts = [[part.split() for part in side.split("/")] for side in (src, tgt)]
-    return Rule(*_plans(parts[0], parts[1], []), head=head, met=met)
+    return Rule(*_plans(src, tgt, []), head=head, met=met)
 
 
 def derive(symbol: Symbol | Rule, random: Random, contractions: Mapping[str, str] = MappingProxyType({})) -> Derivation:
