@@ -18,7 +18,7 @@ _NAMES = {"lowercase": "--lowercase or --cased"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class EvaluationOptions:
     """The options of `transduce evaluate` that apply to some tasks, the run, and the device."""
 
     run: opt.Run
@@ -53,8 +53,8 @@ class Request:
         return {_NAMES.get(name, f"--{name.replace('_', '-')}") for name in names}
 
 
-@opt.expand(Request)
-def evaluate(request: Request, json: opt.Json = False) -> None:
+@opt.expand(EvaluationOptions)
+def evaluate(options: EvaluationOptions, json: opt.Json = False) -> None:
     """Compute BLEU, chrF and TER, perplexity, or label accuracy.
 
     \b
@@ -65,82 +65,82 @@ def evaluate(request: Request, json: opt.Json = False) -> None:
     transduce evaluate runs/bert --text other.txt
     transduce evaluate runs/sst2 --labels dev.tsv
     """
-    task = _check_options(request)
-    check_output(request.output)
-    if request.labels is not None:
+    task = _check_options(options)
+    check_output(options.output)
+    if options.labels is not None:
         from transduce.decoding.classifier import TextClassifier
         from transduce.evaluation.evaluate import evaluate_labels
 
-        scores: Any = evaluate_labels(TextClassifier.load(request.run, device=request.device), request.labels)
-    elif request.text is not None:
-        scores = _text_scores(request, request.text, task)
+        scores: Any = evaluate_labels(TextClassifier.load(options.run, device=options.device), options.labels)
+    elif options.text is not None:
+        scores = _text_scores(options, options.text, task)
     else:
-        scores = _translation_scores(request)
+        scores = _translation_scores(options)
     print_lines([to_json(scores.to_json())] if json else scores.lines())
 
 
-def _translation_scores(request: Request) -> Any:
+def _translation_scores(options: EvaluationOptions) -> Any:
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
     from transduce.evaluation.evaluate import evaluate_translations
 
-    assert request.src is not None and request.ref is not None  # see _check_options
-    options = TranslationOptions(
-        beam=request.beam,
-        max_length=request.max_length,
-        length_penalty=request.length_penalty,
-        batch_tokens=request.batch_tokens,
+    assert options.src is not None and options.ref is not None  # see _check_options
+    decoding = TranslationOptions(
+        beam=options.beam,
+        max_length=options.max_length,
+        length_penalty=options.length_penalty,
+        batch_tokens=options.batch_tokens,
     )
 
     def translate(system: Path, sources: Sequence[str]) -> list[str]:
-        return [found.text for found in Translator.load(system, device=request.device).translate(sources, options)]
+        return [found.text for found in Translator.load(system, device=options.device).translate(sources, decoding)]
 
     return evaluate_translations(
-        request.run,
-        (request.src, request.ref),
+        options.run,
+        (options.src, options.ref),
         translate=translate,
-        hypotheses=request.hyp,
-        against=request.against,
-        tokenize=request.tokenize,
-        lowercase=request.lowercase,
-        output=request.output,
+        hypotheses=options.hyp,
+        against=options.against,
+        tokenize=options.tokenize,
+        lowercase=options.lowercase,
+        output=options.output,
     )
 
 
-def _text_scores(request: Request, text: Path, task: str) -> Any:
+def _text_scores(options: EvaluationOptions, text: Path, task: str) -> Any:
     """Perplexity of a language model, or accuracy of a masked one, on a text file (`-`: stdin)."""
     if task == "masked":
         from transduce.decoding.mask_filler import MaskFiller
 
-        return MaskFiller.load(request.run, device=request.device).evaluate(text, batch_tokens=request.batch_tokens)
+        return MaskFiller.load(options.run, device=options.device).evaluate(text, batch_tokens=options.batch_tokens)
     from transduce.data.encoding import encode_text
     from transduce.data.text import read_pieces
     from transduce.decoding.generator import Generator
 
-    generator = Generator.load(request.run, device=request.device)
+    generator = Generator.load(options.run, device=options.device)
     pieces = read_pieces(text, generator.settings.data.documents)
     store = encode_text(None, pieces, generator.tokenizer, name=str(text))
-    return generator.evaluate(store, stride=request.stride, batch_tokens=request.batch_tokens)
+    return generator.evaluate(store, stride=options.stride, batch_tokens=options.batch_tokens)
 
 
-def _check_options(request: Request) -> str:
+def _check_options(options: EvaluationOptions) -> str:
     """Return the task of the run. Refuse missing inputs, inputs of another task, and options without effect."""
     from transduce.runs.folder import RunFolder
     from transduce.tasks.registry import TASK_INFOS
 
-    given, against = request.given(), request.against
+    given, against = options.given(), options.against
     inputs = [name for name in _INPUTS if name in given]
     if len(inputs) != 1 or (inputs == ["--src"]) != ("--ref" in given):
         raise SettingsError(
             "evaluate needs --src and --ref (translator), --text (language model or masked model) or --labels "
             "(classifier)"
         )
-    name = RunFolder.open(request.run).settings.task
+    name = RunFolder.open(options.run).settings.task
     if (task := TASK_INFOS.get(name)) is None:  # reported when the model is loaded
         return name
     if task.evaluated_on != inputs[0]:
         how = f"; evaluate it with {_INPUTS[task.evaluated_on]}" if task.evaluated_on else ""
-        raise SettingsError(f"{request.run}: a run of task '{name}', whose model {task.wording.usage}{how}")
+        raise SettingsError(f"{options.run}: a run of task '{name}', whose model {task.wording.usage}{how}")
     allowed, where = task.evaluate_options | {task.evaluated_on}, f"for a run of task '{name}'"
     if "--hyp" in given and not given - allowed and (against is None or not against.is_dir()):
         allowed, where = allowed - _SEARCH, "if --hyp gives the translations"

@@ -82,10 +82,6 @@ class ConvFeedForward(FeedForward):
     def _contraction(self) -> nn.Module:
         return nn.Conv1d(self.d_ff, self.d_model, self.kernel_size, bias=self.bias)
 
-    def _margins(self) -> tuple[int, int]:
-        reach = self.kernel_size - 1
-        return (reach, 0) if self.causal else (reach // 2, reach - reach // 2)
-
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
         """x [B, T, D] convolved; `keep` [B, T, 1] is False at padding; `history` the last inputs of both convolutions.
 
@@ -99,13 +95,15 @@ class ConvFeedForward(FeedForward):
     ) -> Tensor:
         if keep is not None:
             x = x * keep.to(x.dtype)
+        reach = self.kernel_size - 1
         if history is None:
-            x = F.pad(x, (0, 0, *self._margins()))
+            before = reach if self.causal else reach // 2
+            x = F.pad(x, (0, 0, before, reach - before))
         else:
             if len(history) == place:
-                history.append(x.new_zeros(x.shape[0], self.kernel_size - 1, x.shape[2]))
+                history.append(x.new_zeros(x.shape[0], reach, x.shape[2]))
             x = torch.cat([history[place], x], dim=1)
-            history[place] = x[:, x.shape[1] - (self.kernel_size - 1) :]
+            history[place] = x[:, x.shape[1] - reach :]
         return layer(x.transpose(1, 2)).transpose(1, 2)
 
 
