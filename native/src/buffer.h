@@ -1,0 +1,57 @@
+// Memory for numbers: aligned to cache lines, zeroed, freed with its owner.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace transduce {
+
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+template <class T>
+class Buffer {
+public:
+    Buffer() = default;
+    explicit Buffer(size_t size) { reset(size); }
+    ~Buffer() { std::free(data_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr, other.size_ = 0; }
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+
+    // Zeros; what was there before is lost.
+    void reset(size_t size) {
+        std::free(data_);
+        data_ = nullptr, size_ = 0;
+        if (!size) return;
+        if (size > SIZE_MAX / sizeof(T) - 64) throw std::bad_alloc();
+        const size_t bytes = (size * sizeof(T) + 63) / 64 * 64;
+        data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+        if (!data_) throw std::bad_alloc();
+        std::memset(data_, 0, bytes);
+        size_ = size;
+    }
+    // At least `size` elements; contents are lost if the buffer has to grow.
+    void reserve(size_t size) {
+        if (size > size_) reset(size);
+    }
+    T* data() { return data_; }
+    const T* data() const { return data_; }
+    size_t size() const { return size_; }
+    T& operator[](size_t i) { return data_[i]; }
+    const T& operator[](size_t i) const { return data_[i]; }
+
+private:
+    T* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+}  // namespace transduce

@@ -1,0 +1,91 @@
+// Keys and values of sentences, in blocks that are handed out and taken back: nothing is ever moved.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "buffer.h"
+#include "kernels.h"
+
+namespace transduce {
+
+// A block: kBlockKeys keys and values of every decoder layer, those of a layer side by side.
+class BlockPool {
+public:
+    BlockPool(int n_layers, int key_width) : part_(size_t(kBlockKeys) * key_width), block_(part_ * 2 * n_layers) {}
+
+    float* take() {
+        if (free_.empty()) grow();
+        float* block = free_.back();
+        free_.pop_back();
+        return block;
+    }
+    // Empties `blocks`.
+    void put_back(std::vector<float*>& blocks) {
+        free_.insert(free_.end(), blocks.begin(), blocks.end());
+        blocks.clear();
+    }
+    float* keys(float* block, int layer) const { return block + part_ * 2 * layer; }
+    float* values(float* block, int layer) const { return keys(block, layer) + part_; }
+
+private:
+    void grow() {
+        const size_t n = std::max<size_t>(1, (size_t(1) << 20) / block_);  // 4 MB at once
+        slabs_.emplace_back(block_ * n);
+        n_blocks_ += n;
+        free_.reserve(n_blocks_);
+        for (size_t i = n; i-- > 0;) free_.push_back(slabs_.back().data() + i * block_);
+    }
+    size_t part_, block_, n_blocks_ = 0;
+    std::vector<Buffer<float>> slabs_;
+    std::vector<float*> free_;
+};
+
+// Which keys belong to which hypothesis of a sentence. Every token has a place in the sentence's blocks; a hypothesis is the set
+// of the places of its tokens, one bit each. Continuing a hypothesis twice copies the set, not the keys. Places that are in no
+// set any more are used again.
+class Ancestors {
+public:
+    // One hypothesis without tokens.
+    void start() {
+        n_blocks_ = 0, n_rows_ = 1;
+        if (masks_.empty()) masks_.resize(1);
+        masks_[0].clear();
+    }
+    int n_blocks() const { return n_blocks_; }
+    const uint16_t* mask(int row) const { return masks_[row].data(); }
+
+    // Gives every hypothesis a place for its next token.
+    void add_tokens(std::vector<int>& places) {
+        used_.assign(n_blocks_, 0);
+        for (int r = 0; r < n_rows_; r++)
+            for (int b = 0; b < n_blocks_; b++) used_[b] |= masks_[r][b];
+        places.resize(n_rows_);
+        int block = 0;
+        for (int r = 0; r < n_rows_; r++) {
+            while (block < n_blocks_ && used_[block] == 0xffff) block++;
+            if (block == n_blocks_) used_.push_back(0), n_blocks_++;
+            const int bit = __builtin_ctz(~unsigned(used_[block]));
+            used_[block] |= uint16_t(1 << bit);
+            places[r] = block * kBlockKeys + bit;
+            masks_[r].resize(block + 1 > int(masks_[r].size()) ? block + 1 : masks_[r].size());
+            masks_[r][block] |= uint16_t(1 << bit);
+        }
+        for (int r = 0; r < n_rows_; r++) masks_[r].resize(n_blocks_);
+    }
+    // From now on hypothesis i continues what was hypothesis parent(i).
+    template <class Parent>
+    void reorder(int n_rows, Parent parent) {
+        if (int(next_.size()) < n_rows) next_.resize(n_rows);
+        for (int i = 0; i < n_rows; i++) next_[i] = masks_[parent(i)];
+        masks_.swap(next_);
+        n_rows_ = n_rows;
+    }
+
+private:
+    int n_blocks_ = 0, n_rows_ = 1;
+    std::vector<std::vector<uint16_t>> masks_, next_;
+    std::vector<uint16_t> used_;
+};
+
+}  // namespace transduce

@@ -1,0 +1,86 @@
+// The functions that exist once per instruction set, and how to get those of this CPU.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu.h"
+#include "product.h"
+
+namespace transduce {
+
+enum class NormKind { layer, rms };
+enum class Activation { relu, gelu, gelu_tanh, silu };
+
+struct NormWeights {
+    NormKind kind = NormKind::layer;
+    int width = 0;  // without padding
+    float epsilon = 0;
+    Buffer<float> gain, bias;  // padded with zeros
+};
+
+// One attention call: a few queries that share keys and values, of all heads.
+//
+// Keys and values are stored in blocks of kBlockKeys. Keys: [4 groups][kv_heads * head_width / 4][4 keys][4 numbers], so that
+// a vector register has the same four numbers of several keys, and the scores of four heads come out side by side.
+// Values: [kBlockKeys][kv_heads * head_width]. Queries are already scaled by log2(e) / sqrt(head width): softmax uses 2^x.
+constexpr int kBlockKeys = 16;
+struct AttentionCall {
+    int heads = 0, kv_heads = 0, head_width = 0;  // head_width: padded to a multiple of 16
+    int n_blocks = 0;
+    const float* const* keys = nullptr;  // of each block
+    const float* const* values = nullptr;
+    int n_queries = 0;
+    const float* const* queries = nullptr;
+    const uint16_t* const* masks = nullptr;  // of each query: one number per block, one bit per key that it attends to
+    float* const* outputs = nullptr;
+    float* scratch = nullptr;  // attention_scratch(n_blocks, n_queries) floats
+};
+inline size_t attention_scratch(int n_blocks, int n_queries) {
+    return size_t(n_queries) * n_blocks * kBlockKeys * 4 + size_t(n_blocks) * kBlockKeys;
+}
+
+// What is known of a row of logits after some of its columns: the best `k`, best first, and the sum of exponentials.
+struct RowBest {
+    int k = 0, n = 0;
+    float* values = nullptr;  // k of each
+    int32_t* ids = nullptr;
+    float shift = 0;           // sum of 2^((logit - shift) * log2 e)
+    alignas(64) float sum[16] = {};
+    bool started = false;
+};
+
+struct Kernels {
+    Isa isa;
+    ProductKernels float32, int8, bf16x3;  // a `multiply` that is null: not available
+    int max_queries;                       // of one attention call
+
+    // x + pending (if any) normalised into `out`, which may be x; `keep`: x itself also gets `pending` added.
+    void (*norm)(const NormWeights& w, float* x, size_t stride, int rows, const float* pending, bool keep, float* out);
+    // In place; gated: activate(x[0:width]) * x[width:2 width].
+    void (*activate)(Activation kind, bool gated, float* x, size_t stride, int rows, int width);
+    // out = scale * embedding + position (null: none).
+    void (*embed)(const float* embedding, float scale, const float* position, int width, float* out);
+    // Rotates the planes (i, i + half) of each head by angles [half].
+    void (*rotate)(float* x, int heads, int head_width, int half, const float* cos, const float* sin);
+    void (*attend)(const AttentionCall& call);
+    // Writes a key and a value of `width` numbers to place `at` of a block.
+    void (*store_key_value)(float* keys, float* values, int at, const float* key, const float* value, int width);
+    // Takes the next `n` logits of a row, columns from `first` on; `scores`: sums exponentials too. Columns in `banned` count in
+    // the sum but are never chosen; changes `logits`.
+    void (*take_logits)(RowBest& row, float* logits, int n, int first, const int32_t* banned, int n_banned, bool scores);
+    // At the end of a thread's work.
+    void (*release)();
+};
+
+// log(sum of e^logit) of all columns taken.
+float log_sum_exp(const RowBest& row);
+
+// Of the instruction set, which must be available.
+const Kernels& kernels_for(Isa isa);
+
+extern const Kernels kPortableKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels, kAvx512Kernels, kVnniKernels, kAmxKernels;
+#endif
+
+}  // namespace transduce

@@ -1,0 +1,256 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+
+namespace transduce {
+namespace {
+
+using Error = std::invalid_argument;
+
+void check(bool fine, const char* name, int64_t value, const char* allowed) {
+    if (!fine) throw Error(std::string(name) + " = " + std::to_string(value) + ": " + allowed);
+}
+
+void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
+    check(least <= value && value <= most, name, value, ("must be from " + std::to_string(least) + " to " + std::to_string(most)).c_str());
+}
+
+transduce_config checked(const transduce_config& c) {
+    check_range("d_model", c.d_model, 1, 1 << 14);
+    check_range("d_ff", c.d_ff, 1, 1 << 16);
+    check_range("n_heads", c.n_heads, 1, c.d_model);
+    check_range("n_kv_heads", c.n_kv_heads, 1, c.n_heads);
+    check(c.d_model % c.n_heads == 0, "n_heads", c.n_heads, "must divide d_model");
+    check(c.n_heads % c.n_kv_heads == 0, "n_kv_heads", c.n_kv_heads, "must divide n_heads");
+    check_range("n_encoder_layers", c.n_encoder_layers, 0, 1024);
+    check_range("n_decoder_layers", c.n_decoder_layers, 1, 1024);
+    check_range("n_src", c.n_src, 1, 1 << 24);
+    check_range("n_tgt", c.n_tgt, 1, 1 << 24);
+    check_range("max_positions", c.max_positions, 1, 1 << 24);
+    check_range("pre_norm", c.pre_norm, 0, 1);
+    check_range("norm", c.norm, 0, 1);
+    check_range("embedding_norm", c.embedding_norm, 0, 1);
+    check_range("positions", c.positions, 0, 4);
+    check(c.positions != 4 || c.d_model / c.n_heads % 2 == 0, "positions", c.positions, "rotary ones need an even head width");
+    check_range("activation", c.activation, 0, 3);
+    check_range("gated", c.gated, 0, 1);
+    check(c.norm_eps > 0 && std::isfinite(c.norm_eps), "norm_eps", 0, "must be positive");
+    check(std::isfinite(c.embedding_scale), "embedding_scale", 0, "must be finite");
+    check_range("pad", c.pad, 0, c.n_tgt - 1);
+    check_range("bos", c.bos, 0, c.n_tgt - 1);
+    check_range("eos", c.eos, 0, c.n_tgt - 1);
+    check_range("precision", c.precision, 0, 2);
+    return c;
+}
+
+// Finds tensors by name and checks their shapes.
+class Weights {
+public:
+    Weights(const transduce_tensor* tensors, int64_t n) {
+        for (int64_t i = 0; i < n; i++) {
+            if (!tensors[i].name || !tensors[i].data) throw Error("a tensor without a name or without data");
+            by_name_[tensors[i].name] = &tensors[i];
+        }
+    }
+    const float* find(const std::string& name, int64_t rows, int64_t columns) const {
+        const auto found = by_name_.find(name);
+        if (found == by_name_.end()) return nullptr;
+        const transduce_tensor& t = *found->second;
+        if (t.rows != rows || t.columns != columns) {
+            throw Error(name + " is [" + std::to_string(t.rows) + ", " + std::to_string(t.columns) + "], expected [" + std::to_string(rows) +
+                        ", " + std::to_string(columns) + "]");
+        }
+        return t.data;
+    }
+    const float* get(const std::string& name, int64_t rows, int64_t columns) const {
+        const float* data = find(name, rows, columns);
+        if (!data) throw Error(name + " is missing");
+        return data;
+    }
+
+private:
+    std::map<std::string, const transduce_tensor*> by_name_;
+};
+
+// Where the heads of a projection are: `heads` parts of `used` numbers, each padded to `width`.
+struct Heads {
+    int heads, used, width;
+    int at(int i) const { return i / used * width + i % used; }
+    int total() const { return heads * used; }
+};
+
+class Loader {
+public:
+    Loader(const Model& model, const Weights& weights)
+        : m_(model), c_(model.config), weights_(weights), d_head_(c_.d_model / c_.n_heads),
+          query_{c_.n_heads, d_head_, model.head_width}, key_{c_.n_kv_heads, d_head_, model.head_width},
+          // Softmax is computed with powers of 2.
+          query_scale_(1.4426950408889634f / std::sqrt(float(d_head_))) {}
+
+    PackedMatrix pack_matrix(const DenseMatrix& dense) const { return pack(dense, m_.precision, m_.products.panel); }
+
+    NormWeights norm(const std::string& name) const {
+        NormWeights norm;
+        norm.kind = c_.norm ? NormKind::rms : NormKind::layer;
+        norm.width = c_.d_model, norm.epsilon = c_.norm_eps;
+        norm.gain.reset(m_.width), norm.bias.reset(m_.width);
+        copy(weights_.get(name + ".weight", 1, c_.d_model), c_.d_model, norm.gain.data());
+        if (const float* bias = weights_.find(name + ".bias", 1, c_.d_model)) copy(bias, c_.d_model, norm.bias.data());
+        return norm;
+    }
+
+    Buffer<float> table(const std::string& name, int rows) const {
+        Buffer<float> table(size_t(rows) * m_.width);
+        const float* from = weights_.get(name, rows, c_.d_model);
+        for (int r = 0; r < rows; r++) copy(from + size_t(r) * c_.d_model, c_.d_model, table.data() + size_t(r) * m_.width);
+        return table;
+    }
+
+    // Rows [from, from + heads.total()) of a projection, placed head by head from column `to` on.
+    void place(DenseMatrix& dense, const std::string& name, int n_rows, int from, Heads heads, int to, float scale) const {
+        const float* weight = weights_.get(name + ".weight", n_rows, c_.d_model);
+        const float* bias = weights_.find(name + ".bias", 1, n_rows);
+        for (int i = 0; i < heads.total(); i++) {
+            const int column = to + heads.at(i);
+            const float* row = weight + size_t(from + i) * c_.d_model;
+            for (int k = 0; k < c_.d_model; k++) dense.at(column, k) = row[k] * scale;
+            if (bias) dense.bias[column] = bias[from + i] * scale;
+        }
+    }
+
+    AttentionWeights self_attention(const std::string& name) const {
+        const int n_query = query_.total(), n_key = key_.total(), n_rows = n_query + 2 * n_key;
+        DenseMatrix dense(m_.query_width + 2 * m_.key_width, c_.d_model);
+        const std::string projection = name + ".query_key_value";
+        place(dense, projection, n_rows, 0, query_, 0, query_scale_);
+        place(dense, projection, n_rows, n_query, key_, m_.query_width, 1);
+        place(dense, projection, n_rows, n_query + n_key, key_, m_.query_width + m_.key_width, 1);
+        return {pack_matrix(dense), attention_output(name)};
+    }
+
+    AttentionWeights cross_attention(const std::string& name) const {
+        DenseMatrix dense(m_.query_width, c_.d_model);
+        place(dense, name + ".query", query_.total(), 0, query_, 0, query_scale_);
+        return {pack_matrix(dense), attention_output(name)};
+    }
+
+    PackedMatrix attention_output(const std::string& name) const {
+        DenseMatrix dense(c_.d_model, m_.query_width);
+        fill(dense, name + ".output", c_.d_model, c_.d_model, [](int i) { return i; }, [this](int k) { return query_.at(k); });
+        return pack_matrix(dense);
+    }
+
+    PackedMatrix memory_projection() const {
+        DenseMatrix dense(2 * m_.key_width * c_.n_decoder_layers, c_.d_model);
+        const int n_key = key_.total();
+        for (int l = 0; l < c_.n_decoder_layers; l++) {
+            const std::string name = "decoder.blocks." + std::to_string(l) + ".cross_attention.key_value";
+            place(dense, name, 2 * n_key, 0, key_, 2 * l * m_.key_width, 1);
+            place(dense, name, 2 * n_key, n_key, key_, (2 * l + 1) * m_.key_width, 1);
+        }
+        return pack_matrix(dense);
+    }
+
+    PackedMatrix expand(const std::string& name) const {
+        const int d_ff = c_.d_ff, inner = m_.inner;  // gated: the values come after all (padded) gates
+        DenseMatrix dense(c_.gated ? 2 * inner : inner, c_.d_model);
+        const int n = c_.gated ? 2 * d_ff : d_ff;
+        fill(dense, name + ".expand", n, c_.d_model, [=](int i) { return i < d_ff ? i : inner + i - d_ff; }, [](int k) { return k; });
+        return pack_matrix(dense);
+    }
+
+    PackedMatrix contract(const std::string& name) const {
+        DenseMatrix dense(c_.d_model, c_.d_ff);
+        fill(dense, name + ".contract", c_.d_model, c_.d_ff, [](int i) { return i; }, [](int k) { return k; });
+        return pack_matrix(dense);
+    }
+
+    PackedMatrix logits() const {
+        DenseMatrix dense(c_.n_tgt, c_.d_model);
+        const char* names[] = {"output_embedding.weight", "tgt_embedding.table.weight"};
+        const float* weight = weights_.find(names[0], c_.n_tgt, c_.d_model);
+        if (!weight) weight = weights_.get(names[1], c_.n_tgt, c_.d_model);
+        for (int i = 0; i < c_.n_tgt; i++) std::copy_n(weight + size_t(i) * c_.d_model, c_.d_model, &dense.at(i, 0));
+        if (const float* bias = weights_.find("output_bias", 1, c_.n_tgt)) std::copy_n(bias, c_.n_tgt, dense.bias.begin());
+        std::fill(dense.bias.begin() + c_.n_tgt, dense.bias.end(), kNever);
+        return pack_matrix(dense);
+    }
+
+    void load(Stack& stack, bool decoder) const {
+        const std::string side = decoder ? "tgt_embedding" : "src_embedding", name = decoder ? "decoder" : "encoder";
+        stack.embedding = table(side + ".table.weight", decoder ? c_.n_tgt : c_.n_src);
+        if (c_.positions == 3) stack.positions = table(side + ".positions.embedding.weight", c_.max_positions);
+        if (c_.embedding_norm) stack.embedding_norm = norm(side + ".norm");
+        if (c_.pre_norm) stack.final_norm = norm(name + ".norm");
+        for (int i = 0; i < (decoder ? c_.n_decoder_layers : c_.n_encoder_layers); i++) {
+            const std::string block = name + ".blocks." + std::to_string(i);
+            Layer layer;
+            layer.self = self_attention(block + ".self_attention");
+            layer.self_norm = norm(block + ".self_attention_residual.norm");
+            if (decoder) {
+                layer.cross = cross_attention(block + ".cross_attention");
+                layer.cross_norm = norm(block + ".cross_attention_residual.norm");
+            }
+            layer.expand = expand(block + ".feed_forward");
+            layer.contract = contract(block + ".feed_forward");
+            layer.feed_forward_norm = norm(block + ".feed_forward_residual.norm");
+            stack.layers.push_back(std::move(layer));
+        }
+    }
+
+private:
+    static void copy(const float* from, int n, float* to) { std::copy_n(from, n, to); }
+
+    // A whole matrix with its outputs and inputs moved to other places.
+    template <class Output, class Input>
+    void fill(DenseMatrix& dense, const std::string& name, int outputs, int inputs, Output output, Input input) const {
+        const float* weight = weights_.get(name + ".weight", outputs, inputs);
+        const float* bias = weights_.find(name + ".bias", 1, outputs);
+        for (int i = 0; i < outputs; i++) {
+            for (int k = 0; k < inputs; k++) dense.at(output(i), input(k)) = weight[size_t(i) * inputs + k];
+            if (bias) dense.bias[output(i)] = bias[i];
+        }
+    }
+
+    const Model& m_;
+    const transduce_config& c_;
+    const Weights& weights_;
+    int d_head_;
+    Heads query_, key_;
+    float query_scale_;
+};
+
+Precision precision_of(const transduce_config& config, const Kernels& kernels) {
+    if (config.precision == 2) return Precision::int8;
+    return config.precision == 1 && kernels.bf16x3.multiply ? Precision::bf16x3 : Precision::float32;
+}
+
+const ProductKernels& products_of(Precision precision, const Kernels& kernels) {
+    if (precision == Precision::int8) return kernels.int8;
+    return precision == Precision::bf16x3 ? kernels.bf16x3 : kernels.float32;
+}
+
+}  // namespace
+
+Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors)
+    : config(checked(given)), kernels(kernels_for(chosen_isa())), precision(precision_of(config, kernels)),
+      products(products_of(precision, kernels)) {
+    width = int(round_up(config.d_model, kPad));
+    inner = int(round_up(config.d_ff, kPad));
+    head_width = int(round_up(config.d_model / config.n_heads, 16));
+    query_width = config.n_heads * head_width, key_width = config.n_kv_heads * head_width;
+    const Weights weights(tensors, n_tensors);
+    const Loader loader(*this, weights);
+    loader.load(encoder, false);
+    loader.load(decoder, true);
+    memory = loader.memory_projection();
+    logits = loader.logits();
+    max_depth = int(round_up(std::max({width, inner, query_width}), kPad));
+    max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, width});
+}
+
+}  // namespace transduce

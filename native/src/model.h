@@ -1,0 +1,48 @@
+// An encoder-decoder Transformer whose weights are packed for one precision and instruction set. Immutable: threads share it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "transduce_native.h"
+
+namespace transduce {
+
+struct AttentionWeights {
+    PackedMatrix query;   // self-attention: queries, keys and values side by side; cross-attention: queries
+    PackedMatrix output;  // its bias is added by the norm that follows
+};
+
+struct Layer {
+    AttentionWeights self, cross;  // cross: of decoder layers
+    PackedMatrix expand, contract;
+    NormWeights self_norm, cross_norm, feed_forward_norm;
+};
+
+struct Stack {
+    Buffer<float> embedding;  // [tokens, width]
+    Buffer<float> positions;  // learned: [max_positions, width]
+    NormWeights embedding_norm, final_norm;
+    std::vector<Layer> layers;
+};
+
+struct Model {
+    Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors);
+
+    transduce_config config;
+    const Kernels& kernels;
+    Precision precision;
+    const ProductKernels& products;
+    int width;                   // d_model, padded
+    int inner;                   // d_ff, padded; a gated network has twice as many inner columns
+    int head_width;              // d_model / n_heads, padded to a multiple of 16: zeros change no score
+    int query_width, key_width;  // of all heads, with padding inside heads only
+    int max_depth, max_columns;  // of all products but the logits
+    Stack encoder, decoder;
+    PackedMatrix memory;  // keys and values of all decoder layers' cross-attention, from the encoder's output
+    PackedMatrix logits;
+};
+
+}  // namespace transduce

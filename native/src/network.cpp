@@ -1,0 +1,291 @@
+#include "network.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace transduce {
+namespace {
+
+constexpr int kLogitColumns = 512;  // logits of a row that are computed and searched at once, in the L2 cache
+
+enum { kNoPositions, kSinusoidal, kSinusoidalHalves, kLearned, kRotary };
+
+}  // namespace
+
+// ---- positions
+
+Positions::Positions(const Model& model, const Stack& stack) : model_(model), stack_(stack) {
+    const transduce_config& c = model.config;
+    if (c.positions == kRotary) half_ = c.d_model / c.n_heads / 2, stride_ = 2 * half_;
+    if (c.positions == kSinusoidal || c.positions == kSinusoidalHalves) stride_ = model.width;
+}
+
+void Positions::compute(int position, float* row) const {
+    const int d_model = model_.config.d_model;
+    if (half_) {  // in float32, as the reference does
+        for (int i = 0; i < half_; i++) {
+            const float angle = float(position) * std::exp(float(2 * i) * float(-std::log(10000.0) / (2 * half_)));
+            row[i] = std::cos(angle), row[half_ + i] = std::sin(angle);
+        }
+        return;
+    }
+    const bool halves = model_.config.positions == kSinusoidalHalves;
+    const int n_sines = (d_model + 1) / 2;
+    for (int i = 0; i < n_sines; i++) {
+        const double angle = position * std::exp(2 * i * (-std::log(10000.0) / d_model));
+        row[halves ? i : 2 * i] = float(std::sin(angle));
+        if (2 * i + 1 < d_model) row[halves ? n_sines + i : 2 * i + 1] = float(std::cos(angle));
+    }
+}
+
+const float* Positions::row(int position) {
+    const size_t known = rows_.size() / stride_;
+    if (size_t(position) >= known) {
+        const size_t wanted = std::max<size_t>(position + 1, std::max<size_t>(64, 2 * known));
+        rows_.resize(wanted * stride_);
+        for (size_t p = known; p < wanted; p++) compute(int(p), &rows_[p * stride_]);
+    }
+    return &rows_[size_t(position) * stride_];
+}
+
+const float* Positions::added(int position) {
+    switch (model_.config.positions) {
+    case kSinusoidal:
+    case kSinusoidalHalves: return row(position);
+    case kLearned: return stack_.positions.data() + size_t(position) * model_.width;
+    default: return nullptr;
+    }
+}
+
+const float* Positions::cosines(int position) { return row(position); }
+
+// ---- parts of layers
+
+Network::Network(const Model& model)
+    : model_(model), kernels_(model.kernels), multiplier_(model.products, model.max_depth),
+      pool_(model.config.n_decoder_layers, model.key_width), source_positions_(model, model.encoder),
+      target_positions_(model, model.decoder), width_(model.width), heads_stride_(round_up(model.query_width, kPad)),
+      wide_stride_(model.max_columns), memory_stride_(model.memory.columns) {}
+
+void Network::reserve_rows(int rows) {
+    if (rows <= capacity_) return;
+    capacity_ = int(round_up(rows, 64));
+    const size_t all = size_t(capacity_) + kSpareRows;
+    x_.reset(all * width_), normed_.reset(all * width_), heads_.reset(all * heads_stride_), wide_.reset(all * wide_stride_);
+}
+
+void Network::embed(const Stack& stack, Positions& positions, int row, int token, int position) {
+    row_position_[row] = position;
+    kernels_.embed(stack.embedding.data() + size_t(token) * width_, model_.config.embedding_scale, positions.added(position), int(width_),
+                   x_.data() + row * width_);
+}
+
+// The input of a sub-layer: x or, with pre-norm, its norm.
+const float* Network::before_sublayer(const NormWeights& norm, int rows) {
+    if (!model_.config.pre_norm) return x_.data();
+    kernels_.norm(norm, x_.data(), width_, rows, pending_, pending_ != nullptr, normed_.data());
+    pending_ = nullptr;
+    return normed_.data();
+}
+
+// x already contains the sub-layer's output, without the bias of its last product.
+void Network::after_sublayer(const PackedMatrix& last, const NormWeights& norm, int rows) {
+    pending_ = last.bias.data();
+    if (model_.config.pre_norm) return;  // the next norm adds it
+    kernels_.norm(norm, x_.data(), width_, rows, pending_, false, x_.data());
+    pending_ = nullptr;
+}
+
+const float* Network::after_stack(const Stack& stack, int rows) { return before_sublayer(stack.final_norm, rows); }
+
+void Network::project_and_rotate(const Layer& layer, int rows, Positions& positions) {
+    const float* input = before_sublayer(layer.self_norm, rows);
+    multiplier_.multiply(layer.self.query, input, width_, rows, wide_.data(), wide_stride_);
+    if (!positions.half()) return;
+    for (int r = 0; r < rows; r++) {  // queries and keys are side by side
+        kernels_.rotate(wide_.data() + r * wide_stride_, model_.config.n_heads + model_.config.n_kv_heads, model_.head_width, positions.half(),
+                        positions.cosines(row_position_[r]), positions.sines(row_position_[r]));
+    }
+}
+
+void Network::feed_forward(const Layer& layer, int rows) {
+    const float* input = before_sublayer(layer.feed_forward_norm, rows);
+    multiplier_.multiply(layer.expand, input, width_, rows, wide_.data(), wide_stride_);
+    kernels_.activate(Activation(model_.config.activation), model_.config.gated, wide_.data(), wide_stride_, rows, model_.inner);
+    multiplier_.multiply(layer.contract, wide_.data(), wide_stride_, rows, x_.data(), width_, x_.data(), width_);
+    after_sublayer(layer.contract, layer.feed_forward_norm, rows);
+}
+
+// ---- attention
+
+// Queries in `wide_`, rows [first_row, first_row + n_rows), over keys_ and values_; masks_ of each row.
+void Network::attend(int first_row, int n_rows, size_t query_stride, int n_blocks) {
+    queries_.resize(n_rows), outputs_.resize(n_rows);
+    for (int r = 0; r < n_rows; r++) {
+        queries_[r] = wide_.data() + (first_row + r) * query_stride;
+        outputs_[r] = heads_.data() + (first_row + r) * heads_stride_;
+    }
+    scratch_.reserve(attention_scratch(n_blocks, kernels_.max_queries));
+    AttentionCall call;
+    call.heads = model_.config.n_heads, call.kv_heads = model_.config.n_kv_heads, call.head_width = model_.head_width;
+    call.n_blocks = n_blocks, call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data();
+    for (int r = 0; r < n_rows; r += call.n_queries) {
+        call.n_queries = std::min(kernels_.max_queries, n_rows - r);
+        call.queries = &queries_[r], call.masks = &masks_[r], call.outputs = &outputs_[r];
+        kernels_.attend(call);
+    }
+}
+
+namespace {
+
+// One bit for each of n keys.
+void fill_mask(std::vector<uint16_t>& mask, int n) {
+    mask.assign((n + kBlockKeys - 1) / kBlockKeys, 0xffff);
+    if (n % kBlockKeys) mask.back() = uint16_t((1 << n % kBlockKeys) - 1);
+}
+
+}  // namespace
+
+// The encoder's self-attention; sentence i has rows starts[i] to starts[i + 1].
+void Network::attend_within(const std::vector<int>& starts) {
+    const int key_width = model_.key_width;
+    const size_t block = size_t(kBlockKeys) * key_width;
+    for (size_t i = 0; i + 1 < starts.size(); i++) {
+        const int first = starts[i], n = starts[i + 1] - first, n_blocks = (n + kBlockKeys - 1) / kBlockKeys;
+        source_keys_.reserve(n_blocks * block), source_values_.reserve(n_blocks * block);
+        keys_.resize(n_blocks), values_.resize(n_blocks);
+        for (int b = 0; b < n_blocks; b++) keys_[b] = source_keys_.data() + b * block, values_[b] = source_values_.data() + b * block;
+        for (int k = 0; k < n; k++) {
+            const float* key = wide_.data() + (first + k) * wide_stride_ + model_.query_width;
+            kernels_.store_key_value(source_keys_.data() + k / kBlockKeys * block, source_values_.data() + k / kBlockKeys * block,
+                                     k % kBlockKeys, key, key + key_width, key_width);
+        }
+        fill_mask(full_mask_, n);
+        masks_.assign(n, full_mask_.data());
+        attend(first, n, wide_stride_, n_blocks);
+    }
+}
+
+void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
+    for (int i = 0, row = 0; i < n; row += sentences[i]->n_rows, i++) {
+        Sentence& s = *sentences[i];
+        for (int r = 0; r < s.n_rows; r++) {
+            const float* key = wide_.data() + (row + r) * wide_stride_ + model_.query_width;
+            float* block = s.blocks[s.places[r] / kBlockKeys];
+            kernels_.store_key_value(pool_.keys(block, layer), pool_.values(block, layer), s.places[r] % kBlockKeys, key,
+                                     key + model_.key_width, model_.key_width);
+        }
+        const int n_blocks = s.ancestors.n_blocks();
+        keys_.resize(n_blocks), values_.resize(n_blocks), masks_.resize(s.n_rows);
+        for (int b = 0; b < n_blocks; b++) keys_[b] = pool_.keys(s.blocks[b], layer), values_[b] = pool_.values(s.blocks[b], layer);
+        for (int r = 0; r < s.n_rows; r++) masks_[r] = s.ancestors.mask(r);
+        attend(row, s.n_rows, wide_stride_, n_blocks);
+    }
+}
+
+void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {
+    for (int i = 0, row = 0; i < n; row += sentences[i]->n_rows, i++) {
+        const Sentence& s = *sentences[i];
+        const int n_blocks = int(s.memory_blocks.size());
+        keys_.resize(n_blocks), values_.resize(n_blocks);
+        for (int b = 0; b < n_blocks; b++)
+            keys_[b] = pool_.keys(s.memory_blocks[b], layer), values_[b] = pool_.values(s.memory_blocks[b], layer);
+        masks_.assign(s.n_rows, s.memory_mask.data());
+        attend(row, s.n_rows, wide_stride_, n_blocks);
+    }
+}
+
+// ---- encoder, decoder, logits
+
+void Network::encode(const Source* sources, Sentence* const* sentences, int n) {
+    std::vector<int> starts(1, 0);
+    for (int i = 0; i < n; i++) starts.push_back(starts.back() + sources[i].n);
+    const int rows = starts.back();
+    reserve_rows(rows);
+    row_position_.resize(rows);
+    for (int i = 0, row = 0; i < n; i++)
+        for (int k = 0; k < sources[i].n; k++) embed(model_.encoder, source_positions_, row++, sources[i].ids[k], k);
+    if (model_.config.embedding_norm) kernels_.norm(model_.encoder.embedding_norm, x_.data(), width_, rows, nullptr, false, x_.data());
+    pending_ = nullptr;
+    for (const Layer& layer : model_.encoder.layers) {
+        project_and_rotate(layer, rows, source_positions_);
+        attend_within(starts);
+        multiplier_.multiply(layer.self.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
+        after_sublayer(layer.self.output, layer.self_norm, rows);
+        feed_forward(layer, rows);
+    }
+    const float* encoded = after_stack(model_.encoder, rows);
+    memory_.reserve((size_t(rows) + kSpareRows) * memory_stride_);
+    multiplier_.multiply(model_.memory, encoded, width_, rows, memory_.data(), memory_stride_);
+    for (int i = 0; i < n; i++) {
+        Sentence& s = *sentences[i];
+        const int length = sources[i].n;
+        fill_mask(s.memory_mask, length);
+        for (size_t b = 0; b < s.memory_mask.size(); b++) s.memory_blocks.push_back(pool_.take());
+        s.ancestors.start();
+        s.position = 0, s.n_rows = 1;
+        for (int k = 0; k < length; k++) {
+            float* block = s.memory_blocks[k / kBlockKeys];
+            const float* row = memory_.data() + (starts[i] + k) * memory_stride_;
+            for (int l = 0; l < model_.config.n_decoder_layers; l++, row += 2 * model_.key_width) {
+                kernels_.store_key_value(pool_.keys(block, l), pool_.values(block, l), k % kBlockKeys, row, row + model_.key_width,
+                                         model_.key_width);
+            }
+        }
+    }
+}
+
+void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens) {
+    const int rows = int(tokens.size());
+    reserve_rows(rows);
+    row_position_.resize(rows);
+    for (int i = 0, row = 0; i < n; i++) {
+        Sentence& s = *sentences[i];
+        s.ancestors.add_tokens(s.places);
+        while (int(s.blocks.size()) < s.ancestors.n_blocks()) s.blocks.push_back(pool_.take());
+        for (int r = 0; r < s.n_rows; r++, row++) embed(model_.decoder, target_positions_, row, tokens[row], s.position);
+        s.position++;
+    }
+    if (model_.config.embedding_norm) kernels_.norm(model_.decoder.embedding_norm, x_.data(), width_, rows, nullptr, false, x_.data());
+    pending_ = nullptr;
+    for (int l = 0; l < model_.config.n_decoder_layers; l++) {
+        const Layer& layer = model_.decoder.layers[l];
+        project_and_rotate(layer, rows, target_positions_);
+        attend_to_history(sentences, n, l);
+        multiplier_.multiply(layer.self.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
+        after_sublayer(layer.self.output, layer.self_norm, rows);
+        const float* input = before_sublayer(layer.cross_norm, rows);
+        multiplier_.multiply(layer.cross.query, input, width_, rows, wide_.data(), wide_stride_);
+        attend_to_memory(sentences, n, l);
+        multiplier_.multiply(layer.cross.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
+        after_sublayer(layer.cross.output, layer.cross_norm, rows);
+        feed_forward(layer, rows);
+    }
+    hidden_ = after_stack(model_.decoder, rows);
+}
+
+const RowBest* Network::best_tokens(int rows, int k, bool scores) {
+    best_.assign(rows, RowBest());
+    best_values_.resize(size_t(rows) * k), best_ids_.resize(size_t(rows) * k);
+    for (int r = 0; r < rows; r++) best_[r].k = k, best_[r].values = &best_values_[size_t(r) * k], best_[r].ids = &best_ids_[size_t(r) * k];
+    logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitColumns);
+    const int32_t banned[] = {model_.config.pad, model_.config.bos};
+    for (int first = 0; first < rows; first += kRowsAtOnce) {
+        const int n = std::min(kRowsAtOnce, rows - first);
+        multiplier_.convert(model_.logits, hidden_ + first * width_, width_, n);
+        for (int column = 0; column < model_.logits.columns; column += kLogitColumns) {
+            const int last = std::min(model_.logits.columns, column + kLogitColumns);
+            multiplier_.columns(model_.logits, column, last, logits_.data(), kLogitColumns);
+            for (int r = 0; r < n; r++)
+                kernels_.take_logits(best_[first + r], logits_.data() + r * kLogitColumns, last - column, column, banned, 2, scores);
+        }
+    }
+    return best_.data();
+}
+
+void Network::forget(Sentence& sentence) {
+    pool_.put_back(sentence.memory_blocks);
+    pool_.put_back(sentence.blocks);
+}
+
+}  // namespace transduce

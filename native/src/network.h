@@ -1,0 +1,91 @@
+// The forward pass of one thread: sentences through the encoder, then the live hypotheses of many sentences one token at a time.
+#pragma once
+
+#include <vector>
+
+#include "cache.h"
+#include "model.h"
+
+namespace transduce {
+
+// What the network keeps of a sentence.
+struct Sentence {
+    std::vector<float*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
+    std::vector<uint16_t> memory_mask;
+    Ancestors ancestors;
+    std::vector<int> places;  // of this step's tokens
+    int position = 0;         // of this step's tokens
+    int n_rows = 1;           // live hypotheses
+};
+
+struct Source {
+    const int32_t* ids;
+    int n;
+};
+
+// Vectors or angles of positions, computed when they are first needed.
+class Positions {
+public:
+    explicit Positions(const Model& model, const Stack& stack);
+    const float* added(int position);  // to the embedding; null: nothing
+    const float* cosines(int position);
+    const float* sines(int position) { return cosines(position) + half_; }
+    int half() const { return half_; }  // planes of a head that are rotated; 0: none
+
+private:
+    const float* row(int position);
+    void compute(int position, float* row) const;
+    const Model& model_;
+    const Stack& stack_;
+    int half_ = 0, stride_ = 0;
+    std::vector<float> rows_;
+};
+
+class Network {
+public:
+    explicit Network(const Model& model);
+
+    // Fills in the memory of each of `n` sentences.
+    void encode(const Source* sources, Sentence* const* sentences, int n);
+    // One token of each live hypothesis: rows are hypotheses, sentence by sentence. Takes tokens [rows].
+    void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
+    // After a step: the best `k` tokens of each row and, for `scores`, the sum of exponentials. Valid until the next call.
+    const RowBest* best_tokens(int rows, int k, bool scores);
+    // Takes back the blocks of a sentence.
+    void forget(Sentence& sentence);
+
+private:
+    void reserve_rows(int rows);
+    void embed(const Stack& stack, Positions& positions, int row, int token, int position);
+    const float* before_sublayer(const NormWeights& norm, int rows);
+    void after_sublayer(const PackedMatrix& last, const NormWeights& norm, int rows);
+    const float* after_stack(const Stack& stack, int rows);
+    void project_and_rotate(const Layer& layer, int rows, Positions& positions);
+    void feed_forward(const Layer& layer, int rows);
+    void attend_within(const std::vector<int>& starts);
+    void attend_to_history(Sentence* const* sentences, int n, int layer);
+    void attend_to_memory(Sentence* const* sentences, int n, int layer);
+    void attend(int first_row, int n_rows, size_t query_stride, int n_blocks);
+
+    const Model& model_;
+    const Kernels& kernels_;
+    Multiplier multiplier_;
+    BlockPool pool_;
+    Positions source_positions_, target_positions_;
+    int capacity_ = 0;  // rows
+    size_t width_, heads_stride_, wide_stride_, memory_stride_;
+    Buffer<float> x_, normed_, heads_, wide_, memory_;
+    const float* pending_ = nullptr;  // a bias that the next norm adds to x
+    const float* hidden_ = nullptr;   // of the last step
+    std::vector<int> row_position_;
+    Buffer<float> source_keys_, source_values_, scratch_, logits_;
+    std::vector<const float*> keys_, values_, queries_;
+    std::vector<const uint16_t*> masks_;
+    std::vector<float*> outputs_;
+    std::vector<uint16_t> full_mask_;
+    std::vector<RowBest> best_;
+    std::vector<float> best_values_;
+    std::vector<int32_t> best_ids_;
+};
+
+}  // namespace transduce

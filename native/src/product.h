@@ -1,0 +1,91 @@
+// Matrix products of activations with packed weights: C = A W + I.
+//
+// A has one row per token. I is the bias (one row for all) or the residual stream (a row each): products start from it, so
+// neither needs a pass of its own. Row r of C depends only on row r of A and I, and its sums have one order, whatever the
+// number of rows is: that is what makes a sentence's result independent of its batch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "buffer.h"
+
+namespace transduce {
+
+enum class Precision { float32, bf16x3, int8 };
+
+constexpr int kPad = 64;          // widths of weights and activations are padded to a multiple of this with zeros
+constexpr int kSpareRows = 32;    // AMX reads and writes whole tiles: matrices have this many more rows than are used
+constexpr int kRowsAtOnce = 192;  // rows that are converted at once; their converted form stays in the L2 cache
+constexpr float kNever = -1e30f;  // the logit of columns that are only padding
+
+// Weights [inputs, outputs] in the order that one precision's products read them.
+//
+// float32: [outputs / panel][inputs][panel]; panel: columns that a kernel computes at once, different for each target.
+// bf16x3: a number is the sum of two bf16 numbers, high and low: [outputs / 32][inputs / 32][2][16 pairs][16 columns][2].
+// int8: scale[column] * q: [outputs / 32][inputs / 64][2][16 quads][16 columns][4]; correction: -128 * sum of the column,
+// for products that take activations as unsigned numbers, 128 too large.
+struct PackedMatrix {
+    Precision precision = Precision::float32;
+    int inputs = 0, outputs = 0;  // as used
+    int columns = 0, depth = 0;   // padded: columns of C, inputs of A
+    Buffer<float> values, bias, scale;
+    Buffer<uint16_t> high, low;
+    Buffer<int8_t> quantized;
+    Buffer<int32_t> correction;
+};
+
+// Weights before packing, [columns, depth] row by row as in PyTorch, with zeros where nothing was placed.
+struct DenseMatrix {
+    DenseMatrix(int outputs, int inputs);
+
+    int outputs, inputs, columns, depth;
+    std::vector<float> weight, bias;
+
+    float& at(int output, int input) { return weight[size_t(output) * depth + input]; }
+};
+
+PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel);
+
+// Rows of activations, and where their converted form is.
+struct Activations {
+    int rows = 0;
+    const float* values = nullptr;
+    size_t stride = 0;
+    uint16_t *high = nullptr, *low = nullptr;  // bf16x3: tiles [rows / 16][depth / 32][16][32]
+    int8_t* quantized = nullptr;               // int8: tiles [rows / 16][depth / 64][16][64], or rows of `depth`
+    float* scale = nullptr;                    // int8: of each row
+};
+
+// The products of one precision for one instruction set.
+struct ProductKernels {
+    int panel;  // of float32 weights
+    // Fills in the converted form of at most kRowsAtOnce rows for products with matrices of this depth.
+    void (*convert)(Activations& a, int depth);
+    // Columns [first, last), multiples of kPad, of C = A W + I. `init_stride` 0: the same row for all.
+    void (*multiply)(const PackedMatrix& w, const Activations& a, int first, int last, float* c, size_t stride, const float* init,
+                     size_t init_stride);
+};
+
+// What a thread needs to multiply: the kernels, and memory for converted activations.
+class Multiplier {
+public:
+    Multiplier(const ProductKernels& kernels, int max_depth);
+
+    // All columns of C = A W + init; without `init`, the bias. C and init have kSpareRows more rows than `rows`.
+    void multiply(const PackedMatrix& w, const float* a, size_t a_stride, int rows, float* c, size_t stride, const float* init = nullptr,
+                  size_t init_stride = 0);
+
+    // In two steps, for products that are used a few columns at a time: at most kRowsAtOnce rows.
+    void convert(const PackedMatrix& w, const float* a, size_t a_stride, int rows);
+    void columns(const PackedMatrix& w, int first, int last, float* c, size_t stride) const;
+
+private:
+    const ProductKernels& kernels_;
+    Activations activations_;
+    Buffer<uint16_t> high_, low_;
+    Buffer<int8_t> quantized_;
+    Buffer<float> scale_;
+};
+
+}  // namespace transduce

@@ -1,0 +1,73 @@
+// float32 products with vectors of any width. Included by target_*.cpp after vec.h.
+//
+// A kernel computes a few rows times one panel of columns, all in registers. Inputs are summed in their order, one
+// multiply-add each, so the number of rows that a kernel takes changes nothing.
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kPanelVecs = 4, kMaxRows = 6;  // 24 of 32 registers for sums
+#elif defined(__AVX2__)
+constexpr int kPanelVecs = 2, kMaxRows = 6;  // 12 of 16
+#else
+constexpr int kPanelVecs = 2, kMaxRows = 4;
+#endif
+constexpr int kPanel = kPanelVecs * W;
+constexpr int kDepthAtOnce = 128;  // inputs after which the next rows follow: so much of a panel stays in the L1 cache
+
+template <int ROWS>
+void panel_rows(const float* a, size_t a_stride, const float* panel, int depth, float* c, size_t stride, const float* init,
+                size_t init_stride) {
+    Vec sum[ROWS][kPanelVecs];
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < kPanelVecs; j++) sum[r][j] = load(init + r * init_stride + W * j);
+    for (int k = 0; k < depth; k++, panel += kPanel) {
+        Vec b[kPanelVecs];
+        for (int j = 0; j < kPanelVecs; j++) b[j] = load(panel + W * j);
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+            const Vec x = splat(a[r * a_stride + k]);
+#pragma GCC unroll 4
+            for (int j = 0; j < kPanelVecs; j++) sum[r][j] = fma(x, b[j], sum[r][j]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < kPanelVecs; j++) store(c + r * stride + W * j, sum[r][j]);
+}
+
+using PanelRows = void (*)(const float*, size_t, const float*, int, float*, size_t, const float*, size_t);
+constexpr PanelRows kPanelRows[] = {
+    nullptr, panel_rows<1>, panel_rows<2>, panel_rows<3>, panel_rows<4>,
+#if defined(__AVX2__)
+    panel_rows<5>, panel_rows<6>,
+#endif
+};
+
+// All rows times inputs [from, from + depth) of one panel, which starts from `init`.
+void panel_product(const transduce::Activations& a, int from, int depth, const float* panel, float* c, size_t stride, const float* init,
+                   size_t init_stride) {
+    const int n_groups = (a.rows + kMaxRows - 1) / kMaxRows;
+    for (int group = 0, row = 0; group < n_groups; group++) {
+        const int rows = (a.rows - row + n_groups - group - 1) / (n_groups - group);  // groups of nearly equal size
+        kPanelRows[rows](a.values + row * a.stride + from, a.stride, panel, depth, c + row * stride, stride, init + row * init_stride,
+                         init_stride);
+        row += rows;
+    }
+}
+
+void multiply_float32(const transduce::PackedMatrix& w, const transduce::Activations& a, int first, int last, float* c, size_t stride,
+                      const float* init, size_t init_stride) {
+    const bool whole = a.rows <= kMaxRows || w.inputs <= 2 * kDepthAtOnce;
+    const int step = whole ? w.inputs : kDepthAtOnce;
+    for (int column = first; column < last; column += kPanel) {
+        const float* panel = w.values.data() + size_t(column) * w.inputs;
+        float* to = c + (column - first);
+        panel_product(a, 0, step, panel, to, stride, init + (column - first), init_stride);
+        for (int from = step; from < w.inputs; from += step) {
+            const int depth = from + step <= w.inputs ? step : w.inputs - from;
+            panel_product(a, from, depth, panel + size_t(from) * kPanel, to, stride, to, stride);
+        }
+    }
+}
+
+}  // namespace

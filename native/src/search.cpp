@@ -1,0 +1,68 @@
+#include "search.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace transduce {
+
+void Search::start(const SearchOptions& options, int limit, int32_t bos) {
+    options_ = options, limit_ = limit, length_ = 0, n_ended_ = 0;
+    live_.assign(1, {0, 0, bos, -1});
+    history_.clear(), finished_.clear();
+}
+
+float Search::normalized(float log_prob, int length) const {
+    return log_prob / float(std::pow(double(length), double(options_.length_penalty)));
+}
+
+// Keeps a hypothesis among the n_best; `node` is that of its last token.
+void Search::finish(float log_prob, int node, bool finished) {
+    const float score = normalized(log_prob, length_);
+    auto place = finished_.end();
+    if (finished) {
+        while (place != finished_.begin() && std::prev(place)->score < score) --place;
+    }
+    if (place == finished_.end() && int(finished_.size()) == options_.n_best) return;
+    Finished found{log_prob, score, finished, {}};
+    for (; node >= 0; node = history_[node].before) found.ids.push_back(history_[node].token);
+    std::reverse(found.ids.begin(), found.ids.end());
+    finished_.insert(place, std::move(found));
+    if (int(finished_.size()) > options_.n_best) finished_.pop_back();
+}
+
+bool Search::is_done() const {
+    if (live_.empty()) return true;
+    const float best_live = live_[0].log_prob;
+    // Enough have finished, the best of them at least as good as the current best live one.
+    if (n_ended_ >= options_.beam && finished_[0].score >= normalized(best_live, length_)) return true;
+    // Or none that lives can still beat the last of the n_best: log-probabilities only fall.
+    return int(finished_.size()) == options_.n_best && finished_.back().score >= normalized(best_live, limit_);
+}
+
+bool Search::extend(const Continuation* best, int n) {
+    length_++;
+    next_.clear();
+    for (int i = 0; i < n && int(next_.size()) < options_.beam; i++) {
+        const Continuation& c = best[i];
+        if (!(c.log_prob > -HUGE_VALF)) continue;  // NaN too
+        const int node = live_[c.parent].node;
+        if (c.token == options_.eos) {
+            if (i >= options_.beam) continue;  // only the `beam` best continuations may finish
+            n_ended_++;
+            finish(c.log_prob, node, true);
+        } else {
+            next_.push_back({c.log_prob, c.parent, c.token, int(history_.size())});
+            history_.push_back({node, c.token});
+        }
+    }
+    live_.swap(next_);
+    if (is_done()) return true;
+    if (length_ < limit_) return false;
+    for (const Live& live : live_) {
+        if (int(finished_.size()) == options_.n_best) break;
+        finish(live.log_prob, live.node, false);
+    }
+    return true;
+}
+
+}  // namespace transduce

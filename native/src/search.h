@@ -1,0 +1,70 @@
+// Greedy and beam search of one sentence: which hypotheses live, which have finished, and when to stop. Knows nothing of the
+// network. The rules are those of transduce/decoding/search.py.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace transduce {
+
+struct SearchOptions {
+    int beam = 1, n_best = 1;
+    float length_penalty = 1;
+    bool scores = true;  // false (greedy only): log-probabilities are not known
+    int32_t eos = 0;
+};
+
+// A live hypothesis (its row, `parent`) with one more token.
+struct Continuation {
+    float log_prob;
+    int parent;
+    int32_t token;
+};
+
+struct Finished {
+    float log_prob, score;
+    bool finished;  // false: cut off at the limit
+    std::vector<int32_t> ids;
+};
+
+class Search {
+public:
+    // Forgets everything; one live hypothesis without tokens.
+    void start(const SearchOptions& options, int limit, int32_t bos);
+
+    int n_live() const { return int(live_.size()); }
+    int length() const { return length_; }
+    int32_t last_token(int row) const { return live_[row].token; }
+    float log_prob(int row) const { return live_[row].log_prob; }
+    // The row before the last step that this row continues.
+    int parent(int row) const { return live_[row].parent; }
+
+    // Extends the live hypotheses by the best of all their continuations, best first: 2 * beam of them or, for a beam of 1, one;
+    // fewer if there are no more. True when the search is done.
+    bool extend(const Continuation* best, int n);
+
+    const std::vector<Finished>& results() const { return finished_; }
+
+private:
+    struct Live {
+        float log_prob;
+        int parent;
+        int32_t token;
+        int node;  // of the last token, in `history_`; -1: none
+    };
+    struct Node {
+        int before;
+        int32_t token;
+    };
+    void finish(float log_prob, int node, bool finished);
+    bool is_done() const;
+    float normalized(float log_prob, int length) const;
+
+    SearchOptions options_;
+    int limit_ = 0, length_ = 0, n_ended_ = 0;
+    std::vector<Live> live_, next_;
+    std::vector<Node> history_;
+    std::vector<Finished> finished_;  // best first, those that were cut off after all others
+};
+
+}  // namespace transduce

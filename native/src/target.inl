@@ -1,0 +1,21 @@
+// All kernels for the instruction set that the including file is compiled for.
+
+#include "kernels.h"
+#include "vec.h"
+
+#include "product_float32.inl"
+#include "product_int8.inl"
+
+#include "attention.inl"
+#include "layers.inl"
+#include "vocabulary.inl"
+
+namespace {
+
+constexpr transduce::ProductKernels kFloat32 = {kPanel, nullptr, multiply_float32};
+constexpr transduce::ProductKernels kInt8 = {kPanel, convert_int8_rows, multiply_int8};
+constexpr transduce::ProductKernels kUnavailable = {kPanel, nullptr, nullptr};
+
+[[maybe_unused]] void release_nothing() {}
+
+}  // namespace

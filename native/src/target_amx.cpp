@@ -1,0 +1,15 @@
+// Kernels for CPUs with AVX-512, VNNI and AMX: int8 and bf16x3 products on tiles.
+#include "target.inl"
+
+#include "product_amx.inl"
+
+namespace {
+
+constexpr transduce::ProductKernels kInt8Tiles = {kPanel, convert_int8_tiles, multiply_int8_tiles};
+constexpr transduce::ProductKernels kBf16x3 = {kPanel, convert_bf16x3, multiply_bf16x3};
+
+}  // namespace
+
+const transduce::Kernels transduce::kAmxKernels = {
+    Isa::amx, kFloat32, kInt8Tiles, kBf16x3, kMaxQueries, norm, activate, embed, rotate, attend, store_key_value, take_logits, release_tiles,
+};

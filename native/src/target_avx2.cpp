@@ -1,0 +1,6 @@
+// Kernels for CPUs with AVX2 and FMA.
+#include "target.inl"
+
+const transduce::Kernels transduce::kAvx2Kernels = {
+    Isa::avx2, kFloat32, kInt8, kUnavailable, kMaxQueries, norm, activate, embed, rotate, attend, store_key_value, take_logits, release_nothing,
+};

@@ -1,0 +1,6 @@
+// Kernels for any CPU.
+#include "target.inl"
+
+const transduce::Kernels transduce::kPortableKernels = {
+    Isa::portable, kFloat32, kInt8, kUnavailable, kMaxQueries, norm, activate, embed, rotate, attend, store_key_value, take_logits, release_nothing,
+};
