@@ -7,7 +7,7 @@ TESTS  ?= tests
 # Options for pip, such as the index of PyTorch's CPU builds on a machine without a GPU.
 PIP_FLAGS ?=
 
-.PHONY: help install demo test lint format clean
+.PHONY: help install native demo test lint format clean
 
 help:                ## show this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -20,12 +20,19 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-install: $(READY)    ## create .venv with pinned versions
+# The native library is an option: without a C++ compiler, PyTorch decodes.
+CXX ?= c++
+native:              ## build the native decoding library (half a minute), if there is a C++ compiler
+	@if command -v $(CXX) >/dev/null; \
+	then $(MAKE) --no-print-directory -s -j2 -C native CXX='$(CXX)'; \
+	else echo 'no C++ compiler ($(CXX)): PyTorch will decode'; fi
 
-demo: $(READY)       ## train on the built-in corpus (a few minutes), translate, show
+install: $(READY) native ## create .venv with pinned versions, build the native library
+
+demo: $(READY) native ## train on the built-in corpus (a few minutes), translate, show
 	$(BIN)/transduce demo
 
-test: $(READY)       ## run the test suite
+test: $(READY) native ## run the test suite
 	$(BIN)/python -m pytest -n auto $(TESTS)
 
 lint: $(READY)       ## ruff and mypy
@@ -38,4 +45,5 @@ format: $(READY)     ## format the code
 	$(BIN)/ruff format .
 
 clean:               ## remove build results (run folders stay)
+	$(MAKE) --no-print-directory -s -C native clean
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -42,6 +42,7 @@ def translate(
     seed: opt.Seed = 1,
     batch_tokens: opt.BatchTokens = None,
     device: opt.Device = "auto",
+    precision: Annotated[str, Option(help="float32, float32-fast (on CPUs with AMX), int8 or bfloat16.")] = "float32",
 ) -> None:
     """Translate text line by line. Empty lines stay empty.
 
@@ -53,7 +54,6 @@ def translate(
     transduce translate runs/x in.en --nbest 5 --json
     """
     from transduce.decoding.options import Sampling, TranslationOptions
-    from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
 
     if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
@@ -69,7 +69,7 @@ def translate(
     )
     check_output(output)
     style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
-    lines = translate_files(Translator.load(run, device=device), files or [STDIN], options, style)
+    lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style)
     write_lines(output, lines) if output else print_lines(lines)
 
 
@@ -127,6 +127,25 @@ def inspect(
         save_picture(svg, seen.maps[0])
     files = [f"written: {path}" for path in (html, svg) if path is not None]
     print_lines([f"{seen.src}\n{seen.tgt}\n", show_attention(seen.maps[0]), *files], colours=True)
+
+
+def load_translator(run: Path, device: str, precision: str) -> Translator:
+    """The translator of a run; one line to stderr says why, if PyTorch decodes and not the native library."""
+    from typing import cast, get_args
+
+    from transduce.decoding.loading import Precision
+    from transduce.decoding.native_engine import PRECISIONS, NativePrecision
+    from transduce.decoding.translator import Translator
+    from transduce.errors import SettingsError
+    from transduce.logging import Log
+
+    allowed = (*PRECISIONS, *get_args(Precision)[1:])
+    if precision not in allowed:
+        raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
+    translator = Translator.load(run, device=device, precision=cast("Precision | NativePrecision", precision))
+    if translator.slow_because:
+        Log().say(f"decoding with PyTorch, which is slower: {translator.slow_because}")
+    return translator
 
 
 def translate_files(

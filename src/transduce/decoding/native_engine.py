@@ -19,11 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.config import DecodingSettings, TransformerSettings
-from transduce.data.batch import Example, RowExample
-from transduce.decoding.batches import Source
-from transduce.decoding.engine import TorchEngine
-from transduce.decoding.options import Sampling, TranslationOptions
-from transduce.decoding.sample import Watch
+from transduce.decoding.engine import Source, TorchEngine
+from transduce.decoding.options import TranslationOptions
 from transduce.decoding.search import Hypothesis
 from transduce.errors import SettingsError, TransduceError
 from transduce.nn.block import norm_eps
@@ -131,8 +128,8 @@ def native_engine(
 class NativeEngine(TorchEngine):
     """Greedy and beam search in C++ on all cores; sampling and scoring are PyTorch's.
 
-    Every sentence's hypotheses depend on the sentence, the model and the options only: they are the same bit for bit alone, in
-    any batch, and with any number of threads.
+    The hypotheses of a sentence depend on the sentence, the model and the options only: they are the same bit for bit
+    alone, in any batch, and with any number of threads.
     """
 
     def __init__(
@@ -162,9 +159,7 @@ class NativeEngine(TorchEngine):
             )
         )
         config = _config(model_settings, tensors, precision)
-        self._check(
-            library.transduce_model_new(ctypes.byref(config), given, len(tensors), ctypes.byref(self._handle))
-        )
+        self._check(library.transduce_model_new(ctypes.byref(config), given, len(tensors), ctypes.byref(self._handle)))
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):
@@ -239,22 +234,6 @@ class NativeEngine(TorchEngine):
         ]
         stops = counts.cumsum().tolist()
         return [found[stop - count : stop] for stop, count in zip(stops, counts.tolist(), strict=True)]
-
-    def sample(
-        self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
-    ) -> list[Hypothesis]:
-        """See `Engine.sample`."""
-        return super().sample(prompts, sampling, seed=seed, watch=watch)
-
-    def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
-        """See `Engine.score`."""
-        return super().score(pairs, batch_tokens=batch_tokens)
-
-    def score_rows(
-        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int | None = None
-    ) -> list[list[float]]:
-        """See `Engine.score_rows`."""
-        return super().score_rows(rows, separate=separate, batch_tokens=batch_tokens)
 
 
 def _as_float32(state: Mapping[str, Tensor], settings: TransformerSettings) -> dict[str, Tensor]:

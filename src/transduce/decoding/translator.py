@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import nn
 from transduce.config import DecodingSettings
 from transduce.data.batch import Example
 from transduce.decoding.engine import Engine, Source, TorchEngine
-from transduce.decoding.loading import RunModel
+from transduce.decoding.loading import Precision, RunModel, open_model
+from transduce.decoding.native_engine import PRECISIONS, NativePrecision, native_engine
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.search import Hypothesis
@@ -61,6 +63,40 @@ class Translator(RunModel):
         self.settings = settings or DecodingSettings()
         self.engine: Engine = TorchEngine(model, self.settings)
         self.trained_length, self.longest = trained_length, longest
+        self.slow_because = ""
+        """Why PyTorch decodes on the CPU and not the native library; empty if the library does."""
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, device: str = "auto", precision: Precision | NativePrecision = "float32"
+    ) -> Translator:
+        """Load the model of a run folder.
+
+        On a CPU the native library searches, where it is built and supports the model; else PyTorch does, and
+        `slow_because` has the reason.
+
+        Args:
+            path: The run folder.
+            device: auto, cpu or cuda.
+            precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers where
+                the CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
+                Without the native library, float32-fast and int8 are float32.
+
+        Raises:
+            RunFolderError: The folder is missing or damaged.
+            SettingsError: The run is of another task, or there is no such device.
+        """
+        native = next((name for name in PRECISIONS if name == precision), None)
+        torch_precision: Precision = "bfloat16" if precision == "bfloat16" else "float32"
+        folder, model, tokenizers = open_model(path, task=cls.task, device=device, precision=torch_precision)
+        translator = cls._from_run(folder, model, tokenizers)
+        if native is not None and translator.device.type == "cpu":
+            engine = native_engine(model, folder.settings.model, translator.settings, precision=native)
+            if isinstance(engine, str):
+                translator.slow_because = engine
+            else:
+                translator.engine = engine
+        return translator
 
     @classmethod
     def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> Translator:

@@ -1,0 +1,349 @@
+"""The native library against PyTorch: random models, every instruction set of this CPU, any batch, any input."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from oracle.stand_in import untrained
+from transduce.config import Settings
+from transduce.decoding.engine import Engine, Source, TorchEngine
+from transduce.decoding.native_engine import (
+    NativeEngine,
+    NativePrecision,
+    _Config,
+    _Options,
+    _Tensor,
+    load_library,
+    native_engine,
+)
+from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.search import Hypothesis
+from transduce.errors import SettingsError
+
+pytestmark = pytest.mark.skipif(
+    isinstance(load_library(), str) and shutil.which("c++") is None, reason="no native library and no C++ compiler"
+)
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "amx")
+SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "modern": {
+        **{"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "activation": "silu"},
+        **{"n_kv_heads": 1, "bias": False},
+    },
+    "odd": {
+        **{"d_model": 42, "d_ff": 33, "n_heads": 6, "n_kv_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 3},
+        **{"positions": "learned", "max_positions": 50, "activation": "gelu", "embedding_norm": True, "tie": "none"},
+        **{"output_bias": True, "norm_eps": 1e-3, "scale_embeddings": False},
+    },
+}
+N_TOKENS = 700
+
+
+@cache
+def library() -> ctypes.CDLL:
+    found = load_library()
+    assert not isinstance(found, str), found
+    return found
+
+
+def settings_of(**model: Any) -> Settings:
+    return Settings.from_mapping({"model": SIZES | model})
+
+
+@cache
+def model_of(name: str) -> tuple[Settings, nn.Module]:
+    settings = settings_of(**MODELS[name])
+    return settings, untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
+
+
+def engine_of(name: str, *, n_threads: int = 1, precision: NativePrecision = "float32") -> NativeEngine:
+    settings, model = model_of(name)
+    return NativeEngine(model, settings.model, settings.decoding, precision=precision, n_threads=n_threads)
+
+
+@cache
+def sources(n: int = 40, *, longest: int = 40, n_tokens: int = N_TOKENS, seed: int = 0) -> list[Source]:
+    generator = random.Random(seed)
+    lengths = [1, 15, 16, longest, *(generator.randint(1, longest) for _ in range(n - 4))]
+    ids = [[generator.randrange(4, n_tokens) for _ in range(length)] for length in lengths]
+    return [Source((i,), row, generator.choice([1, 2, len(row) + 4, 24])) for i, row in enumerate(ids)]
+
+
+def assert_same(ours: list[Hypothesis], theirs: list[Hypothesis], *, tolerance: float = 1e-4) -> None:
+    """Equal except where scores tie up to rounding: then hypotheses may be in another order, or be others."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.score == pytest.approx(other.score, abs=tolerance)
+        if one.ids == other.ids:
+            assert one.log_prob == pytest.approx(other.log_prob, abs=tolerance * (len(one.ids) + 1))
+            assert one.finished == other.finished
+
+
+def random_settings(seed: int) -> dict[str, Any]:
+    choose = random.Random(seed).choice
+    heads, kv = choose([(1, 1), (2, 1), (4, 2), (3, 3), (6, 2), (8, 8)])
+    feed_forward = choose(["plain", "gated", "conv"])
+    values: dict[str, Any] = {
+        "n_heads": heads,
+        "n_kv_heads": kv,
+        "d_model": heads * choose([2, 6, 8, 16, 20, 32, 64]),
+        "d_ff": choose([1, 17, 64, 130]),
+        "n_encoder_layers": choose([0, 1, 3]),
+        "n_decoder_layers": choose([1, 2]),
+        "residual": choose(["pre", "post"]),
+        "norm": choose(["layer", "rms"]),
+        "positions": choose(["none", "sinusoidal", "sinusoidal_halves", "learned", "rotary"]),
+        "activation": choose(["relu", "gelu", "gelu_tanh", "silu"]),
+        "feed_forward": feed_forward,
+        "bias": choose([True, False]),
+        "tie": choose(["three_way", "two_way", "none"]),
+        "output_bias": choose([True, False]),
+        "embedding_norm": choose([True, False]),
+        "scale_embeddings": choose([True, False]),
+    }
+    if heads == kv and choose([True, False]):
+        values["projection"] = "shared"
+    return values
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
+    chosen = random.Random(1000 + seed)
+    settings = settings_of(**random_settings(seed))
+    n_tokens = chosen.choice([12, 100, 700, 1500])
+    model = untrained(settings, n_src=n_tokens, n_tgt=n_tokens, seed=seed)
+    beam = chosen.choice([1, 1, 2, 5, 9])
+    options = TranslationOptions(
+        beam=beam, n_best=chosen.randint(1, beam), length_penalty=chosen.choice([0.0, 0.6, 1.0, 1.5])
+    )
+    asked = sources(12, longest=chosen.choice([17, 40]), n_tokens=n_tokens, seed=seed)
+    ours = NativeEngine(model, settings.model, settings.decoding, n_threads=1).translate(asked, options)
+    theirs = TorchEngine(model, settings.decoding).translate(asked, options)
+    same = 0
+    for one, other in zip(ours, theirs, strict=True):
+        # These random weights amplify rounding: PyTorch's float32 is up to 5e-4 from float64 here.
+        assert_same(one, other, tolerance=5e-4)
+        same += [h.ids for h in one] == [h.ids for h in other]
+    assert same >= len(asked) - 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
+@pytest.mark.parametrize("beam", [1, 2, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sentence_is_bit_identical_alone_and_in_any_batch(name: str, beam: int, precision: NativePrecision) -> None:
+    options = TranslationOptions(beam=beam, n_best=min(beam, 2))
+    one, two = (engine_of(name, n_threads=n, precision=precision) for n in (1, 2))
+    asked = sources()
+    alone = [one.translate([source], options)[0] for source in asked]
+    assert one.translate(asked, options) == two.translate(asked, options) == alone
+    order = random.Random(beam).sample(range(len(asked)), len(asked))
+    for engine in (one, two):
+        for size in (3, 17):
+            found = [
+                hypotheses
+                for start in range(0, len(order), size)
+                for hypotheses in engine.translate([asked[i] for i in order[start : start + size]], options)
+            ]
+            assert found == [alone[i] for i in order]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_instruction_set_gives_the_hypotheses_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, model = model_of(name)
+    best = library().transduce_isa().decode()
+    eights: dict[str, list[list[Hypothesis]]] = {}
+    for beam in (1, 4):
+        options = TranslationOptions(beam=beam, n_best=beam)
+        theirs = TorchEngine(model, settings.decoding).translate(sources(), options)
+        for isa in ISAS[: ISAS.index(best) + 1]:
+            monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
+            for precision in ("float32", "float32-fast"):
+                ours = engine_of(name, precision=precision).translate(sources(), options)  # type: ignore[arg-type]
+                for one, other in zip(ours, theirs, strict=True):
+                    assert_same(one, other, tolerance=1e-4 if precision == "float32" else 2e-3)
+            eights[isa] = engine_of(name, precision="int8").translate(sources(), options)
+        if best == "amx":
+            assert eights["amx"] == eights["avx512_vnni"] == eights["avx512"], "int8 has the same bits"
+    differences = [abs(one[0].score - other[0].score) for one, other in zip(eights[best], theirs, strict=True)]
+    assert sum(differences) / len(differences) < 0.2
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", "avx3")
+    with pytest.raises(SettingsError, match="TRANSDUCE_NATIVE_ISA = avx3: allowed are portable, avx2"):
+        engine_of("paper")
+
+
+def test_what_is_not_supported_has_a_reason() -> None:
+    for name, value in (("positions", "alibi"), ("positions", "t5"), ("window", 4), ("kernel_size", 3)):
+        model = {name: value} | ({"feed_forward": "conv"} if name == "kernel_size" else {})
+        settings = settings_of(**model)
+        found = native_engine(untrained(settings, n_src=9, n_tgt=9), settings.model, settings.decoding)
+        assert isinstance(found, str) and "does not support model." in found
+
+
+def test_sampling_padding_and_long_sentences_are_left_to_pytorch() -> None:
+    engine = engine_of("odd")
+    assert isinstance(engine, Engine)
+    settings, model = model_of("odd")
+    reference = TorchEngine(model, settings.decoding)
+    sampled = TranslationOptions(sampling=Sampling(), n_best=2)
+    assert engine.translate(sources(6), sampled) == reference.translate(sources(6), sampled)
+    unusual = [Source((0,), [5, 0, 7], 9), Source((1,), [5, 6], 51)]
+    options = TranslationOptions(beam=2)
+    assert engine.translate(unusual, options) == reference.translate(unusual, options)
+    assert engine.translate([], options) == []
+
+
+def test_weights_that_are_not_numbers_give_no_hypothesis() -> None:
+    settings = settings_of()
+    model = untrained(settings, n_src=20, n_tgt=20)
+    next(iter(model.decoder.parameters())).data.fill_(torch.nan)
+    for precision in ("float32", "float32-fast", "int8"):
+        engine = NativeEngine(model, settings.model, settings.decoding, precision=precision)  # type: ignore[arg-type]
+        for beam in (1, 3):
+            found = engine.translate([Source((0,), [5, 6], 9)], TranslationOptions(beam=beam))
+            assert all(isinstance(hypotheses, list) for hypotheses in found)
+
+
+def tensors_of(name: str) -> tuple[_Config, dict[str, torch.Tensor]]:
+    from transduce.decoding.native_engine import _as_float32, _config
+
+    settings, model = model_of(name)
+    tensors = _as_float32(model.state_dict(), settings.model)
+    return _config(settings.model, tensors, "float32"), tensors
+
+
+def new_model(config: _Config, tensors: dict[str, tuple[torch.Tensor, int, int]]) -> ctypes.c_void_p | None:
+    """A model, or None if it was refused."""
+    given = (_Tensor * len(tensors))(
+        *(_Tensor(name.encode(), t.data_ptr(), rows, columns) for name, (t, rows, columns) in tensors.items())
+    )
+    handle = ctypes.c_void_p()
+    code = library().transduce_model_new(ctypes.byref(config), given, len(tensors), ctypes.byref(handle))
+    assert (code == 0) == bool(handle)
+    assert code in (0, 1, 2) and (code == 0 or library().transduce_last_error())
+    return handle if code == 0 else None
+
+
+def damage_config(config: _Config, pick: random.Random) -> _Config:
+    damaged = _Config.from_buffer_copy(bytes(config))
+    for _ in range(pick.randint(1, 3)):
+        name, kind = pick.choice(_Config._fields_)
+        if kind is ctypes.c_float:
+            setattr(damaged, name, pick.choice([0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30]))
+        else:
+            old = getattr(damaged, name)
+            setattr(
+                damaged, name, pick.choice([0, -1, 1, old + 1, old - 1, 2 * old, 1 << 20, -(1 << 31), (1 << 31) - 1])
+            )
+    return damaged
+
+
+def test_damaged_models_are_refused_or_work(n_inputs: int = 300) -> None:
+    """Shapes in the table of tensors are always those of the memory behind them."""
+    pick = random.Random(5)
+    config, tensors = tensors_of("odd")
+    shaped = {n: (t, t.shape[0] if t.dim() == 2 else 1, t.shape[-1]) for n, t in tensors.items()}
+    options = _Options(2, 1, 1, 1.0)
+    n_refused = 0
+    for number in range(n_inputs):
+        chosen, damaged = dict(shaped), config
+        if number % 3:
+            damaged = damage_config(config, pick)
+        else:
+            name = pick.choice(sorted(chosen))
+            tensor, rows, columns = chosen.pop(name)
+            if pick.random() < 0.5:
+                chosen[name] = (tensor, columns, rows) if rows != columns else (tensor, 1, columns)
+            elif pick.random() < 0.5:
+                chosen[name] = (torch.full_like(tensor, pick.choice([torch.nan, torch.inf, 1e38])), rows, columns)
+        handle = new_model(damaged, chosen)
+        n_refused += handle is None
+        if handle is not None:
+            translate(handle, options, [5, 6, 7], [0, 3], [4])
+            library().transduce_model_free(handle)
+    assert n_refused > n_inputs / 3
+
+
+def translate(
+    handle: ctypes.c_void_p, options: _Options, ids: list[int], offsets: list[int], limits: list[int]
+) -> bool:
+    """Whether the request was accepted; if so, it ran."""
+    as_ids = (ctypes.c_int32 * len(ids))(*ids)
+    as_limits = (ctypes.c_int32 * len(limits))(*limits)
+    as_offsets = (ctypes.c_int64 * len(offsets))(*offsets)
+    job = ctypes.c_void_p()
+    lib = library()
+    code = lib.transduce_job_new(
+        handle, ctypes.byref(options), as_ids, as_offsets, as_limits, len(limits), 1, ctypes.byref(job)
+    )
+    if code:
+        assert code == 1 and lib.transduce_last_error()
+        return False
+    assert lib.transduce_job_run(job) == 0
+    sizes = ctypes.c_int64(), ctypes.c_int64()
+    assert lib.transduce_job_sizes(job, *map(ctypes.byref, sizes)) == 0
+    assert 0 <= sizes[0].value <= len(limits) * options.n_best
+    lib.transduce_job_free(job)
+    return True
+
+
+def test_hostile_requests_are_refused_or_work(n_inputs: int = 600) -> None:
+    pick = random.Random(6)
+    config, tensors = tensors_of("odd")
+    handle = new_model(config, {n: (t, t.shape[0] if t.dim() == 2 else 1, t.shape[-1]) for n, t in tensors.items()})
+    assert handle is not None
+    odd = [0, -1, 1, 2, 51, 699, 700, 1 << 30, -(1 << 31), (1 << 31) - 1]
+    n_accepted = 0
+    for number in range(n_inputs):
+        options = _Options(
+            pick.choice([1, 2, 5, *odd]), pick.choice([1, 1, 2, *odd]), pick.choice([0, 1, 1, 1, 7]), 1.0
+        )
+        if number % 2:
+            options = _Options(2, 1, 1, pick.choice([0.0, 1.0, -1.0, float("nan"), 1e30]))
+        lengths = [pick.choice([1, 2, 5, 20, 49, 0, 60]) for _ in range(pick.randint(1, 3))]
+        offsets = [0]
+        for length in lengths:
+            offsets.append(offsets[-1] + length)
+        ids = [pick.randrange(1, N_TOKENS) for _ in range(offsets[-1])]
+        limits = [pick.choice([1, 2, 9, 50]) for _ in lengths]
+        if pick.random() < 0.4 and ids:
+            ids[pick.randrange(len(ids))] = pick.choice(odd)
+        if pick.random() < 0.3:
+            limits[0] = pick.choice(odd)
+        if pick.random() < 0.3:
+            offsets[pick.randrange(len(offsets))] = pick.choice([-5, 1, 1 << 62, -(1 << 62)])
+            ids += [5] * 80  # in case that the offsets still fit
+        n_accepted += translate(handle, options, ids, offsets, limits)
+    assert n_inputs / 50 < n_accepted < n_inputs / 2
+    library().transduce_model_free(handle)
+    null = ctypes.c_void_p()
+    assert library().transduce_job_run(null) == 1
+    assert library().transduce_model_new(null, null, 0, null) == 1
+    assert library().transduce_job_new(null, null, null, null, null, 0, 1, null) == 1
+
+
+def test_a_cancelled_job_ends() -> None:
+    config, tensors = tensors_of("paper")
+    handle = new_model(config, {n: (t, t.shape[0] if t.dim() == 2 else 1, t.shape[-1]) for n, t in tensors.items()})
+    job, options = ctypes.c_void_p(), _Options(2, 1, 1, 1.0)
+    ids, offsets, limits = (ctypes.c_int32 * 2)(5, 3), (ctypes.c_int64 * 2)(0, 2), (ctypes.c_int32 * 1)(1000)
+    lib = library()
+    made = lib.transduce_job_new(handle, ctypes.byref(options), ids, offsets, limits, 1, 1, ctypes.byref(job))
+    assert made == 0
+    lib.transduce_job_cancel(job)
+    assert lib.transduce_job_run(job) == 0
+    sizes = ctypes.c_int64(7), ctypes.c_int64(7)
+    assert lib.transduce_job_sizes(job, *map(ctypes.byref, sizes)) == 0 and sizes[0].value == 0
+    lib.transduce_job_free(job)
+    lib.transduce_model_free(handle)
