@@ -77,6 +77,8 @@ class SentencePieceVocabulary(Vocabulary):
         return [[] for _ in texts], [characters(text) for text in texts]
 
     def _cut(self, texts: Sequence[str], out_type: type) -> list[list[Any]]:
+        if len(texts) == 1:  # the library starts threads for a list, even of one text
+            return [self._sp.encode(texts[0], out_type=out_type, num_threads=1)]
         return self._sp.encode(texts, out_type=out_type, num_threads=-1 if len(texts) >= _MANY else 1)
 
 
