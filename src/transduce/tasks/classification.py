@@ -69,13 +69,9 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     criterion = staticmethod(predict_labels)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse data settings of other tasks, and fewer than two labels."""
+        """Refuse pairs, short texts, and fewer than two labels."""
+        super().check(settings, model)
         data = settings.data
-        if data.demo:
-            raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
-        for corpus in (*data.train, *data.valid, *data.test):
-            if corpus.path is None or corpus.weight != 1:
-                raise SettingsError("task 'classification' takes path = \"...\" of label<TAB>text, without weights")
         if data.max_length < 8:
             raise SettingsError(f"data.max_length = {data.max_length}: must be at least 8, special tokens included")
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):

@@ -7,7 +7,7 @@ longer needs the other one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,13 +209,10 @@ def _ordinary(vocabulary: Vocabulary) -> int:
 
 def _compare_vocabularies(old: Tokenizers, new: Tokenizers, src: Sequence[str], tgt: Sequence[str]) -> Iterator[str]:
     """Lines on what the extension of each vocabulary changes."""
+    sides = [("source vocabulary", old.src, new.src, src), ("target vocabulary", old.tgt, new.tgt, tgt)]
     if old.joint:
-        sides: Mapping[str, tuple[Vocabulary, Vocabulary, Sequence[str]]] = {
-            "vocabulary": (old.tgt, new.tgt, [*src[:_MEASURED], *tgt[:_MEASURED]])
-        }
-    else:
-        sides = {"source vocabulary": (old.src, new.src, src), "target vocabulary": (old.tgt, new.tgt, tgt)}
-    for name, (before, after, text) in sides.items():
+        sides = [("vocabulary", old.tgt, new.tgt, [*src[:_MEASURED], *tgt[:_MEASURED]])]
+    for name, before, after, text in sides:
         pieces, sample = new_pieces(before, after), text[: 2 * _MEASURED]
         then, now = before.encode_batch(sample), after.encode_batch(sample)
         n = max(1, len(sample))

@@ -54,6 +54,17 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def marks(self, settings: Settings) -> tuple[str, ...]:
         """What decides what is stored, besides the text and the vocabulary."""
 
+    def check(self, settings: Settings, model: ModelSettings) -> None:
+        """Refuse pairs and weights."""
+        data, form = settings.data, "plain text" if self.reads == "text" else "label<TAB>text"
+        if data.demo:
+            raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
+        for corpus in (*data.train, *data.valid, *data.test):
+            if corpus.path is None or corpus.weight != 1:
+                raise SettingsError(
+                    f"task '{settings.task}' reads {form}; give path = \"...\", not src and tgt, and no weight"
+                )
+
     def lines(self, texts: TextsT) -> tuple[Iterable[str], Iterable[str]]:
         """A sample of the training text; the second side is empty."""
         return (text.removesuffix("\n") for text in chain.from_iterable(texts.sample)), ()
@@ -114,21 +125,13 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
     read_texts = staticmethod(read_plain_texts)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse data that is not plain text, and a context beyond learned positions."""
-        data = settings.data
-        if data.demo:
+        """Refuse pairs, and a context beyond learned positions."""
+        super().check(settings, model)
+        context = settings.data.context
+        if context is not None and model.positions == "learned" and context > model.max_positions:
             raise SettingsError(
-                f"data.demo = {data.demo}: the built-in corpus has sentence pairs, for task 'translation'"
-            )
-        for corpus in (*data.train, *data.valid, *data.test):
-            if corpus.path is None:
-                raise SettingsError(f"task '{settings.task}' reads plain text; give path = \"...\", not src and tgt")
-            if corpus.weight != 1:
-                raise SettingsError(f"weight = {corpus.weight:g}: plain text has no weights; list a file twice instead")
-        if data.context is not None and model.positions == "learned" and data.context > model.max_positions:
-            raise SettingsError(
-                f"data.context = {data.context}: more than model.max_positions = {model.max_positions} learned "
-                "positions; lower the first or raise the second"
+                f"data.context = {context}: more than model.max_positions = {model.max_positions} learned positions; "
+                "lower the first or raise the second"
             )
 
     def count_tokens(self, texts: Texts[Piece], tokenizers: Tokenizers) -> int:
