@@ -59,15 +59,17 @@ class MetricsFile:
         """All events, without damaged lines and a last one that a kill cut short; none if there is no file."""
         return self._read()[0]
 
-    def truncate_after(self, update: int) -> list[str]:
+    def truncate_after(self, update: int, *, validated: bool = True) -> list[str]:
         """Remove events after `update`, so that a resumed run repeats no line, and damaged lines.
 
-        Restarts and rollbacks are kept, whatever their update. Returns a note for each damaged line.
+        `validated` false: also a validation of `update`, which will be repeated. Restarts and rollbacks are kept,
+        whatever their update. Returns a note for each damaged line.
         """
         if not self.active:
             return []
         events, damaged = self._read()
-        kept = [event for event in events if event.get("update", 0) <= update or event["event"] in HISTORY]
+        last = {"validation": update if validated else update - 1}
+        kept = [e for e in events if e["event"] in HISTORY or e.get("update", 0) <= last.get(e["event"], update)]
         write_text(self.path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
         return [f"{self.path}, line {number}: damaged, left out" for number in damaged]
 

@@ -152,7 +152,7 @@ class Session:
             self.stopper.load(state["stopper"])
             if "metrics" in state and not self.metrics.begins_with(state["metrics"]):
                 self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
-            self._truncate_metrics(self.state.update)
+            self._truncate_metrics(self.state.update, validated=self.state.validated == self.state.update)
             for event in rollback.missing_events(self.metrics.read(), self.state.rollbacks):
                 self.metrics.append(event)
             self.saved_update = self.state.update
@@ -191,6 +191,6 @@ class Session:
             self.metrics.append({"event": "restart", "update": 0, "seconds": 0.0})
             self.log.say("starting again: the run was stopped before its first checkpoint")
 
-    def _truncate_metrics(self, update: int) -> None:
-        for note in self.metrics.truncate_after(update):
+    def _truncate_metrics(self, update: int, *, validated: bool = True) -> None:
+        for note in self.metrics.truncate_after(update, validated=validated):
             self.log.warn(note)

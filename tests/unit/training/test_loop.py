@@ -235,6 +235,26 @@ def test_a_full_disk_is_reported_and_the_last_checkpoint_remains(
     assert [event["update"] for event in events(tmp_path / "run", "validation")] == [10, 20, 30]
 
 
+def test_a_validation_without_a_checkpoint_after_it_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill or a full disk between the log line of a validation and its checkpoint: a resumed run validates again."""
+    original, saved_updates = Checkpoints.save, list[int]()
+
+    def full(self: Checkpoints, update: int, *args: Any) -> Path:
+        saved_updates.append(update)
+        if saved_updates.count(20) == 2:
+            raise RunFolderError("cannot write: No space left on device")
+        return original(self, update, *args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunFolderError, match="No space left"):
+        patch.setattr(Checkpoints, "save", full)
+        run(tmp_path / "run", max_updates=30, valid_updates=10)
+    assert [event["update"] for event in events(tmp_path / "run", "validation")] == [10, 20]
+    run(tmp_path / "run", max_updates=30, valid_updates=10)
+    assert [event["update"] for event in events(tmp_path / "run", "validation")] == [10, 20, 30]
+
+
 def test_checkpoints_are_saved_between_distant_validations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     updates: list[int] = []
