@@ -131,7 +131,7 @@ def test_encoders_of_random_configurations(tmp_path: Path, kind: str, seed: int)
     more = {
         "n_segments": draw.choice([0, 1, 2]),
         "next_sentence": kind == "bert" and draw.random() < 0.5,
-        "pooling": "first" if kind == "bert" else draw.choice(["first", "mean", "max"]),
+        "pooling": "first" if kind == "bert" else draw.choice(["first", "mean", "max", "conv"]),
         "n_encoder_layers": draw.choice([1, 2]),
     }
     run = text_runs.make_run(tmp_path / "run", **{**combination(200 + seed), **more, "kind": kind})

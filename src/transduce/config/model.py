@@ -175,7 +175,7 @@ class BertSettings(EncoderSettings, OutputSettings):
 class PoolingSettings(EncoderSettings):
     """What encoders that give one vector per text share."""
 
-    pooling: str = Field("first", description="Vector of a text: first token ([CLS], BERT), mean or max.")
+    pooling: str = Field("first", description="Vector of a text: first token ([CLS], BERT), mean, max or conv (CNN).")
 
 
 class BertEncoderSettings(PoolingSettings):
@@ -190,6 +190,10 @@ class BertClassifierSettings(PoolingSettings):
     """A text classifier."""
 
     task = "classification"
+    presets: ClassVar[Mapping[str, Preset]] = {
+        **EncoderSettings.presets,
+        "cnn": {"n_encoder_layers": 0, "positions": "none", "scale_embeddings": False, "pooling": "conv"},  # Kim 2014
+    }
 
     kind: Literal["bert-classifier"] = Field("bert-classifier", description="Architecture: an encoder and a label.")
     n_labels: int | None = Field(None, ge=2, le=1 << 20, description="Number of labels (default: from the data).")

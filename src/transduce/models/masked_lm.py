@@ -5,9 +5,7 @@ Shared weights have the same names, so that a classifier can be fine-tuned from 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
@@ -16,28 +14,7 @@ from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.linear import Linear
 from transduce.nn.masks import padding_mask
-
-Pooling = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
-"""Takes the vectors, and a mask of those that are tokens: in each row the first and possibly others."""
-
-
-def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-    """The vector of the first token: BERT's [CLS] (Devlin et al. 2019, section 3)."""
-    return x[:, 0]
-
-
-def mean(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-    """The mean over the tokens."""
-    counted = real[:, :, None].to(x.dtype)
-    return (x * counted).sum(1) / counted.sum(1)
-
-
-def maximum(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-    """The largest value of each column over the tokens (Collobert et al. 2011; Kim 2014)."""
-    return x.masked_fill(~real[:, :, None], float("-inf")).amax(1)
-
-
-POOLINGS: dict[str, Pooling] = {"first": first, "mean": mean, "max": maximum}
+from transduce.nn.pooling import POOLINGS, Pooler
 
 
 class TextEncoder(nn.Module):
@@ -59,25 +36,12 @@ class TextEncoder(nn.Module):
         return self.encoder(x, mask=padding_mask(ids), positions=self.embedding.positions)
 
 
-class Pooler(nn.Module):
-    """tanh(W x + b) of the pooled sequence x (`POOLINGS`)."""
-
-    def __init__(self, d_model: int, *, bias: bool, pooling: str = "first") -> None:
-        super().__init__()
-        self.dense = Linear(d_model, d_model, bias=bias)
-        self.pool = POOLINGS[pooling]
-
-    def forward(self, x: Float[Tensor, "B S D"], ids: Int[Tensor, "B S"]) -> Float[Tensor, "B D"]:
-        """One vector per sequence."""
-        return self.dense(self.pool(x, ids != 0)).tanh()
-
-
 class PooledEncoder(TextEncoder):
     """An encoder without a head: a vector per token and one per sequence."""
 
     def __init__(self, settings: PoolingSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
-        self.pooler = Pooler(settings.d_model, bias=settings.bias, pooling=settings.pooling)
+        self.pooler = POOLINGS[settings.pooling](settings.d_model, bias=settings.bias)
         initialize(self)
 
     def forward(
@@ -85,7 +49,7 @@ class PooledEncoder(TextEncoder):
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B D"]]:
         """Hidden states, and a vector per sequence."""
         hidden = self.encode(ids, segments)
-        return hidden, self.pooler(hidden, ids)
+        return hidden, self.pooler(hidden, ids != 0)
 
 
 class MaskedHead(nn.Module):
@@ -127,7 +91,7 @@ class MaskedLM(TextEncoder, TokenPredictor):
         asked = self.head(hidden.flatten(0, 1).index_select(0, places))
         if self.pooler is None or self.next_sentence is None:
             return asked, None
-        return asked, self.next_sentence(self.pooler(hidden, ids))
+        return asked, self.next_sentence(self.pooler(hidden, ids != 0))
 
 
 class Classifier(TextEncoder):
@@ -136,11 +100,11 @@ class Classifier(TextEncoder):
     def __init__(self, settings: BertClassifierSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
         assert settings.n_labels is not None, "n_labels is not set"
-        self.pooler = Pooler(settings.d_model, bias=settings.bias, pooling=settings.pooling)
+        self.pooler = POOLINGS[settings.pooling](settings.d_model, bias=settings.bias)
         self.dropout = Dropout(settings.dropout)
         self.labels = Linear(settings.d_model, settings.n_labels)
         initialize(self)
 
     def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
         """Unnormalized log-probabilities of the labels."""
-        return self.labels(self.dropout(self.pooler(self.encode(ids, segments), ids)))
+        return self.labels(self.dropout(self.pooler(self.encode(ids, segments), ids != 0)))

@@ -17,11 +17,12 @@ from transduce.config import ModelSettings, TransformerSettings, resolve_preset
 from transduce.config.model import MODEL_SETTINGS
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
-from transduce.models.masked_lm import POOLINGS, Classifier, MaskedLM, PooledEncoder
+from transduce.models.masked_lm import Classifier, MaskedLM, PooledEncoder
 from transduce.models.transformer import Transformer
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
+from transduce.nn.pooling import POOLINGS
 from transduce.nn.positions import POSITIONS
 
 Attentions = Mapping[Literal["encoder", "decoder", "cross"], str]

@@ -30,7 +30,7 @@ from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, n_rows_of, tiled
 from transduce.tasks.choices import Facts
-from transduce.tasks.defaults import CLASSIFICATION
+from transduce.tasks.defaults import BERT_CLASSIFICATION, CLASSIFICATION
 from transduce.tasks.one_sided import TRIED, OneSidedTask
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
@@ -39,6 +39,8 @@ from transduce.training.loss import predict_labels
 from transduce.training.validate import Judge, Validator
 
 N_SAMPLES = 24  # texts that the report shows
+_OF_ANY_MODEL = frozenset({"kind", "dropout", "n_labels"})
+"""Model settings that say nothing about how a text is read."""
 
 
 class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
@@ -78,9 +80,12 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
             raise SettingsError(f"data.labels = {list(data.labels)}: must be at least two, all different")
 
     def facts(self, asked: Settings, texts: LabelledTexts, machine: Machine) -> Facts:
-        """The number of texts, and the labels."""
+        """The number of texts, and the labels. Pairs of texts, and models that the user describes, are BERT's."""
         known = asked.with_values("data", labels=list(texts.labels))
-        return super().facts(known.with_values("model", n_labels=len(texts.labels)), texts, machine)
+        known = known.with_values("model", n_labels=len(texts.labels))
+        is_pair, is_described = len(texts.sample[0]) > 1, asked.model.model_fields_set - _OF_ANY_MODEL
+        defaults = BERT_CLASSIFICATION if is_pair or is_described else self.defaults
+        return replace(super().facts(known, texts, machine), defaults=defaults)
 
     def count_tokens(self, texts: LabelledTexts, tokenizers: Tokenizers) -> int:
         """Estimate the tokens of all texts, special ones included."""

@@ -82,21 +82,27 @@ def test_hidden_states_and_heads_equal_the_oracles(options: dict[str, Any]) -> N
     assert (follows is not None) == s.next_sentence
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean", "max"])
+@pytest.mark.parametrize("pooling", ["first", "mean", "max", "conv"])
 def test_the_classifier_equals_the_oracle(pooling: str) -> None:
     model, s = make("bert-classifier", n_labels=3, pooling=pooling)
     ids, segments = batch()
     with torch.no_grad():
         logits = model(ids, segments).numpy()
     known = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    pool = {"first": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0)}[pooling]
+    pools = {"first": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0)}
     for row, kinds, got in zip(ids, segments, logits, strict=True):
         length = int((row != 0).sum())
-        pooled = np.tanh(linear(pool(expected(model, s, row[:length], kinds[:length])), known, "pooler.dense"))
+        hidden = expected(model, s, row[:length], kinds[:length])
+        if pooling == "conv":
+            padded = np.pad(hidden, ((1, 1), (0, 0)))
+            windows = np.array([padded[t : t + 3].flatten() for t in range(length)])
+            pooled = np.maximum(0, linear(windows, known, "pooler.dense")).max(0)
+        else:
+            pooled = np.tanh(linear(pools[pooling](hidden), known, "pooler.dense"))
         np.testing.assert_allclose(got, linear(pooled, known, "labels"), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("pooling", ["first", "mean", "max"])
+@pytest.mark.parametrize("pooling", ["first", "mean", "max", "conv"])
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_padding_and_neighbours_change_nothing(options: dict[str, Any], pooling: str) -> None:
     model, _ = make("bert-classifier", n_labels=2, **{**options, "pooling": pooling})

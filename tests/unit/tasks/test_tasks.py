@@ -13,8 +13,10 @@ from transduce.config.model import MODEL_SETTINGS, kinds_for
 from transduce.doctor.resume_trial import shortened
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
+from transduce.machine import this_machine
 from transduce.runs.atomic import read_json
 from transduce.runs.folder import RunFolder
+from transduce.tasks.choices import choose
 from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
 from transduce.tasks.resolve import check, learn_vocabulary
 
@@ -158,6 +160,24 @@ def test_next_sentences_need_two_documents(tmp_path: Path) -> None:
     asked = asked_for("masked", tmp_path).with_values("model", next_sentence=True)
     with pytest.raises(DataError, match=r"train text has 1 document: model\.next_sentence = true needs two"):
         prepared(tmp_path, asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "preset"),
+    [
+        ("a text", {}, "cnn"),
+        ("a text", {"dropout": 0.1}, "cnn"),
+        ("a text", {"pooling": "mean"}, "bert-tiny"),
+        ("a text\tand another", {}, "bert-tiny"),
+    ],
+)
+def test_the_default_classifier_is_a_cnn_for_few_single_texts(
+    tmp_path: Path, text: str, model: dict[str, Any], preset: str
+) -> None:
+    corpus = write(tmp_path / "labels.tsv", [f"{i % 2}\t{text}" for i in range(40)])
+    task, asked = find_task("classification"), settings("classification", data={"train": [corpus]}, model=model)
+    facts = task.facts(asked, task.read(asked, Log(quiet=True)), this_machine("cpu"))
+    assert choose(facts, task.defaults.before_text)[0].model.preset == preset
 
 
 def test_a_label_that_occurs_only_in_held_out_text_is_reported(

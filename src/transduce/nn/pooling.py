@@ -1,0 +1,71 @@
+"""From the vectors of a text to one vector: the POOLINGS table. Padding is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.nn.linear import Linear
+
+Pool = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
+"""Takes the vectors, and a mask of those that are tokens: in each row the first and possibly others."""
+
+
+def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+    """The vector of the first token: BERT's [CLS] (Devlin et al. 2019, section 3)."""
+    return x[:, 0]
+
+
+def mean(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+    """The mean over the tokens."""
+    counted = real[:, :, None].to(x.dtype)
+    return (x * counted).sum(1) / counted.sum(1)
+
+
+def maximum(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+    """The largest value of each column over the tokens (Collobert et al. 2011; Kim 2014)."""
+    return x.masked_fill(~real[:, :, None], float("-inf")).amax(1)
+
+
+class Pooler(nn.Module):
+    """tanh(W x + b) of the pooled vector x: BERT's, with any way of pooling."""
+
+    def __init__(self, d_model: int, *, bias: bool, pool: Pool = first) -> None:
+        super().__init__()
+        self.dense = Linear(d_model, d_model, bias=bias)
+        self.pool = pool
+
+    def forward(self, x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+        """One vector per text."""
+        return self.dense(self.pool(x, real)).tanh()
+
+
+class ConvPooler(nn.Module):
+    """Each column the largest value of max(0, W [x_t-1; x_t; x_t+1] + b) over the tokens t (Kim 2014, section 2).
+
+    Three neighboring tokens at a time: what short phrases say is learned from far less text than attention needs.
+    """
+
+    def __init__(self, d_model: int, *, bias: bool) -> None:
+        super().__init__()
+        self.dense = Linear(3 * d_model, d_model, bias=bias)
+
+    def forward(self, x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
+        """One vector per text."""
+        x = F.pad(x.masked_fill(~real[:, :, None], 0), (0, 0, 1, 1))  # [B, S + 2, D]
+        windows = torch.cat([x[:, :-2], x[:, 1:-1], x[:, 2:]], dim=2)  # [B, S, 3 D]
+        return maximum(self.dense(windows).relu(), real)
+
+
+POOLINGS: dict[str, Callable[..., nn.Module]] = {
+    "first": Pooler,
+    "mean": partial(Pooler, pool=mean),
+    "max": partial(Pooler, pool=maximum),
+    "conv": ConvPooler,
+}
+"""By `model.pooling`: makes the module from d_model and `bias`."""
