@@ -2,10 +2,12 @@
 
     python benchmarks/classification.py --data FOLDER --presets default bert-tiny --seeds 1 2
 
-FOLDER contains `tatoeba_en-de/train.en` and `.de`, `sst2_glue/train.tsv` and `valid.tsv`, and `tinyshakespeare`. The
-sets: which question word begins a question (wh, 4,448 texts, 6 labels), sentiment of phrases, tested on sentences (sst,
-5,500 and 2,000 texts, 2 labels), the speaker of two lines of Shakespeare (speak, 1,631, 6 labels), and which English word begins
-the translation of a German sentence (pron, 5,500, 8 labels).
+FOLDER contains `tatoeba_en-de/train.en` and `.de`, `sst2_glue/train.tsv` and `valid.tsv`, and `tinyshakespeare`. Sets:
+
+wh       which question word begins a question; 4,448 texts, 6 labels
+sst      sentiment of phrases, tested on sentences; 5,500 or 2,000 texts, 2 labels
+speak    the speaker of two lines of Shakespeare; 1,631 texts, 6 labels
+pron     which English word begins the translation of a German sentence; 5,500 texts, 8 labels
 """
 
 from __future__ import annotations
