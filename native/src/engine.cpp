@@ -94,17 +94,18 @@ private:
         const int beam = job_->options.beam, k = std::min(beam == 1 ? 1 : 2 * beam, model_.config.n_tgt);
         const bool scores = job_->options.scores || beam > 1;
         network_.step(states_.data(), int(states_.size()), tokens_);
-        const RowBest* best = network_.best_tokens(int(tokens_.size()), k, scores);
+        const int rows = int(tokens_.size());
+        const RowBest* best = model_.screened && !scores ? network_.best_tokens_screened(rows) : network_.best_tokens(rows, k, scores);
         size_t kept = 0;
         for (Slot* slot : active_) {
-            const int rows = slot->search.n_live();
+            const int live = slot->search.n_live();
             if (extend(*slot, best, k, scores)) {
                 job_->results[slot->sentence] = slot->search.results();
                 release(*slot);
             } else {
                 active_[kept++] = slot;
             }
-            best += rows;
+            best += live;
         }
         active_.resize(kept);
     }

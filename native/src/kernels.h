@@ -49,6 +49,19 @@ struct RowBest {
     bool started = false;
 };
 
+// A row of activations whose best column is searched for with int8 products: the tokens that may be the best one.
+//
+// |w x - w' x'| <= |w - w'| |x| + |w'| |x - x'|, where w' and x' are the int8 forms. A column may be the best if its upper bound
+// reaches the largest lower bound.
+struct Screen {
+    static constexpr int kMost = 256;
+    float norm = 0, error = 0;  // of x; of x - x'
+    float lower = 2 * kNever;   // largest lower bound
+    int n = 0;                  // columns that may be the best; more than kMost: too many
+    float upper[kMost];
+    int32_t ids[kMost];
+};
+
 struct Kernels {
     Isa isa;
     ProductKernels float32, int8, bf16x3;  // a `multiply` that is null: not available
@@ -68,6 +81,12 @@ struct Kernels {
     // Takes the next `n` logits of a row, columns from `first` on; `scores`: sums exponentials too. Columns in `banned` count in
     // the sum but are never chosen; changes `logits`.
     void (*take_logits)(RowBest& row, float* logits, int n, int first, const int32_t* banned, int n_banned, bool scores);
+    // Starts with a row of activations and the scale of its int8 form; takes int8 logits of columns [first, first + n), with the
+    // norms of the errors and of the int8 form of these columns of the weights; drops columns that cannot be the best any more.
+    void (*start_screen)(Screen& screen, const float* x, int width, float scale);
+    void (*take_bounds)(Screen& screen, const float* logits, int n, int first, const float* error, const float* norm);
+    void (*drop)(Screen& screen);
+    float (*dot)(const float* a, const float* b, int n);
     // At the end of a thread's work.
     void (*release)();
 };

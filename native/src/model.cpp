@@ -169,15 +169,18 @@ public:
         return pack_matrix(dense);
     }
 
-    PackedMatrix logits() const {
+    DenseMatrix logits() const {
         DenseMatrix dense(c_.n_tgt, c_.d_model);
-        const char* names[] = {"output_embedding.weight", "tgt_embedding.table.weight"};
-        const float* weight = weights_.find(names[0], c_.n_tgt, c_.d_model);
-        if (!weight) weight = weights_.get(names[1], c_.n_tgt, c_.d_model);
+        const float* weight = output();
         for (int i = 0; i < c_.n_tgt; i++) std::copy_n(weight + size_t(i) * c_.d_model, c_.d_model, &dense.at(i, 0));
         if (const float* bias = weights_.find("output_bias", 1, c_.n_tgt)) std::copy_n(bias, c_.n_tgt, dense.bias.begin());
         std::fill(dense.bias.begin() + c_.n_tgt, dense.bias.end(), kNever);
-        return pack_matrix(dense);
+        return dense;
+    }
+
+    Buffer<float> output_rows() const {
+        const bool tied = output() == weights_.find(kTiedOutput, c_.n_tgt, c_.d_model);
+        return tied ? Buffer<float>() : table(kOutput, c_.n_tgt);
     }
 
     void load(Stack& stack, bool decoder) const {
@@ -203,6 +206,13 @@ public:
     }
 
 private:
+    static constexpr const char *kOutput = "output_embedding.weight", *kTiedOutput = "tgt_embedding.table.weight";
+
+    const float* output() const {
+        const float* weight = weights_.find(kOutput, c_.n_tgt, c_.d_model);
+        return weight ? weight : weights_.get(kTiedOutput, c_.n_tgt, c_.d_model);
+    }
+
     static void copy(const float* from, int n, float* to) { std::copy_n(from, n, to); }
 
     // A whole matrix with its outputs and inputs moved to other places.
@@ -248,7 +258,10 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     loader.load(encoder, false);
     loader.load(decoder, true);
     memory = loader.memory_projection();
-    logits = loader.logits();
+    const DenseMatrix dense = loader.logits();
+    logits = loader.pack_matrix(dense);
+    screened = precision != Precision::int8 && kernels.isa >= Isa::avx512_vnni;
+    if (screened) screen = pack(dense, Precision::int8, kernels.int8.panel), output_rows = loader.output_rows();
     max_depth = int(round_up(std::max({width, inner, query_width}), kPad));
     max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, width});
 }

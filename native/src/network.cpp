@@ -63,6 +63,7 @@ const float* Positions::cosines(int position) { return row(position); }
 
 Network::Network(const Model& model)
     : model_(model), kernels_(model.kernels), multiplier_(model.products, model.max_depth),
+      screen_multiplier_(model.kernels.int8, model.screened ? model.width : 1),
       pool_(model.config.n_decoder_layers, model.key_width), source_positions_(model, model.encoder),
       target_positions_(model, model.decoder), width_(model.width), heads_stride_(round_up(model.query_width, kPad)),
       wide_stride_(model.max_columns), memory_stride_(model.memory.columns) {}
@@ -264,23 +265,66 @@ void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>
     hidden_ = after_stack(model_.decoder, rows);
 }
 
-const RowBest* Network::best_tokens(int rows, int k, bool scores) {
+void Network::start_best(int rows, int k) {
     best_.assign(rows, RowBest());
     best_values_.resize(size_t(rows) * k), best_ids_.resize(size_t(rows) * k);
     for (int r = 0; r < rows; r++) best_[r].k = k, best_[r].values = &best_values_[size_t(r) * k], best_[r].ids = &best_ids_[size_t(r) * k];
     logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitColumns);
+}
+
+// Rows [first, first + rows), at most kRowsAtOnce, over the whole vocabulary.
+void Network::take_exact(int first, int rows, bool scores) {
+    const int32_t banned[] = {model_.config.pad, model_.config.bos};
+    multiplier_.convert(model_.logits, hidden_ + first * width_, width_, rows);
+    for (int column = 0; column < model_.logits.columns; column += kLogitColumns) {
+        const int last = std::min(model_.logits.columns, column + kLogitColumns);
+        multiplier_.columns(model_.logits, column, last, logits_.data(), kLogitColumns);
+        for (int r = 0; r < rows; r++)
+            kernels_.take_logits(best_[first + r], logits_.data() + r * kLogitColumns, last - column, column, banned, 2, scores);
+    }
+}
+
+const RowBest* Network::best_tokens(int rows, int k, bool scores) {
+    start_best(rows, k);
+    for (int first = 0; first < rows; first += kRowsAtOnce) take_exact(first, std::min(kRowsAtOnce, rows - first), scores);
+    return best_.data();
+}
+
+const RowBest* Network::best_tokens_screened(int rows) {
+    start_best(rows, 1);
+    screens_.resize(std::min(rows, kRowsAtOnce));
     const int32_t banned[] = {model_.config.pad, model_.config.bos};
     for (int first = 0; first < rows; first += kRowsAtOnce) {
         const int n = std::min(kRowsAtOnce, rows - first);
-        multiplier_.convert(model_.logits, hidden_ + first * width_, width_, n);
-        for (int column = 0; column < model_.logits.columns; column += kLogitColumns) {
-            const int last = std::min(model_.logits.columns, column + kLogitColumns);
-            multiplier_.columns(model_.logits, column, last, logits_.data(), kLogitColumns);
-            for (int r = 0; r < n; r++)
-                kernels_.take_logits(best_[first + r], logits_.data() + r * kLogitColumns, last - column, column, banned, 2, scores);
+        const float* hidden = hidden_ + first * width_;
+        screen_multiplier_.convert(model_.screen, hidden, width_, n);
+        for (int r = 0; r < n; r++) kernels_.start_screen(screens_[r], hidden + r * width_, int(width_), screen_multiplier_.scales()[r]);
+        for (int column = 0; column < model_.screen.columns; column += kLogitColumns) {
+            const int last = std::min(model_.screen.columns, column + kLogitColumns);
+            screen_multiplier_.columns(model_.screen, column, last, logits_.data(), kLogitColumns);
+            for (int r = 0; r < n; r++) {
+                float* logits = logits_.data() + r * kLogitColumns;
+                for (const int32_t id : banned)
+                    if (id >= column && id < last) logits[id - column] = 2 * kNever;
+                kernels_.take_bounds(screens_[r], logits, last - column, column, model_.screen.error.data() + column,
+                                     model_.screen.norm.data() + column);
+            }
         }
+        for (int r = 0; r < n; r++) decide(screens_[r], first + r);
     }
     return best_.data();
+}
+
+void Network::decide(Screen& screen, int row) {
+    if (screen.n > Screen::kMost) return take_exact(row, 1, false);
+    kernels_.drop(screen);
+    RowBest& best = best_[row];
+    for (int i = 0; i < screen.n; i++) {
+        const int32_t id = screen.ids[i];
+        const float value = screen.n == 1 ? 0 : kernels_.dot(hidden_ + row * width_, model_.output(id), int(width_)) + model_.logits.bias[id];
+        if (best.n && !(value > best.values[0])) continue;
+        best.n = 1, best.values[0] = value, best.ids[0] = id;
+    }
 }
 
 void Network::forget(Sentence& sentence) {

@@ -51,6 +51,8 @@ public:
     void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
     // After a step: the best `k` tokens of each row and, for `scores`, the sum of exponentials. Valid until the next call.
     const RowBest* best_tokens(int rows, int k, bool scores);
+    // After a step: the best token of each row without its probability, found by `Model::screened`.
+    const RowBest* best_tokens_screened(int rows);
     // Takes back the blocks of a sentence.
     void forget(Sentence& sentence);
 
@@ -67,9 +69,14 @@ private:
     void attend_to_memory(Sentence* const* sentences, int n, int layer);
     void attend(int first_row, int n_rows, size_t query_stride, int n_blocks);
 
+    void start_best(int rows, int k);
+    void take_exact(int first, int rows, bool scores);
+    void decide(Screen& screen, int row);
+
     const Model& model_;
     const Kernels& kernels_;
-    Multiplier multiplier_;
+    Multiplier multiplier_, screen_multiplier_;
+    std::vector<Screen> screens_;
     BlockPool pool_;
     Positions source_positions_, target_positions_;
     int capacity_ = 0;  // rows

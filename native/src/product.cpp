@@ -47,6 +47,7 @@ void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed) {
 void pack_int8(const DenseMatrix& dense, PackedMatrix& packed) {
     packed.quantized.reset(size_t(dense.columns) * dense.depth);
     packed.scale.reset(dense.columns), packed.correction.reset(dense.columns);
+    packed.error.reset(dense.columns), packed.norm.reset(dense.columns);
     for (int j = 0; j < dense.columns; j++) {
         const float* column = &dense.weight[size_t(j) * dense.depth];
         float largest = 0;
@@ -55,13 +56,17 @@ void pack_int8(const DenseMatrix& dense, PackedMatrix& packed) {
         packed.scale[j] = largest / 127;
         const float inverse = usable ? 127 / largest : 0;
         int sum = 0;
+        double square = 0, square_error = 0;
         for (int i = 0; i < dense.inputs; i++) {
             const size_t tile = (size_t(j / 32) * (dense.depth / 64) + i / 64) * 2 + j % 32 / 16;
             const float scaled = std::isfinite(column[i]) ? column[i] * inverse : 0;
             const int q = std::min(127, std::max(-127, int(std::lrint(scaled))));
             packed.quantized[((tile * 16 + i % 64 / 4) * 16 + j % 16) * 4 + i % 4] = int8_t(q);
             sum += q;
+            const double quantized = double(q) * packed.scale[j];
+            square += quantized * quantized, square_error += (column[i] - quantized) * (column[i] - quantized);
         }
+        packed.norm[j] = float(std::sqrt(square) * 1.0001), packed.error[j] = float(std::sqrt(square_error) * 1.0001);
         packed.correction[j] = -128 * sum;
     }
 }

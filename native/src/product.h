@@ -33,6 +33,7 @@ struct PackedMatrix {
     Buffer<uint16_t> high, low;
     Buffer<int8_t> quantized;
     Buffer<int32_t> correction;
+    Buffer<float> error, norm;  // int8: of each column, the norm of what quantisation changed and of the quantised column
 };
 
 // Weights before packing, [columns, depth] row by row as in PyTorch, with zeros where nothing was placed.
@@ -79,6 +80,8 @@ public:
     // In two steps, for products that are used a few columns at a time: at most kRowsAtOnce rows.
     void convert(const PackedMatrix& w, const float* a, size_t a_stride, int rows);
     void columns(const PackedMatrix& w, int first, int last, float* c, size_t stride) const;
+    // int8, after `convert`: the scale of each row.
+    const float* scales() const { return activations_.scale; }
 
 private:
     const ProductKernels& kernels_;

@@ -71,4 +71,63 @@ void take_logits(RowBest& row, float* logits, int n, int first, const int32_t* b
     }
 }
 
+// ---- the best token by int8 bounds
+
+using transduce::Screen;
+
+float dot(const float* a, const float* b, int n) {
+    Vec sum[2] = {zero(), zero()};
+    for (int i = 0; i < n; i += 2 * W) {
+        sum[0] = fma(load(a + i), load(b + i), sum[0]);
+        sum[1] = fma(load(a + i + W), load(b + i + W), sum[1]);
+    }
+    return sum_of(sum[0] + sum[1]);
+}
+
+void start_screen(Screen& screen, const float* x, int width, float scale) {
+    Vec square = zero(), square_error = zero();
+    const Vec inverse = splat(scale > 0 ? 1 / scale : 0), unit = splat(scale);
+    for (int i = 0; i < width; i += W) {
+        const Vec value = load(x + i), error = value - nearest(value * inverse) * unit;
+        square = fma(value, value, square), square_error = fma(error, error, square_error);
+    }
+    screen.n = 0, screen.lower = 2 * transduce::kNever;
+    screen.norm = std::sqrt(sum_of(square));
+    screen.error = std::sqrt(sum_of(square_error)) * 1.02f + 1e-5f * screen.norm;  // and what float32 rounds off
+}
+
+void drop(Screen& screen) {
+    int kept = 0;
+    for (int i = 0; i < screen.n; i++) {
+        if (!(screen.upper[i] >= screen.lower)) continue;
+        screen.upper[kept] = screen.upper[i], screen.ids[kept++] = screen.ids[i];
+    }
+    screen.n = kept;
+}
+
+void take_bounds(Screen& screen, const float* logits, int n, int first, const float* error, const float* norm) {
+    const Vec row_norm = splat(screen.norm), row_error = splat(screen.error);
+    auto radius = [&](int i) { return fma(load(error + i), row_norm, load(norm + i) * row_error); };
+    Vec lower = splat(screen.lower);
+    for (int i = 0; i < n; i += W) lower = max(lower, load(logits + i) - radius(i));
+    screen.lower = max_of(lower);
+    if (screen.n > Screen::kMost) return;
+    for (int i = 0; i < n; i += W) {
+        const Vec upper = load(logits + i) + radius(i);
+        unsigned lanes = at_least(upper, splat(screen.lower));
+        if (__builtin_expect(!lanes, 1)) continue;
+        float uppers[W];
+        store(uppers, upper);
+        for (; lanes; lanes &= lanes - 1) {
+            if (screen.n == Screen::kMost) drop(screen);
+            if (screen.n == Screen::kMost) {
+                screen.n++;
+                return;
+            }
+            const int lane = __builtin_ctz(lanes);
+            screen.upper[screen.n] = uppers[lane], screen.ids[screen.n++] = first + i + lane;
+        }
+    }
+}
+
 }  // namespace

@@ -58,6 +58,7 @@ def translate(
 
     if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
         raise SettingsError("--temperature, --top-k and --top-p are for sampling; add --sample")
+    style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
     options = TranslationOptions(
         beam=beam,
         n_best=nbest,
@@ -66,9 +67,9 @@ def translate(
         sampling=Sampling(temperature, top_k, top_p) if sample else None,
         seed=seed,
         batch_tokens=batch_tokens,
+        scores=style != "text",
     )
     check_output(output)
-    style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
     lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style)
     write_lines(output, lines) if output else print_lines(lines)
 

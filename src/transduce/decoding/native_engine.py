@@ -175,7 +175,8 @@ class NativeEngine(TorchEngine):
         if options.sampling is not None or any(self._is_out_of_range(source) for source in sources):
             return super().translate(sources, options)
         decoding = options.over(self.settings)
-        given = _Options(decoding.beam, options.n_best, 1, decoding.length_penalty)
+        scores = options.scores or decoding.beam > 1
+        given = _Options(decoding.beam, options.n_best, scores, decoding.length_penalty)
         lengths = np.fromiter((len(source.ids) + 1 for source in sources), np.int64, len(sources))
         offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
         ids = np.fromiter((i for source in sources for i in (*source.ids, EOS)), np.int32, int(offsets[-1]))

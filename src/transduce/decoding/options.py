@@ -38,6 +38,7 @@ class TranslationOptions:
         sampling: Draw translations instead of searching for the best ones.
         seed: Seed of what is drawn.
         batch_tokens: Padded source tokens decoded at once.
+        scores: False: an engine may leave out log-probabilities and scores (0 instead), which makes greedy search faster.
     """
 
     beam: int | None = None
@@ -47,6 +48,7 @@ class TranslationOptions:
     sampling: Sampling | None = None
     seed: int = 1
     batch_tokens: int | None = None
+    scores: bool = True
 
     def __post_init__(self) -> None:
         _check("beam", self.beam, 1, MAX_BEAM)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import shutil
+import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +31,8 @@ from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.search import Hypothesis
 from transduce.errors import SettingsError
 
-pytestmark = pytest.mark.skipif(
-    isinstance(load_library(), str) and shutil.which("c++") is None, reason="no native library and no C++ compiler"
-)
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "amx")
 SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 2}
 MODELS: dict[str, dict[str, Any]] = {
@@ -46,6 +48,14 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 N_TOKENS = 700
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    """`make test` has built the library; this is for those who call pytest."""
+    if isinstance(load_library(), str):
+        subprocess.run(["make", "native"], cwd=ROOT, check=True)
+        load_library.cache_clear()
 
 
 @cache
@@ -249,7 +259,11 @@ def damage_config(config: _Config, pick: random.Random) -> _Config:
     return damaged
 
 
-def test_damaged_models_are_refused_or_work(n_inputs: int = 300) -> None:
+N_DAMAGED = int(os.environ.get("TRANSDUCE_NATIVE_FUZZ", "600"))
+"""Models; as many requests are damaged."""
+
+
+def test_damaged_models_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
     """Shapes in the table of tensors are always those of the memory behind them."""
     pick = random.Random(5)
     config, tensors = tensors_of("odd")
@@ -298,7 +312,7 @@ def translate(
     return True
 
 
-def test_hostile_requests_are_refused_or_work(n_inputs: int = 600) -> None:
+def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
     pick = random.Random(6)
     config, tensors = tensors_of("odd")
     handle = new_model(config, {n: (t, t.shape[0] if t.dim() == 2 else 1, t.shape[-1]) for n, t in tensors.items()})
