@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 
-def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
+def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
     """Our search over the peers' sentences and weights."""
     sys.path.insert(0, str(peers))
     import resource
@@ -31,7 +32,7 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
     from transduce.convert.importing import import_run
-    from transduce.decoding.engine import Source
+    from transduce.decoding.engine import Source, TorchEngine
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
     from transduce.process import keep_freed_memory
@@ -39,12 +40,16 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         list(import_run("marian", MODEL, Path(folder) / "run"))
-        translator = Translator.load(Path(folder) / "run")
-    engine, tokenizers = translator.engine, translator.tokenizers
+        precision: Any = "float32" if system == "pytorch" else system
+        translator = Translator.load(Path(folder) / "run", precision=precision)
+    tokenizers = translator.tokenizers
+    engine = TorchEngine(translator.model, translator.settings) if system == "pytorch" else translator.engine
+    if translator.slow_because and system != "pytorch":
+        sys.exit(translator.slow_because)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     ids = tokenizers.src.encode_batch(sources)
     longest = max(map(len, ids)) + 1
-    options = TranslationOptions(beam=beam, batch_tokens=batch * longest)
+    options = TranslationOptions(beam=beam, batch_tokens=batch * longest, scores=beam > 1)
     asked = [Source((i,), row, 127) for i, row in enumerate(ids)]
 
     def run() -> list[str]:
@@ -65,13 +70,18 @@ def ours(peers: Path, beam: int, batch: int) -> dict[str, Any]:
     }
 
 
+OURS = ("pytorch", "float32", "float32-fast", "int8")
+
+
 def command(system: str, batch: int, args: argparse.Namespace) -> list[str]:
-    """Return the command that runs one system once."""
+    """How to run one system once."""
     tail = ["--beam", str(args.beam), "--batch", str(batch)]
-    if system == "transduce":
-        return [sys.executable, __file__, "--worker", "--peers", str(args.peers), *tail]
-    workers = ["--workers", "2"] if system == "ct2" and batch > 1 else []
-    return [args.python, str(args.peers / "translate.py"), system, *tail, *workers]
+    if system in OURS:
+        return [sys.executable, __file__, "--worker", system, "--peers", str(args.peers), *tail]
+    name, _, precision = system.partition("-")
+    if name == "ct2":
+        tail += ["--type", precision or "float32", "--workers", "2" if batch > 1 else "1"]
+    return [args.python, str(args.peers / "translate.py"), name, *tail]
 
 
 def main() -> None:
@@ -80,30 +90,41 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--beam", type=int, default=5)
-    parser.add_argument("--systems", nargs="*", default=["transduce", "hf", "ct2"], help="NAME or NAME:BATCH")
+    parser.add_argument("--systems", nargs="*", default=["float32", "pytorch", "hf", "ct2"], help="NAME or NAME:BATCH")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--ct2-isa", default="", help="CTranslate2's instruction set, such as AVX512")
     parser.add_argument("--batch", type=int, default=64, help=argparse.SUPPRESS)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=OURS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.peers = args.peers.resolve()
     if args.worker:
-        print(json.dumps(ours(args.peers, args.beam, args.batch)))
+        print(json.dumps(ours(args.peers, args.worker, args.beam, args.batch)))
         return
+    environment = os.environ | ({"CT2_FORCE_CPU_ISA": args.ct2_isa} if args.ct2_isa else {})
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.rounds):
         for name in args.systems:
             system, _, batch = name.partition(":")
-            done = subprocess.run(command(system, int(batch or 32), args), capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command(system, int(batch or 32), args), capture_output=True, text=True, check=False, env=environment
+            )
             if done.returncode:
                 sys.exit(f"{name} failed:\n{done.stderr[-1500:]}")
             found.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
             print(f"# {name}: {found[name][-1]['sentences_s']}", file=sys.stderr, flush=True)
-    first = statistics.median(r["sentences_s"] for r in found[args.systems[0]])
-    print(f"| system:batch | sentences/s, beam {args.beam} | {args.systems[0]} is faster by | BLEU 13a | MB |")
+    print_table(found, args.beam)
+
+
+def print_table(found: dict[str, list[dict[str, Any]]], beam: int) -> None:
+    """A row per system; `x CTranslate2`: compared with its fastest settings of the same precision."""
+    middles = {name: statistics.median(run["sentences_s"] for run in runs) for name, runs in found.items()}
+    print(f"| system:batch | sentences/s, beam {beam} | x CTranslate2 | BLEU 13a | MB |")
     print("|---|---|---|---|---|")
     for name, runs in found.items():
-        middle = statistics.median(r["sentences_s"] for r in runs)
-        print(f"| {name} | {middle:,.0f} | {first / middle:.2f} | {runs[-1]['bleu_13a']} | {runs[-1]['peak_rss_mb']} |")
+        peer = "ct2-int8" if "int8" in name else "ct2"
+        peers = [speed for other, speed in middles.items() if other.partition(":")[0] == peer]
+        ratio = f"{middles[name] / max(peers):.2f}" if peers else "-"
+        print(f"| {name} | {middles[name]:,.0f} | {ratio} | {runs[-1]['bleu_13a']} | {runs[-1]['peak_rss_mb']} |")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ private:
 int best_rows(const Model& model, int beam) {
     const bool slow_products = model.precision == Precision::float32;
     if (beam == 1) return slow_products ? 96 : 64;
-    return slow_products ? 160 : 80;
+    return 120;
 }
 
 constexpr int kTokensAtOnce = 256;  // source tokens that are encoded together

@@ -38,7 +38,7 @@ class TranslationOptions:
         sampling: Draw translations instead of searching for the best ones.
         seed: Seed of what is drawn.
         batch_tokens: Padded source tokens decoded at once.
-        scores: False: an engine may leave out log-probabilities and scores (0 instead), which makes greedy search faster.
+        scores: False: an engine may leave out log-probabilities and scores (0 instead); greedy search is then faster.
     """
 
     beam: int | None = None

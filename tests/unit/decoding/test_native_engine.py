@@ -166,6 +166,18 @@ def test_a_sentence_is_bit_identical_alone_and_in_any_batch(name: str, beam: int
             assert found == [alone[i] for i in order]
 
 
+@pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_search_without_scores_finds_the_same_tokens(name: str, precision: NativePrecision) -> None:
+    """It screens the vocabulary by int8 bounds: no token that may be the best is lost."""
+    engine = engine_of(name, n_threads=2, precision=precision)
+    fast = engine.translate(sources(), TranslationOptions(beam=1, scores=False))
+    scored = engine.translate(sources(), TranslationOptions(beam=1))
+    assert [h[0].ids for h in fast] == [h[0].ids for h in scored]
+    assert {h[0].score for h in fast} == {0.0}
+    assert fast == [engine.translate([source], TranslationOptions(beam=1, scores=False))[0] for source in sources()]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_instruction_set_gives_the_hypotheses_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, model = model_of(name)
