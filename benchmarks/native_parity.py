@@ -1,0 +1,84 @@
+"""The native library's output on 1,000 sentences: the same as PyTorch's, and the same in any company.
+
+    python benchmarks/native_parity.py --peers PEERS_FOLDER
+
+For each precision and beam: how many sentences differ from PyTorch's float32, the largest difference of
+log-probabilities and scores where the ids agree, and BLEU. Then how many sentences differ in any bit alone, in batches
+of 1 to 64, shuffled, with one and two threads. PEERS_FOLDER: see translation.py. TRANSDUCE_NATIVE_ISA chooses the
+instruction set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import sacrebleu
+import torch
+
+from transduce.convert.importing import import_run
+from transduce.decoding.engine import Source, TorchEngine
+from transduce.decoding.native_engine import PRECISIONS, NativeEngine
+from transduce.decoding.options import TranslationOptions
+from transduce.decoding.translator import Translator
+from transduce.runs.folder import RunFolder
+
+
+def company(engine: NativeEngine, asked: list[Source], options: TranslationOptions) -> int:
+    """How many sentences differ between batches and threads."""
+    engine._n_threads = 2
+    expected = engine.translate(asked, options)
+    differing: set[int] = set()
+    order = list(range(len(asked)))
+    for size in (1, 2, 3, 5, 8, 16, 17, 31, 32, 33, 48, 63, 64):
+        random.Random(size).shuffle(order)
+        engine._n_threads = 1 + size % 2
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            found = engine.translate([asked[i] for i in chosen], options)
+            differing |= {i for i, one in zip(chosen, found, strict=True) if one != expected[i]}
+    return len(differing)
+
+
+def main() -> None:
+    """Parse, compare, print a line per precision and beam."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("--beams", type=int, nargs="*", default=[1, 5])
+    args = parser.parse_args()
+    sys.path.insert(0, str(args.peers.resolve()))
+    from common import DATA, MODEL  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory() as folder:
+        list(import_run("marian", MODEL, Path(folder) / "run"))
+        translator = Translator.load(Path(folder) / "run")
+        settings = RunFolder.open(Path(folder) / "run").settings
+    sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
+    tokenizers = translator.tokenizers
+    asked = [Source((i,), ids, 127) for i, ids in enumerate(tokenizers.src.encode_batch(sources))]
+    torch.set_num_threads(2)
+    for beam in args.beams:
+        options = TranslationOptions(beam=beam)
+        exact = TorchEngine(translator.model, translator.settings).translate(asked, options)
+        for precision in PRECISIONS:
+            engine = NativeEngine(translator.model, settings.model, translator.settings, precision=precision)
+            found: Any = engine.translate(asked, options)
+            pairs = [(ours[0], theirs[0]) for ours, theirs in zip(found, exact, strict=True)]
+            equal = [(ours, theirs) for ours, theirs in pairs if ours.ids == theirs.ids]
+            output = [tokenizers.tgt.decode(ours.ids) for ours, _ in pairs]
+            print(
+                f"{precision} beam {beam}: {len(pairs) - len(equal)} of {len(pairs)} differ from PyTorch,"
+                f" log-probabilities by at most {max(abs(a.log_prob - b.log_prob) for a, b in equal):.1e},"
+                f" scores by {max(abs(a.score - b.score) for a, b in equal):.1e};"
+                f" BLEU {sacrebleu.corpus_bleu(output, [references]).score:.2f};"
+                f" {company(engine, asked, options)} differ in other company",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
