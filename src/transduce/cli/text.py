@@ -100,9 +100,9 @@ def fill(
         print_lines(to_json(asdict(one)) for one in found)
         return
     for one in found:
-        for number, gap in enumerate(one.masks, 1):
+        for number, candidates in enumerate(one.masks, 1):
             head = [f"mask {number}:"] if len(one.masks) > 1 else []
-            print_lines([*head, *(f"{c.probability:6.1%}  {c.token}\t{c.text}" for c in gap)])
+            print_lines([*head, *(f"{c.probability:6.1%}  {c.token}\t{c.text}" for c in candidates)])
 
 
 def classify(

@@ -122,7 +122,7 @@ def make_imported(
 
 
 def their_rows(run: Outgoing) -> Rows:
-    """Their id of each of ours: that of the imported tokenizer.json, or the same."""
+    """For each of our ids, its row in the exported embedding: the id in an imported tokenizer.json, else the same."""
     vocabulary = run.tokenizers.tgt
     if isinstance(vocabulary, HubTokenizer):
         index = torch.tensor(vocabulary.theirs)

@@ -14,7 +14,7 @@ from typing import Any
 from transduce.convert.parity import TEXTS
 from transduce.errors import UserError
 from transduce.text.hub import SPACES
-from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, UNK, encode_gaps
+from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, UNK, encode_with_masks
 from transduce.text.tokenizer import Tokenizer
 
 _SPACE = "\u2581"
@@ -113,7 +113,7 @@ def _compare(made: Any, vocabulary: Tokenizer) -> None:
     expected = [(text, vocabulary.encode(text)) for text in texts]
     if vocabulary.pieces([MASK])[0] == MASK_PIECE:
         masked = [f"{a} {MASK_PIECE}{b}" for a, b in zip(texts[:40], texts[40:80], strict=True)]
-        expected += [(text, encode_gaps(vocabulary, text)) for text in masked]
+        expected += [(text, encode_with_masks(vocabulary, text)) for text in masked]
     for text, ids in expected:
         found = made.encode(text, add_special_tokens=False).ids
         if found != ids and sorted(found) != sorted(ids):

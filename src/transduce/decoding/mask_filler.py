@@ -23,7 +23,7 @@ from transduce.decoding.loading import RunModel
 from transduce.decoding.results import MaskedScore
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.runs.folder import RunFolder
-from transduce.text.special import MASK, MASK_PIECE, Vocabulary, bare, encode_gaps
+from transduce.text.special import MASK, MASK_PIECE, Vocabulary, bare, encode_with_masks
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.loss import predict_masked_tokens
@@ -61,7 +61,7 @@ class MaskFiller(RunModel):
 
     @classmethod
     def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> MaskFiller:
-        if MASK not in encode_gaps(tokenizers.tgt, f"a {MASK_PIECE} b"):
+        if MASK not in encode_with_masks(tokenizers.tgt, f"a {MASK_PIECE} b"):
             raise RunFolderError(f"{folder.path}: its vocabulary has no {MASK_PIECE}, or is damaged")
         return cls(model, tokenizers.tgt, folder.settings)
 
@@ -70,7 +70,7 @@ class MaskFiller(RunModel):
 
         Raises `DataError` for a text without <mask>, or one longer than the model's context.
         """
-        return [self._fill(text, encode_gaps(self.vocabulary, text), top) for text in texts]
+        return [self._fill(text, encode_with_masks(self.vocabulary, text), top) for text in texts]
 
     def evaluate(self, path: str | Path, *, batch_tokens: int | None = None) -> MaskedScore:
         """Score the model on masked tokens of the text of a file (`-`: standard input), split as in training.

@@ -26,7 +26,7 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The best shift of a window, and the correlation of lengths with it (`best`) and without (`straight`).
+    """The best shift of a window, and the correlation of lengths with it (`best`) and without (`unshifted`).
 
     `sure`: the shift is significantly better than none. `numbers`: lines with digits; `same`: lines whose counterpart
     has the same digits without a shift.
@@ -34,7 +34,7 @@ class Fit:
 
     shift: int
     best: float
-    straight: float
+    unshifted: float
     sure: bool
     numbers: int = 0
     same: int = 0
@@ -62,9 +62,9 @@ def fit(rows: Sequence[Row]) -> Fit:
     if not by_shift:
         return Fit(0, 0.0, 0.0, sure=False)
     shift = max(scores, key=lambda s: (scores[s], -abs(s)))
-    straight = by_shift[0]
-    sure = shift != 0 and scores[shift] - scores[0] > 6 and by_shift[shift] > 0.4 and by_shift[shift] - straight > 0.25
-    return Fit(shift, by_shift[shift], straight, sure, len(having), sum(digits[i][0] == digits[i][1] for i in having))
+    unshifted = by_shift[0]
+    sure = shift != 0 and scores[shift] - scores[0] > 6 and by_shift[shift] > 0.4 and by_shift[shift] - unshifted > 0.25
+    return Fit(shift, by_shift[shift], unshifted, sure, len(having), sum(digits[i][0] == digits[i][1] for i in having))
 
 
 def turning_point(rows: Sequence[Row], shift: int) -> int:
@@ -106,7 +106,7 @@ def _alignment_of(part: Part) -> Iterator[Finding]:
     if any(one.sure for _, one in fits):
         yield _shift(part, fits)
     elif fits:
-        r = statistics.median(one.straight for _, one in fits)
+        r = statistics.median(one.unshifted for _, one in fits)
         numbers, same = sum(one.numbers for _, one in fits), sum(one.same for _, one in fits)
         digits = (
             f"; of {numbers:,} lines with digits, {percent(same / numbers)} have the same in both" if numbers else ""
@@ -128,12 +128,12 @@ def _shift(part: Part, fits: list[tuple[Block, Fit]]) -> Finding:
     """The first shift, and where it begins."""
     shifted = [(window, one) for window, one in fits if one.sure]
     window, one = shifted[0]
-    straight = [earlier.first for earlier, other in fits if not other.sure and earlier.first < window.first]
+    aligned = [earlier.first for earlier, other in fits if not other.sure and earlier.first < window.first]
     src, tgt = [*part.files, *part.files][:2]
-    low, high = straight[-1] if straight else 1, window.first
+    low, high = aligned[-1] if aligned else 1, window.first
     if window.from_end:
         where = "at the end of the files, whose middle was not read"
-    elif not straight:
+    elif not aligned:
         where = "from the beginning"
     elif part.reread is not None and high - low <= SEARCHED:
         rows = part.reread(low, high - low + 200)
@@ -145,7 +145,7 @@ def _shift(part: Part, fits: list[tuple[Block, Fit]]) -> Finding:
     text = (
         f"{part.name}: the sides are shifted by {lines} {where}: line {high + 50:,} of {src} belongs to line "
         f"{high + 50 + one.shift:,} of {tgt} (the correlation of lengths is {one.best:.2f} with this shift and "
-        f"{one.straight:.2f} without; {len(shifted)} of {len(fits)} places are shifted)"
+        f"{one.unshifted:.2f} without; {len(shifted)} of {len(fits)} places are shifted)"
     )
     advice = f"look there: {lacking} lacks {lines}, or {other} has too many"
     figures = {"shift": one.shift, "line": high, "places": len(shifted), "looked_at": len(fits)}

@@ -43,13 +43,13 @@ class Point:
 class Memory:
     """Peak memory of the worst batch in bytes, `measured` or extrapolated from smaller batches.
 
-    `base`: without a batch. `a_share`: additional bytes for a whole micro-batch.
+    `base`: without a batch. `bytes_per_micro_batch`: additional, for a whole one.
     """
 
     worst: int
     measured: bool
     base: int
-    a_share: float
+    bytes_per_micro_batch: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Speed:
 
     updates: int
     share: float
-    targets_a_second: float
-    seconds_an_update: float
+    targets_per_second: float
+    seconds_per_update: float
     batches: int
     peak: int = 0
 
@@ -99,7 +99,7 @@ class Time:
     """Seconds of a training. `preparing`: reading, vocabulary and encoding. `by`: the limit that ends it."""
 
     updates: int
-    updates_an_epoch: float
+    updates_per_epoch: float
     epoch: float
     preparing: float
     updating: float
@@ -169,19 +169,19 @@ def estimate_time(
     speed, training = trial.speed, settings.training
     if speed is None:
         return None
-    an_epoch = max(1.0, speed.batches * scale)
+    per_epoch = max(1.0, speed.batches * scale)
     n_tried, n_valid = sampled
     judged = min(training.valid_bleu_sentences, n_valid) / max(1, min(JUDGED, n_tried))
     once = trial.loss_seconds * n_valid / max(1, n_tried) + trial.judge_seconds * judged
-    each, every = speed.seconds_an_update, resolved(training.valid_updates, "training.valid_updates")
+    each, every = speed.seconds_per_update, resolved(training.valid_updates, "training.valid_updates")
     ends = {
         "max_updates": training.max_updates,
-        "max_epochs": training.max_epochs and math.ceil(training.max_epochs * an_epoch),
+        "max_epochs": training.max_epochs and math.ceil(training.max_epochs * per_epoch),
         "max_minutes": training.max_minutes and int(training.max_minutes * 60 / (each + once / every)),
     }
     updates, by = min((max(1, int(end)), name) for name, end in ends.items() if end is not None)
     validating = once * math.ceil(updates / every)
-    return Time(updates, an_epoch, an_epoch * each, preparing, updates * each, validating, by)
+    return Time(updates, per_epoch, per_epoch * each, preparing, updates * each, validating, by)
 
 
 def estimate_disk(settings: Settings, trial: Trial, place: Path, *, n_tokens: float = 0, n_rows: float = 0) -> Disk:
@@ -200,7 +200,7 @@ def fitting_tokens(settings: Settings, trial: Trial, available: int) -> int | No
     """The largest micro-batch whose worst case takes at most ROOM of the free memory; None if nothing was measured."""
     if (memory := trial.memory) is None:
         return None
-    share = max(0.0, ROOM * available - memory.base) / max(1.0, memory.a_share)
+    share = max(0.0, ROOM * available - memory.base) / max(1.0, memory.bytes_per_micro_batch)
     tokens = int(min(tokens_at_once(settings, trial.processes) * share, 1 << 24))
     return tokens // 256 * 256 if tokens >= 256 else tokens
 
@@ -251,7 +251,7 @@ def time_findings(settings: Settings, time: Time | None) -> list[Finding]:
     """Whether training takes more than a week, ends before it has seen all text, or is mostly warmup."""
     if time is None:
         return []
-    found, epochs = [], time.updates / time.updates_an_epoch
+    found, epochs = [], time.updates / time.updates_per_epoch
     if time.total > 7 * _DAY:
         found.append((f"training will take {time.total / _DAY:.0f} days", "limit it with --set training.max_minutes=N"))
     if epochs < 0.9 and time.by == "max_minutes":

@@ -190,13 +190,13 @@ def _measured(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             updates = f"{trial.speed.updates} updates with batches of many sizes"
             yield "", f"{size(trial.peak)} after {updates}; more updates take somewhat more"
     if (speed := trial.speed) is not None:
-        measured = f"{speed.seconds_an_update:.3g} s per update ({speed.updates} measured)"
-        yield "speed", f"{speed.targets_a_second:,.0f} target tokens/s, {measured}"
+        measured = f"{speed.seconds_per_update:.3g} s per update ({speed.updates} measured)"
+        yield "speed", f"{speed.targets_per_second:,.0f} target tokens/s, {measured}"
     if time is not None:
         steps = {"preparing": time.preparing, "updates": time.updating, "validation": time.validating}
         parts = ", ".join(f"{name} {_long(seconds)}" for name, seconds in steps.items())
-        epochs = f"{time.updates:,} updates, {time.updates / time.updates_an_epoch:.1f} epochs"
-        yield "time", f"about {_long(time.epoch)} per epoch ({about(time.updates_an_epoch)} updates)"
+        epochs = f"{time.updates:,} updates, {time.updates / time.updates_per_epoch:.1f} epochs"
+        yield "time", f"about {_long(time.epoch)} per epoch ({about(time.updates_per_epoch)} updates)"
         yield "", f"about {_long(time.total)} until training.{time.by} ({epochs}): {parts}"
     if disk is not None:
         kept = f"{settings.training.keep_checkpoints} checkpoints of {size(disk.checkpoint)}"

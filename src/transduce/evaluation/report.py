@@ -261,7 +261,7 @@ def _provenance(record: Record) -> list[tuple[str, str]]:
 
 
 def score_tables(record: Record) -> list[Table]:
-    """The the scores of all test sets, one table per kind of score."""
+    """The scores of all test sets, one table per kind of score."""
     tables = []
     if record.scores:
         header = ("set", "sentences", "BLEU", "chrF", "TER", "exact", "precisions", "brevity")

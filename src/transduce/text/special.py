@@ -82,7 +82,7 @@ def characters(text: str) -> str:
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
-def encode_gaps(vocabulary: Vocabulary, text: str) -> list[int]:
+def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:
     """The ids of a text. Each <mask> becomes one MASK, which replaces a word and the space before it.
 
     The vocabulary's own mask token, such as [MASK], is accepted too.

@@ -103,7 +103,7 @@ class Tokenizer(SentencePieceVocabulary):
         return self._cut([characters(text) for text in texts], int)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
+        """The text of ids. Special ids are left out, except `UNK`, which shows as U+2047, the double question mark."""
         if self.exact:
             return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
         return self._sp.decode([i for i in map(int, ids) if i > EOS or i == UNK]).strip(" ")
@@ -159,7 +159,7 @@ class PieceTokenizer(SentencePieceVocabulary):
         return [self._look_up(code + pieces) for code, pieces in zip(codes, self._cut(rests, str), strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ids vanish, but for `UNK`, which shows as U+2047, the double question mark."""
+        """The text of ids. Special ids are left out, except `UNK`, which shows as U+2047, the double question mark."""
         pieces = [self._unknown if i == UNK else self._pieces[i] for i in map(int, ids) if i > EOS or i == UNK]
         return str(self._sp.decode_pieces(pieces)).replace(SPACE, " ").strip(" ")
 

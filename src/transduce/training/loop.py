@@ -2,7 +2,7 @@
 
 A run that was killed at any moment and started again gives the same losses and the same final weights, bit for bit,
 as an uninterrupted one: on a CPU, on the same machine and with the same number of threads. A GPU sums in no fixed
-order, so there the results are equal up to rounding. A limit in minutes becomes a limit in updates (`time_limit`).
+order, so there the results are equal up to rounding. A limit in minutes becomes one in updates (`schedule.TimeLimit`).
 
 The last checkpoint and the best weights so far (`model.safetensors`) are never lost: both are written under another
 name and renamed.

@@ -77,7 +77,7 @@ def test_memory_is_extrapolated_linearly() -> None:
     memory = extrapolate(points)
     assert memory is not None and not memory.measured
     assert memory.worst == pytest.approx(2 * GIB) and memory.base == pytest.approx(GIB)
-    assert memory.a_share == pytest.approx(GIB)
+    assert memory.bytes_per_micro_batch == pytest.approx(GIB)
     assert extrapolate([]) is None
 
 
@@ -178,7 +178,7 @@ def test_time(limits: dict[str, float], by: str, updates: int) -> None:
     settings = _settings(**limits)
     time = estimate_time(settings, _trial(GIB), scale=10.0, sampled=(100, 100), preparing=5.0)
     assert time is not None
-    assert (time.updates, time.by, time.updates_an_epoch) == (updates, by or "max_minutes", 1000.0)
+    assert (time.updates, time.by, time.updates_per_epoch) == (updates, by or "max_minutes", 1000.0)
     assert time.updating == 2.0 * updates and time.epoch == 2000.0
 
 
@@ -197,8 +197,8 @@ def test_too_much_or_too_little_time_is_a_warning() -> None:
 def test_fixed_cost_of_smaller_updates_is_counted_once() -> None:
     points = [Point(0.5, 10, 100, 1.5), Point(1.0, 20, 120, 2.5)]
     speed = speed_of(points, share=0.5, updates=4, targets=10, seconds=2.0, batches=9, peak=0)
-    assert speed.seconds_an_update == pytest.approx(0.5 + (2.0 - 0.5) / 0.5)
-    assert speed.targets_a_second == pytest.approx(20 / 3.5)
+    assert speed.seconds_per_update == pytest.approx(0.5 + (2.0 - 0.5) / 0.5)
+    assert speed.targets_per_second == pytest.approx(20 / 3.5)
 
 
 def test_histogram() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from transduce.config import TokenizerSettings
-from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, PAD, UNK, encode_gaps
+from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, PAD, UNK, encode_with_masks
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.training import train_tokenizer
 
@@ -37,7 +37,7 @@ def test_the_mask_token_has_its_own_id(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_a_mask_replaces_a_word_and_its_space(tokenizer: Tokenizer, text: str, filled: str | None) -> None:
-    ids = encode_gaps(tokenizer, text)
+    ids = encode_with_masks(tokenizer, text)
     pieces = tokenizer.pieces(ids)
     assert ids.count(MASK) == text.count(MASK_PIECE)
     assert not any(a == "\u2581" and b == MASK_PIECE for a, b in pairwise(pieces))
