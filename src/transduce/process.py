@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 _PARENT = "TRANSDUCE_PARENT"
 
@@ -18,16 +18,17 @@ class _Signalled(BaseException):
 
 
 @contextlib.contextmanager
-def handle_signals(handle: Callable[[signal.Signals], None], *names: str) -> Iterator[None]:
-    """Inside, call `handle` for these signals, if the platform has them. An ignored SIGHUP (nohup) stays ignored.
+def handle_signals(handle: Callable[[signal.Signals], None], *names: str, always: Sequence[str] = ()) -> Iterator[None]:
+    """Inside, call `handle` for these signals, if the platform has them.
 
-    Only the main thread receives signals; in other threads this does nothing.
+    Ignored signals (nohup, background jobs of a script) stay ignored, except those in `always`. Only the main thread
+    receives signals; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [signal.Signals[name] for name in names if hasattr(signal, name)]
-    numbers = [n for n in numbers if n.name != "SIGHUP" or signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [signal.Signals[name] for name in (*always, *names) if hasattr(signal, name)]
+    numbers = [n for n in numbers if n.name in always or signal.getsignal(n) is not signal.SIG_IGN]
     before = {n: signal.signal(n, lambda number, frame: handle(signal.Signals(number))) for n in numbers}
     try:
         yield

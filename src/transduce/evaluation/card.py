@@ -29,8 +29,8 @@ def card(record: Record, wording: Wording) -> str:
     settings = record.settings
     start = settings.training.start
     templates = environment(TEMPLATES, autoescape=False).overlay(finalize=plain)  # escaped for Markdown by `plain`
-    templates.filters["code"] = code
     text = templates.get_template("card.md").render(
+        code=code,
         record=record,
         head=wording.title_for(settings.data),
         start=start.name if start is not None else "",

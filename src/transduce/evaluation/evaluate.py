@@ -14,7 +14,7 @@ from sacrebleu.significance import PairedTest
 from transduce.data.corpus import number_of, read_labelled
 from transduce.data.lines import read_lines
 from transduce.decoding.classifier import TextClassifier
-from transduce.errors import DataError
+from transduce.errors import DataError, UserError
 from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
@@ -150,8 +150,10 @@ def paired_bootstrap(
     """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
 
     Paired bootstrap resampling (Koehn 2004) by sacreBLEU. Raises `DataError` if the three differ in length or are
-    empty, `UserError` for an unknown tokenizer.
+    empty, `UserError` for an unknown tokenizer or no samples.
     """
+    if n_samples < 1:
+        raise UserError(f"n_samples = {n_samples}: must be at least 1; 1000 is usual")
     check_lengths(hypotheses, references)
     check_lengths(others, references, "hypotheses of the other system")
     found = []

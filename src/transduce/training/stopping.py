@@ -98,5 +98,5 @@ def stop_on_signals(say: Callable[[str], None]) -> Iterator[StopRequest]:
         with contextlib.suppress(RuntimeError):  # if the signal came while a line was written
             say(f"{request.name}: finishing the current update and saving; a second signal stops without saving")
 
-    with handle_signals(ask, "SIGINT", "SIGTERM", "SIGHUP"):
+    with handle_signals(ask, "SIGHUP", always=("SIGINT", "SIGTERM")):
         yield request

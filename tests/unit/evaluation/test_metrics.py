@@ -122,6 +122,8 @@ def test_bad_input_is_refused() -> None:
         evaluate(["a"], ["a"], tokenize="13b")
     with pytest.raises(DataError, match="2 hypotheses of the other system but 1 references"):
         paired_bootstrap(["a"], ["a", "b"], ["a"])
+    with pytest.raises(UserError, match="n_samples = 0: must be at least 1"):
+        paired_bootstrap(["a"], ["a"], ["a"], n_samples=0)
 
 
 @pytest.mark.parametrize("tokenize", ["spm", "flores101", "flores200", "spBLEU-1K"])

@@ -17,6 +17,7 @@ from transduce.data.corpus import Pair
 from transduce.data.leaks import LeakCheck, watch
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import card, plain, write_card
+from transduce.evaluation.charts import TEMPLATES
 from transduce.evaluation.metrics import Scores, evaluate
 from transduce.evaluation.records import (
     Record,
@@ -28,6 +29,7 @@ from transduce.evaluation.records import (
 )
 from transduce.evaluation.report import marked, report_html, write_report
 from transduce.inspection.heatmap import HeatMap
+from transduce.inspection.html import environment
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import write_json
 from transduce.runs.folder import RunFolder
@@ -280,6 +282,11 @@ def test_the_card_escapes_hostile_text(run: RunFolder) -> None:
     assert set(links) <= {"report.html", "config.json", "recipe.toml"}
     rows = [line for line in re.sub(r"\\\|", "", text).split("\n") if line.startswith("| ")]
     assert {row.count("|") for row in rows} == {4, 9}, "no cell of a table breaks it"
+
+
+def test_a_card_leaves_the_shared_template_environment_as_it_is(run: RunFolder) -> None:
+    card(read_record(run), WORDING)
+    assert "code" not in environment(TEMPLATES, autoescape=False).filters
 
 
 def test_plain_text_is_one_line() -> None:

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from transduce.process import exit_on_signals
 from transduce.training.stopping import Stopper, StopRequest, score_of, stop_on_signals
 
 
@@ -76,6 +77,18 @@ def test_sighup_stays_ignored_under_nohup() -> None:
             assert not request
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_only_training_handles_ignored_signals() -> None:
+    """Other commands leave them ignored, as for background jobs of a script."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with exit_on_signals():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        with stop_on_signals(lambda text: None):
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:
