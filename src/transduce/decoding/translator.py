@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from transduce.decoding.native_engine import PRECISIONS, NativePrecision, native
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.search import Hypothesis
-from transduce.errors import DataError, TransduceError
+from transduce.errors import DataError, SettingsError, TransduceError
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers
 
@@ -84,13 +84,19 @@ class Translator(RunModel):
 
         Raises:
             RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device.
+            SettingsError: The run is of another task, or there is no such device or precision.
         """
         native = next((name for name in PRECISIONS if name == precision), None)
+        allowed = (*PRECISIONS, *get_args(Precision)[1:])
+        if precision not in allowed:
+            raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
         torch_precision: Precision = "bfloat16" if precision == "bfloat16" else "float32"
         folder, model, tokenizers = open_model(path, task=cls.task, device=device, precision=torch_precision)
         translator = cls._from_run(folder, model, tokenizers)
-        if native is not None and translator.device.type == "cpu":
+        if translator.device.type != "cpu":
+            if precision not in get_args(Precision):
+                raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
+        elif native is not None:
             engine = native_engine(model, folder.settings.model, translator.settings, precision=native)
             if isinstance(engine, str):
                 translator.slow_because = engine
