@@ -250,8 +250,3 @@ def test_loading_a_model_does_not_import_the_compiler(make_run: Callable[..., Pa
     run = make_run(positions=positions)
     done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_an_unknown_precision_is_refused(run: Path) -> None:
-    with pytest.raises(SettingsError, match=r"'int4': allowed are .*int8"):
-        Translator.load(run, precision="int4")  # type: ignore[arg-type]
