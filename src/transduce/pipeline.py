@@ -51,14 +51,14 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     with join_ranks() as ranks:
         machine = machine.shared(ranks.size, ranks.local_size)
         if dry_run:
-            _resolved(task, settings, start, machine, log, spool_in=_nearest_folder(path))
+            _resolved(task, settings, start=start, machine=machine, log=log, spool_in=_nearest_folder(path))
         else:
-            _train_in(path, settings, task, start, machine=machine, log=log, ranks=ranks)
+            _train_in(path, settings, task=task, start=start, machine=machine, log=log, ranks=ranks)
     return path
 
 
 def _train_in(
-    path: Path, settings: Settings, task: AnyTask, start: Start | None, *, machine: Machine, log: Log, ranks: Ranks
+    path: Path, settings: Settings, *, task: AnyTask, start: Start | None, machine: Machine, log: Log, ranks: Ranks
 ) -> None:
     """Train in the locked run folder, in the main process."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
@@ -81,7 +81,7 @@ def _train_in(
         if end is None:
             prepared = task.find_prepared(folder, log) if folder.resumed else None
             if prepared is None:
-                prepared = _prepare(task, folder, settings, start, machine, log)
+                prepared = _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
             _report_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
             ranks.start({"folder": str(path.absolute()), "device": machine.device})
             best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
@@ -93,7 +93,7 @@ def _train_in(
 
 
 def _resolved(
-    task: AnyTask, asked: Settings, start: Start | None, machine: Machine, log: Log, *, spool_in: Path
+    task: AnyTask, asked: Settings, *, start: Start | None, machine: Machine, log: Log, spool_in: Path
 ) -> tuple[Any, Settings, Extended]:
     """The text, the resolved settings, and the vocabulary."""
     if start is not None:
@@ -107,13 +107,15 @@ def _resolved(
     return texts, settings, extended or Extended(tokenizers, (), ())
 
 
-def _prepare(task: AnyTask, folder: RunFolder, asked: Settings, start: Start | None, machine: Machine, log: Log) -> Any:
+def _prepare(
+    task: AnyTask, folder: RunFolder, *, asked: Settings, start: Start | None, machine: Machine, log: Log
+) -> Any:
     """Encode the text, and copy the weights to start from, into the folder. A user's mistake leaves no new folder."""
     tokens = folder.path / "tokens"
     shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
     tokens.mkdir(exist_ok=True)
     try:
-        texts, settings, extended = _resolved(task, asked, start, machine, log, spool_in=tokens)
+        texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, spool_in=tokens)
         folder.write_settings(settings)
         if start is not None:
             save_start_weights(start, extended, settings, tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +22,10 @@ def option(*names: str, help: str, metavar: str | None = None, min: Any = None) 
     return Option(*names, help=help, metavar=metavar, min=min, show_default=False)
 
 
-def expand(request: type, **annotations: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def expand(request: type, annotations: Mapping[str, Any] = {}) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's first parameter, an object of the dataclass `request`, by one option per field.
 
-    `annotations`: others for some of the fields.
+    `annotations`: others for some of the fields, by name.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -63,7 +63,7 @@ def _learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
 RecipeOrRun = Annotated[Path | None, argument("RECIPE|RUN", "Settings (TOML file), or a run folder.")]
 
 
-@expand(Request, recipe=RecipeOrRun)
+@expand(Request, {"recipe": RecipeOrRun})
 def doctor(
     request: Request,
     processes: Processes = 1,
@@ -85,6 +85,8 @@ def doctor(
     """
     began = time.monotonic()
     recipe = request.recipe
+    if recipe is not None and not recipe.exists():
+        raise SettingsError(f"neither a run folder nor a recipe {recipe} exists")
     if recipe is not None and recipe.is_dir():
         from transduce.runs.manifest import Manifest
 
