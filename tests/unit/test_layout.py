@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,15 @@ def test_every_public_name_can_be_imported() -> None:
         assert getattr(transduce, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         transduce.nonsense  # noqa: B018
+
+
+def test_base_classes_are_abstract() -> None:
+    """A method that a subclass lacks must not act like that of another subclass."""
+    from transduce.data.store import Store
+    from transduce.nn.attention import MultiHeadAttention
+    from transduce.training.averaging import Average
+    from transduce.training.ranks import Ranks
+
+    assert all(map(inspect.isabstract, (Average, MultiHeadAttention, Ranks, Store)))
+    methods = {name for name, value in vars(Ranks).items() if inspect.isfunction(value) and name[0] != "_"}
+    assert methods == Ranks.__abstractmethods__

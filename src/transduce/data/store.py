@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import io
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -36,7 +37,7 @@ FORMAT = 1
 _DTYPES = (np.uint16, np.int32, np.int64)
 
 
-class Store:
+class Store(ABC):
     """Arrays, and the `facts` of store.json. A subclass is a dataclass whose fields are the arrays, then `facts`."""
 
     facts: Mapping[str, Any]
@@ -84,9 +85,9 @@ class Store:
             write_json(aside / "store.json", {"format": FORMAT, **writer.facts, "checksums": sums})
         return cls.open(folder)
 
+    @abstractmethod
     def _is_consistent(self) -> bool:
         """Whether the arrays and the facts fit each other."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, distributed
@@ -49,6 +49,7 @@ class _AgreedClock(Clock):
         return self.agreed
 
 
+@final
 class GroupRanks(Ranks):
     """One of several ranks.
 

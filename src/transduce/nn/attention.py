@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -122,7 +123,7 @@ PROJECTIONS: dict[str, type[FullProjection] | type[SharedProjection]] = {
 }
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(nn.Module, ABC):
     """What self- and cross-attention share: heads, grouping, and the output projection W^O (paper 3.2.2).
 
     With n_kv_heads < n_heads, groups of query heads share keys and values (Ainslie et al. 2023).
@@ -150,9 +151,9 @@ class MultiHeadAttention(nn.Module):
         self.output = Linear(d_model, d_model, bias=bias)
         self.add_projections(partial(PROJECTIONS[projection], d_model, d_head=self.d_head, bias=bias))
 
+    @abstractmethod
     def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
         """Create the projections of the inputs; `project` makes one to several groups of heads, of the given sizes."""
-        raise NotImplementedError
 
     def attend(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias

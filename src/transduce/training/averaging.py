@@ -16,9 +16,10 @@ memory.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -79,27 +80,24 @@ def copy_values(into: Weights, values: Weights) -> None:
         tensor.copy_(value)
 
 
-class Average:
-    """The weights that a run keeps; this class is `none`, the weights at the best validation.
-
-    `live` are the model's own parameters by name; `folder` is for snapshots.
-    """
+class Average(ABC):
+    """The weights that a run keeps. `live` are the model's own parameters by name; `folder` is for snapshots."""
 
     def __init__(self, live: Weights, *, folder: Path, n: int, decay: float) -> None:
         self.live, self.folder, self.n, self.decay = live, folder, n, decay
 
-    def after_update(self) -> None:
+    def after_update(self) -> None:  # noqa: B027 - optional
         """Use the live weights. Called after every update, so it must be cheap."""
 
+    @abstractmethod
     def candidate(self, update: int) -> Weights:
         """The weights to validate after `update`."""
-        return self.live
 
     def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
         """The weights to write as the run's model after a validation; None to keep the model written before."""
         return self.candidate(update) if better else None
 
-    def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:
+    def remove_unused(self, states: Iterable[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
         """Remove files that none of `states`, the states of all checkpoints on disk, refers to."""
 
     def tensors(self) -> Weights:
@@ -115,6 +113,15 @@ class Average:
         return []
 
 
+@final
+class _BestValidation(Average):
+    """`none`: the live weights."""
+
+    def candidate(self, update: int) -> Weights:
+        return self.live
+
+
+@final
 class _MovingAverage(Average):
     """`ema`: after every update, average <- decay * average + (1 - decay) * weights."""
 
@@ -190,6 +197,7 @@ class _Snapshots(Average):
         return notes
 
 
+@final
 class _MeanOfLast(_Snapshots):
     """`last`: the mean of the weights at the last `n` validations, whatever its score."""
 
@@ -202,8 +210,12 @@ class _MeanOfLast(_Snapshots):
         return self.mean()
 
 
+@final
 class _MeanOfBest(_Snapshots):
     """`best`: the mean of the weights at the `n` best validations. Of equal scores, the later is better."""
+
+    def candidate(self, update: int) -> Weights:
+        return self.live
 
     def keep(self, update: int, score: float, *, better: bool) -> Weights | None:
         entries = [*self.others(update), (update, score)]
@@ -216,7 +228,7 @@ class _MeanOfBest(_Snapshots):
 
 
 AVERAGES: dict[str, type[Average]] = {
-    "none": Average,
+    "none": _BestValidation,
     "last": _MeanOfLast,
     "best": _MeanOfBest,
     "ema": _MovingAverage,

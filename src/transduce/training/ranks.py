@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
@@ -15,59 +16,98 @@ from transduce.training.stopping import StopRequest
 T = TypeVar("T")
 
 
-class Ranks:
+class Ranks(ABC):
     """All ranks of a training, seen from `rank`, one of `size`, of which `local_size` are on this machine.
 
-    This class is for a process that trains alone; its methods cost nothing. `distributed.group.GroupRanks` is for one
-    of several processes.
+    `SINGLE_RANK` is a process that trains alone. `distributed.group.GroupRanks` is one of several processes.
     """
 
-    rank, size, local_size = 0, 1, 1
+    rank: int
+    size: int
+    local_size: int
 
     @property
     def is_main_process(self) -> bool:
         """Whether this process reads text, writes files and logs."""
         return self.rank == 0
 
+    @abstractmethod
     def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send the main process's message to the workers, which wait for it here; return it."""
-        return dict(message)
 
+    @abstractmethod
     def bind_device(self, device: torch.device) -> torch.device:
         """Set up gradient reduction for this kind of device; return the device of this rank."""
-        return device
 
+    @abstractmethod
     def broadcast(self, make: Callable[[], T]) -> T:
         """Call `make` in the main process only and return its result, which must be JSON-able, in every rank."""
-        return make()
 
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all ranks. Stop requests and the clock are exchanged, as in `broadcast` and `all_reduce`."""
 
+    @abstractmethod
     def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
         """Sum the gradients of all ranks in place, and the tensors `sums`, which are returned."""
-        return list(sums)
 
+    @abstractmethod
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of all ranks in the main process: `name` of rank 0, `name.1` of rank 1 and so on."""
-        return dict(tensors)
 
+    @abstractmethod
     def check_equal(self, weights: Mapping[str, Tensor]) -> None:
         """Raise `RankExited` unless all ranks have the same weights."""
 
+    @abstractmethod
     def clock(self, used: float) -> Clock:
         """A clock that shows the same time in all ranks."""
+
+    @abstractmethod
+    def share_stop_request(self, request: StopRequest) -> StopRequest:
+        """A request that is set once all ranks know of a signal that any of them received."""
+
+    @abstractmethod
+    def seed_dropout(self, seed: int) -> None:
+        """Seed the random numbers of a new run's dropout."""
+
+
+@final
+class _SingleRank(Ranks):
+    rank, size, local_size = 0, 1, 1
+
+    def start(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(message)
+
+    def bind_device(self, device: torch.device) -> torch.device:
+        return device
+
+    def broadcast(self, make: Callable[[], T]) -> T:
+        return make()
+
+    def barrier(self) -> None:
+        pass
+
+    def all_reduce(self, parameters: Sequence[torch.nn.Parameter], sums: Sequence[Tensor]) -> list[Tensor]:
+        return list(sums)
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def check_equal(self, weights: Mapping[str, Tensor]) -> None:
+        pass
+
+    def clock(self, used: float) -> Clock:
         return Clock(used)
 
     def share_stop_request(self, request: StopRequest) -> StopRequest:
-        """A request that is set once all ranks know of a signal that any of them received."""
         return request
 
     def seed_dropout(self, seed: int) -> None:
-        """Seed the random numbers of a new run's dropout. A single process continues those of the initial weights."""
+        pass  # continues the random numbers of the initial weights
 
 
-SINGLE_RANK = Ranks()
+SINGLE_RANK = _SingleRank()
 
 
 def dropout_seed(seed: int, update: int, rank: int) -> int:
