@@ -9,7 +9,9 @@ import json
 import lzma
 import os
 import pickle
+import shutil
 import struct
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -121,6 +123,26 @@ def test_links_within_a_folder_and_to_a_folder_are_allowed(run: Path, tmp_path: 
     (tmp_path / "other").symlink_to(run)
     assert Translator.load(tmp_path / "other").translate(["a man"])
     refuse_outside_links(tmp_path / "other")
+
+
+def test_a_run_folder_that_another_process_writes_to_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    done = threading.Event()
+
+    def train() -> None:
+        while not done.is_set():
+            (tmp_path / "checkpoints" / "1.aside" / "deep").mkdir(parents=True)
+            (tmp_path / "checkpoints" / "1.aside" / "deep" / "state.json").write_text("{}")
+            shutil.rmtree(tmp_path / "checkpoints" / "1.aside")
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        for _ in range(3000):
+            refuse_outside_links(tmp_path)
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_pipe_in_a_run_folder_is_refused(run: Path) -> None:
