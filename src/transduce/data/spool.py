@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tempfile
@@ -35,16 +36,15 @@ def spooled(
         pack: Turns a record into a list of JSON values.
         unpack: Turns that back.
     """
-    try:
+    with _writing(folder):
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed when `read` is no longer used)
-        with zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False) as writer:
-            packed = map(pack, records)
-            while chunk := list(islice(packed, _CHUNK)):
-                line = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
-                writer.write(line.encode("utf-8") + b"\n")
-    except OSError as error:
-        where = folder or tempfile.gettempdir()
-        raise RunFolderError(f"cannot write temporary data in {where}: {error.strerror or error}") from error
+    writer, packed = zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False), map(pack, records)
+    while chunk := list(islice(packed, _CHUNK)):
+        line = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
+        with _writing(folder):
+            writer.write(line.encode("utf-8") + b"\n")
+    with _writing(folder):
+        writer.close()
 
     def read() -> Iterator[T]:
         file.seek(0)
@@ -53,3 +53,13 @@ def spooled(
             yield from map(unpack, json.loads(line))
 
     return read
+
+
+@contextlib.contextmanager
+def _writing(folder: Path | None) -> Iterator[None]:
+    """Inside, temporary data is written: a failure becomes a one-line `RunFolderError`."""
+    try:
+        yield
+    except OSError as error:
+        where = folder or tempfile.gettempdir()
+        raise RunFolderError(f"cannot write temporary data in {where}: {error.strerror or error}") from error
