@@ -95,14 +95,16 @@ def compare(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:
 
     Logits that our model rules out only need to be ruled out in `found`.
     """
-    difference, size = 0.0, 0.0
+    difference, size, compared = 0.0, 0.0, False
     for found, ours in pairs:
+        compared = True
         real = ours > NEVER / 2
         if not bool((found[~real] <= NEVER / 2).all()):
             difference = math.inf
             continue
         apart = (found - ours)[real].abs().nan_to_num(nan=math.inf, posinf=math.inf)
         difference, size = max(difference, float(apart.max())), max(size, float(ours[real].abs().max()))
+    assert compared, "nothing was compared"
     return difference, size
 
 

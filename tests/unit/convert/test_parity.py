@@ -20,6 +20,11 @@ def test_ruled_out_logits_need_only_be_ruled_out() -> None:
     assert compare([(ours, ours), (bad, ours), (ours, ours)]) == (math.inf, 40.0)
 
 
+def test_comparing_nothing_fails() -> None:
+    with pytest.raises(AssertionError, match="nothing was compared"):
+        compare([])
+
+
 def test_the_bound_grows_with_large_logits_only() -> None:
     assert settle("x", (0.9e-4, 30.0)).endswith("largest difference 9.0e-05 (bound 1e-04)")
     assert settle("x", (2.9e-4, 96.0)).endswith("largest difference 2.9e-04 (bound 3e-04)")
