@@ -140,8 +140,8 @@ class RowBatch(_Tensors):
 class MaskedBatch(_Tensors):
     """Texts with masked tokens. `places`: row * S + column of each token to predict; `targets`: those tokens.
 
-    `labels` [B]: whether B followed A. `targets_a_pair`: masked tokens for each pair in the whole update, so that both
-    losses are means over the update however it was cut.
+    `labels` [B]: whether B followed A. `targets_per_pair`: masked tokens for each pair in the whole update, so that
+    both losses are means over the update however it was cut.
     """
 
     ids: Int64[Tensor, "B S"]
@@ -149,7 +149,7 @@ class MaskedBatch(_Tensors):
     places: Int64[Tensor, " N"]
     targets: Int64[Tensor, " N"]
     labels: Int64[Tensor, " B"]
-    targets_a_pair: float
+    targets_per_pair: float
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -168,7 +168,7 @@ class MaskedBatch(_Tensors):
         here = (row >= start) & (row < stop)
         places = (row[here] - start) * ids.shape[1] + column[here]
         segments, labels = self.segments[start:stop, : ids.shape[1]], self.labels[start:stop]
-        return MaskedBatch(ids, segments, places, self.targets[here], labels, self.targets_a_pair)
+        return MaskedBatch(ids, segments, places, self.targets[here], labels, self.targets_per_pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +225,13 @@ def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> R
 
 
 def collate_masked(
-    rows: Sequence[Masked], segments: Sequence[np.ndarray], labels: Sequence[int], *, targets_a_pair: float
+    rows: Sequence[Masked], segments: Sequence[np.ndarray], labels: Sequence[int], *, targets_per_pair: float
 ) -> MaskedBatch:
     """Pad to the longest row."""
     ids, kinds = pad_rows([row.ids for row in rows]), pad_rows(segments)
     targets = pad_rows([row.targets for row in rows]).flatten()
     places = (targets != PAD).nonzero()[:, 0]
-    return MaskedBatch(ids, kinds, places, targets[places], torch.tensor(list(labels)), targets_a_pair)
+    return MaskedBatch(ids, kinds, places, targets[places], torch.tensor(list(labels)), targets_per_pair)
 
 
 def collate_labelled(examples: Sequence[Packed], labels: Sequence[int]) -> LabelBatch:

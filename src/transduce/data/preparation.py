@@ -185,10 +185,7 @@ def read_labelled_texts(
         lambda row: Labelled(row[0], tuple(row[1]), tuple(row[2])),
     )
     digests = tuple(source.digest() for source in sources.train)
-    labels = data.labels or sorted_labels(counts)  # of all text: the only example of a label may be held out
-    if len(labels) < 2:
-        only = repr(labels[0]) if labels else "none"
-        raise DataError(f"the training text has only one label, {only}: there is nothing to classify")
+    labels = _two_or_more(data.labels or sorted_labels(counts))  # of all text: an only example may be held out
     tests = _read_tests([source.name for source in sources.tests], sources.tests, "text")
     if sources.valid:
         valid, held = _read_set("valid", sources.valid, "text"), set[int]()
@@ -209,6 +206,13 @@ def read_labelled_texts(
         digests,
         labels,
     )
+
+
+def _two_or_more(labels: tuple[str, ...]) -> tuple[str, ...]:
+    if len(labels) < 2:
+        only = repr(labels[0]) if labels else "none"
+        raise DataError(f"the training text has only one label, {only}: there is nothing to classify")
+    return labels
 
 
 def _hold_out(

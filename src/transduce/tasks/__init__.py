@@ -1,1 +1,1 @@
-"""Tasks: what a model is trained for, from its text to its report. `table.py` names them."""
+"""Tasks: what a model is trained for, from its text to its report. `registry.py` names them."""

@@ -96,7 +96,7 @@ class MaskedFeeder(LengthFeeder):
                 [hidden[i] for i in part],
                 [packed[i].segments for i in part],
                 [plans[i].label for i in part],
-                targets_a_pair=n_targets / len(plans),
+                targets_per_pair=n_targets / len(plans),
             )
 
         return (np.array([len(row.ids) for row in hidden]),), n_targets, collated

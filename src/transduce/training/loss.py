@@ -177,7 +177,7 @@ def predict_masked_tokens(
     hidden, follows = forward(*batch.inputs)
     loss, nll = _token_loss(hidden[None], model, batch.targets[None], smoothing)
     if follows is not None:
-        loss = loss + F.cross_entropy(follows.float(), batch.labels, reduction="sum") * batch.targets_a_pair
+        loss = loss + F.cross_entropy(follows.float(), batch.labels, reduction="sum") * batch.targets_per_pair
     return loss, nll, ()
 
 

@@ -156,7 +156,7 @@ def test_parts_of_every_kind_of_batch_add_up_to_the_whole() -> None:
     first, second = masked.part(0, 1), masked.part(1, 3)
     assert (first.places.tolist(), first.targets.tolist()) == ([1, 3], [16, 18])
     assert (second.places.tolist(), second.targets.tolist()) == ([1, 2], [26, 35])  # rows are two wide now
-    assert second.targets_a_pair == 1.5 and second.labels.tolist() == [1, 0]
+    assert second.targets_per_pair == 1.5 and second.labels.tolist() == [1, 0]
 
 
 def test_out_of_memory_errors_are_recognised() -> None:
