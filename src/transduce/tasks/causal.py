@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -71,7 +72,8 @@ class CausalTask(PlainTextTask[TextStore]):
         if settings.training.start is None:  # else its vocabulary is exact already
             for key, needed in (("exact", True), ("normalization", "identity")):
                 if key in own.model_fields_set and (value := getattr(own, key)) != needed:
-                    raise SettingsError(f"tokenizer.{key} = {value!r}: task 'causal' needs exact text; leave it out")
+                    shown = json.dumps(value)
+                    raise SettingsError(f"tokenizer.{key} = {shown}: task 'causal' needs exact text; leave it out")
         if settings.data.separate_documents and model.feed_forward == "conv" and model.kernel_size > 1:
             raise SettingsError(
                 "data.separate_documents = true: model.feed_forward = 'conv' reads beyond the start of a document; "

@@ -60,10 +60,10 @@ class OneSidedTask(Task[TextsT, StoreT]):
         if data.demo:
             raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
         for corpus in (*data.train, *data.valid, *data.test):
-            if corpus.path is None or corpus.weight != 1:
-                raise SettingsError(
-                    f"task '{settings.task}' reads {form}; give path = \"...\", not src and tgt, and no weight"
-                )
+            if corpus.path is None:
+                raise SettingsError(f"task '{settings.task}' reads {form}; give path = \"...\", not src and tgt")
+            if corpus.weight != 1:
+                raise SettingsError(f"weight = {corpus.weight:g}: {form} has no weights; list a file twice instead")
 
     def lines(self, texts: TextsT) -> tuple[Iterable[str], Iterable[str]]:
         """A sample of the training text; the second side is empty."""

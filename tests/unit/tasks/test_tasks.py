@@ -122,6 +122,15 @@ def asked_for(task: str, tmp_path: Path, **data: Any) -> Settings:
     )
 
 
+def test_messages_of_settings_that_a_task_refuses() -> None:
+    with pytest.raises(SettingsError, match=r"^weight = 2: .*has no weights; list a file twice"):
+        check(settings("causal", data={"train": [{"path": "a.txt", "weight": 2}]}))
+    with pytest.raises(SettingsError, match=r"reads label<TAB>text; give path = "):
+        check(settings("classification", data={"train": [{"src": "a.txt", "tgt": "b.txt"}]}))
+    with pytest.raises(SettingsError, match=r"^tokenizer.exact = false: "):
+        check(settings("causal", data={"train": [{"path": "a.txt"}]}, tokenizer={"exact": False}))
+
+
 @pytest.mark.parametrize("task", ["causal", "masked", "classification"])
 def test_sets_have_distinct_names_and_leaks_are_reported(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
