@@ -85,6 +85,21 @@ class Store(ABC):
             write_json(aside / "store.json", {"format": FORMAT, **writer.facts, "checksums": sums})
         return cls.open(folder)
 
+    def check(self, folder: Path, largest: Mapping[str, int]) -> None:
+        """Raise `RunFolderError` for an array with values below 0 or above `largest[name]`.
+
+        For offsets, the values are the lengths of the sequences. `folder`: what the error names.
+        """
+        for name, most in largest.items():
+            array, what = getattr(self, name), "values"
+            if name.endswith("offsets"):
+                array, what = np.diff(array), "sequences of"
+            low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
+            if low < 0 or high > most:
+                raise RunFolderError(
+                    f"{folder / name}.npy is damaged: it has {what} {low:,} to {high:,}, but 0 to {most:,} are allowed"
+                )
+
     @abstractmethod
     def _is_consistent(self) -> bool:
         """Whether the arrays and the facts fit each other."""

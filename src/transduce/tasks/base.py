@@ -10,7 +10,7 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `sources` and `read_texts` open and count the text, so that every error in the files is found before anything is made;
 - `lines` yields the text that a vocabulary is trained on;
 - `encode` writes stores of class `store` to `tokens/` in the run folder, and at the very end `data.json` with its
-  `fingerprint`, so that a killed run can resume;
+  `fingerprint`, so that a killed run can resume; `largest` limits what such a store may contain;
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
 - `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -55,6 +55,14 @@ Form = Literal["pairs", "text", "labelled"]
 
 TextsT = TypeVar("TextsT", bound=Texts[Any])
 StoreT = TypeVar("StoreT", bound=Store)
+ReadT = TypeVar("ReadT", covariant=True)
+
+
+class ReadTexts(Protocol[ReadT]):
+    """The signature of the functions of `data.preparation` that read text."""
+
+    def __call__(self, settings: Settings, log: Log, sources: Sources[Any], *, spool_in: Path | None) -> ReadT:
+        """Read each source once."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
 
     sources: Callable[[Settings], Sources[Any]]
     """Names the text that the settings ask for; nothing is opened yet."""
-    read_texts: Callable[..., TextsT]
+    read_texts: ReadTexts[TextsT]
     """Reads it, one of the functions of `data.preparation`."""
     counted_in: ClassVar[str]
     """What the size of a set counts, in the plural."""
@@ -170,9 +178,20 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
 
     def open_prepared(self, folder: RunFolder) -> Prepared[StoreT]:
         """What `encode` wrote into the run folder. Raises `RunFolderError` where it is missing or damaged."""
-        tokens = folder.path / "tokens"
-        stores = (self.store.open(tokens / name) for name in ("train", "valid"))
-        return Prepared(tokens, load_tokenizers(folder), *stores)
+        tokenizers = load_tokenizers(folder)
+        stores = (self.open_store(folder, name, tokenizers) for name in ("train", "valid"))
+        return Prepared(folder.path / "tokens", tokenizers, *stores)
+
+    def open_store(self, folder: RunFolder, name: str, tokenizers: Tokenizers) -> StoreT:
+        """A store of the run. Raises `RunFolderError` where it is missing, damaged, or not for this model."""
+        path = folder.path / "tokens" / name
+        store = self.store.open(path)
+        store.check(path, self.largest(tokenizers, folder.settings))
+        return store
+
+    @abstractmethod
+    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
+        """The largest value in each array that the model reads; for offsets, the most tokens of a sequence."""
 
     @abstractmethod
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
@@ -184,7 +203,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
 
     @abstractmethod
     def longest(self, prepared: Prepared[StoreT], settings: Settings) -> Prepared[StoreT]:
-        """`prepared` with training rows of the maximum length, enough for a batch: the batch that needs most memory."""
+        """Return `prepared` with training rows of the maximum length, enough for the batch that needs most memory."""
 
     @abstractmethod
     def validator(

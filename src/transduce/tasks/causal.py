@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
+from transduce.data.text import Piece
 from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
@@ -84,9 +85,18 @@ class CausalTask(PlainTextTask[TextStore]):
                 f"training.batch_tokens = {batch}: must be at least data.context = {context}, the tokens of a row"
             )
 
-    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., TextStore]:
+    def encode_set(
+        self,
+        folder: Path,
+        records: Iterable[Piece],
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        name: str,
+        mark: str,
+    ) -> TextStore:
         """One row of ids for all documents."""
-        return partial(encode_text, vocabulary=vocabulary)
+        return encode_text(folder, records, vocabulary, fingerprint=mark, name=name)
 
     def describe(self, store: TextStore, settings: Settings) -> dict[str, Any]:
         """Documents, bytes and tokens."""

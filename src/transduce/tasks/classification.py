@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -93,10 +92,24 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         ids = tokenizers.tgt.encode_batch([text for example in some for text in example])
         return round((sum(map(len, ids)) / len(some) + 1 + len(some[0])) * texts.train.size)
 
-    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., LabelStore]:
+    def encode_set(
+        self,
+        folder: Path,
+        records: Iterable[Labelled],
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        name: str,
+        mark: str,
+    ) -> LabelStore:
         """Texts, cut to what the model reads, and the numbers of their labels."""
+        labels, longest = _labels(settings), longest_of(settings.model, settings.data.max_length)
+        return encode_labelled(folder, records, labels, vocabulary, longest=longest, fingerprint=mark, name=name)
+
+    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
+        """The labels and the lengths too."""
         longest = longest_of(settings.model, settings.data.max_length)
-        return partial(encode_labelled, labels=_labels(settings), vocabulary=vocabulary, longest=longest)
+        return super().largest(tokenizers, settings) | {"labels": len(_labels(settings)) - 1, "offsets": longest}
 
     def check_set(self, store: LabelStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         """Log how many texts were cut."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from transduce.tasks.base import Prepared, n_rows_of, tiled
 from transduce.tasks.defaults import MASKED
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
+from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import MaskedFeeder
 from transduce.training.loss import predict_masked_tokens
 from transduce.training.validate import Validator
@@ -87,10 +88,23 @@ class MaskedTask(PlainTextTask[SentenceStore]):
             for found in texts.sets.values():
                 _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
 
-    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., SentenceStore]:
+    def encode_set(
+        self,
+        folder: Path,
+        records: Iterable[Piece],
+        vocabulary: Vocabulary,
+        settings: Settings,
+        *,
+        name: str,
+        mark: str,
+    ) -> SentenceStore:
         """Sentences that fit the context, also in pairs."""
-        longest = resolved(settings.data.context, "data.context") - 3
-        return partial(encode_sentences, vocabulary=vocabulary, longest=longest)
+        longest = _longest(settings)
+        return encode_sentences(folder, records, vocabulary, longest=longest, fingerprint=mark, name=name)
+
+    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
+        """The sentences' lengths too."""
+        return super().largest(tokenizers, settings) | {"offsets": _longest(settings)}
 
     def check_set(self, store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         """Refuse a set without anything to predict, before training needs it."""
@@ -113,9 +127,8 @@ class MaskedTask(PlainTextTask[SentenceStore]):
 
     def longest(self, prepared: Prepared[SentenceStore], settings: Settings) -> Prepared[SentenceStore]:
         """Sentences that fill the context, two per document."""
-        context = resolved(settings.data.context, "data.context")
-        length, store = context - 3, prepared.train
-        n = 2 * n_rows_of(context, settings)  # pairs of segments share a row
+        length, store = _longest(settings), prepared.train
+        n = 2 * n_rows_of(length + 3, settings)  # pairs of segments share a row
         ids = np.tile(tiled(store.ids, length), n)
         offsets, documents = np.arange(n + 1) * length, np.arange(0, n + 1, 2)
         return replace(prepared, train=SentenceStore(ids, offsets, documents, store.facts))
@@ -152,6 +165,11 @@ class MaskedTask(PlainTextTask[SentenceStore]):
             shown.append((one.text, f" → {predictions}"))
         save_generated(folder, "valid", shown, update=update)
         finalize(folder, self.wording, log)
+
+
+def _longest(settings: Settings) -> int:
+    """Most tokens of a sentence: a row has three special tokens."""
+    return resolved(settings.data.context, "data.context") - 3
 
 
 def _check_documents(name: str, n: int) -> None:

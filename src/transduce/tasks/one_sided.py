@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared, StoreT, Task, TextsT, report_leaks
 from transduce.text.special import Vocabulary
-from transduce.text.tokenizer import Tokenizers
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 TRIED = 2000  # records that are encoded to estimate the number of tokens
 
@@ -32,8 +32,10 @@ class OneSidedTask(Task[TextsT, StoreT]):
     """What the held-out examples that are searched for in the training text are called, in the plural."""
 
     @abstractmethod
-    def encoder(self, vocabulary: Vocabulary, settings: Settings) -> Callable[..., StoreT]:
-        """The function that encodes a set: `encode(folder, records, name=..., fingerprint=...)`."""
+    def encode_set(
+        self, folder: Path, records: Iterable[Any], vocabulary: Vocabulary, settings: Settings, *, name: str, mark: str
+    ) -> StoreT:
+        """Encode a set into `folder`. `name`: what errors call it; `mark`: the fingerprint to store."""
 
     def check_set(self, store: StoreT, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
         """Raise `DataError` for a set that the task cannot use, or log what should be known of it."""
@@ -52,7 +54,7 @@ class OneSidedTask(Task[TextsT, StoreT]):
 
     @abstractmethod
     def marks(self, settings: Settings) -> tuple[str, ...]:
-        """What decides what is stored, besides the text and the vocabulary."""
+        """Return the settings, as text, that decide what is stored; they become part of the fingerprint."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse pairs and weights."""
@@ -82,14 +84,14 @@ class OneSidedTask(Task[TextsT, StoreT]):
         held_out = (texts.valid, *texts.tests)
         checks = [LeakCheck(found.name, map(example_of, found.read()), unit=self.leak_unit) for found in held_out]
         described, stores = list[dict[str, Any]](), list[StoreT]()
-        encode = self.encoder(tokenizers.tgt, settings)
         with log.progress("encoding") as bar:
             for at, found in texts.sets.items():
                 records: Iterator[Any] = found.read()
                 if is_train := at == "train":
                     records = counted(records, lambda n: bar.update(n / texts.train.size), self.size_of)
                     records = watch(records, example_of, checks)
-                store = encode(tokens / at, records, name=f"{found.name} text", fingerprint=mark if is_train else "")
+                name, own = f"{found.name} text", mark if is_train else ""
+                store = self.encode_set(tokens / at, records, tokenizers.tgt, settings, name=name, mark=own)
                 self.check_set(store, found.name, tokenizers.tgt, settings, log)
                 stores.append(store)
                 described.append({"name": found.name, "files": found.files, **self.describe(store, settings)})
@@ -102,8 +104,12 @@ class OneSidedTask(Task[TextsT, StoreT]):
     def save_samples(self, tokens: Path, texts: TextsT) -> None:
         """Keep what `finish` needs of the text besides the stores."""
 
+    def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
+        """The ids of the vocabulary."""
+        return {"ids": tokenizers.n_tgt - 1}
+
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        """Of the training text and everything that decides how it is stored."""
+        """Return the fingerprint of the training text, the vocabulary and `marks`."""
         return fingerprint_of_text(digests, tokenizers.tgt, *self.marks(settings))
 
     def held_out_stores(self, folder: RunFolder) -> Iterator[tuple[str, StoreT]]:
@@ -111,8 +117,9 @@ class OneSidedTask(Task[TextsT, StoreT]):
         tokens = folder.path / "tokens"
         with expecting(tokens / "tests.json"):
             names = [str(name) for name in read_json(tokens / "tests.json")]
+        tokenizers = load_tokenizers(folder)
         for name, at in [("valid", "valid"), *((name, f"test.{i}") for i, name in enumerate(names))]:
-            yield name, self.store.open(tokens / at)
+            yield name, self.open_store(folder, at, tokenizers)
 
 
 class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
