@@ -60,6 +60,11 @@ def exit_on_signals() -> Iterator[None]:
         sys.exit(128 + received[0])
 
 
+def n_cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def child_environment() -> dict[str, str]:
     """Our environment, for a child process that calls `exit_with_parent`."""
     return {**os.environ, _PARENT: str(os.getpid())}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.errors import SettingsError
 from transduce.logging import print_error
-from transduce.process import handle_signals, send_at_parent_exit
+from transduce.process import handle_signals, n_cores, send_at_parent_exit
 
 if TYPE_CHECKING:
     from transduce.distributed.group import Learn
@@ -70,7 +70,6 @@ def launch(arguments: Sequence[str], n: int) -> int:
 
 def _environment(given: Mapping[str, str], rank: int, n: int, rendezvous: Path) -> dict[str, str]:
     """Environment of one process. The cores are divided unless the user set OMP_NUM_THREADS."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = {
         "RANK": str(rank),
         "WORLD_SIZE": str(n),
@@ -80,7 +79,7 @@ def _environment(given: Mapping[str, str], rank: int, n: int, rendezvous: Path) 
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
-    return {"OMP_NUM_THREADS": str(max(1, cores // n)), **given, **own}
+    return {"OMP_NUM_THREADS": str(max(1, n_cores() // n)), **given, **own}
 
 
 def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

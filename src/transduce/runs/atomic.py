@@ -46,9 +46,9 @@ def write_aside(path: Path, *, keep: bool = False) -> Iterator[Path]:
     try:
         yield aside
         for written in (aside, *aside.rglob("*")):
-            _sync(written)
+            sync(written)
         _rename(aside, path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             if keep and aside.stat().st_size:
@@ -159,6 +159,17 @@ def remove_leftovers(folder: Path) -> int:
     return len(leftovers)
 
 
+def sync(path: Path) -> None:
+    """Make the system write a file, or the names in a folder, to the disk."""
+    if os.name != "posix" and path.is_dir():
+        return  # only POSIX systems can open folders
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _rename(aside: Path, path: Path) -> None:
     """Replace `path` by `aside`. A folder takes two renames: first the old one gets a temporary name."""
     if not (aside.is_dir() and path.is_dir()):
@@ -173,17 +184,6 @@ def _rename(aside: Path, path: Path) -> None:
         os.rename(old, path)
         raise
     _remove(old)
-
-
-def _sync(path: Path) -> None:
-    """Make the system write a file, or the names in a folder, to the disk."""
-    if os.name != "posix" and path.is_dir():
-        return  # only POSIX systems can open folders
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_about(error: OSError, folder: Path) -> bool:

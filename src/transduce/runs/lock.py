@@ -34,9 +34,13 @@ class FolderLock:
     `note` is for the user: what the file system lacks, or empty.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Take the lock. Raises `RunFolderError` if another process, or another part of this one, has it."""
+    def __init__(self, folder: Path, *, use: str = "training in it", option: str = "--run") -> None:
+        """Take the lock. Raises `RunFolderError` if another process, or another part of this one, has it.
+
+        For that message: `use`, what the other process is doing, and `option`, which names another folder.
+        """
         self.path, self.note = Path(folder) / ".lock", ""
+        self._use, self._option = use, option
         self._file: IO[str] | None = None
         while self._file is None:
             file = self.path.open("a+", encoding="utf-8")
@@ -45,7 +49,7 @@ class FolderLock:
             owner = file.read().strip()
             if locked is False or _is_held_without_flock(owner, locked=bool(locked)):
                 file.close()
-                raise _in_use(self.path, owner, certain=locked is False)
+                raise self._in_use(owner, certain=locked is False)
             if locked is None:
                 file.close()
                 self._file = self._create()
@@ -84,8 +88,17 @@ class FolderLock:
         file = self.path.open("r+", encoding="utf-8")
         if (owner := file.read().strip()) != ours:
             file.close()
-            raise _in_use(self.path, owner, certain=True)
+            raise self._in_use(owner, certain=True)
         return file
+
+    def _in_use(self, owner: str, *, certain: bool) -> RunFolderError:
+        found = _OWNER.match(owner)
+        who = found[0] if found else "another process"
+        hint = "" if certain else f"; if that process no longer runs, remove {self.path}: without flock we cannot know"
+        return RunFolderError(
+            f"{self.path.parent} is in use: {who} is {self._use}; wait for it, or name another folder with "
+            f"{self._option}{hint}"
+        )
 
 
 def is_locked(folder: Path) -> bool:
@@ -133,15 +146,6 @@ def _is_running(pid: int) -> bool:
     except OSError:  # another user's
         pass
     return True
-
-
-def _in_use(path: Path, owner: str, *, certain: bool) -> RunFolderError:
-    found = _OWNER.match(owner)
-    who = found[0] if found else "another process"
-    hint = "" if certain else f"; if that process no longer runs, remove {path}: without flock we cannot know"
-    return RunFolderError(
-        f"{path.parent} is in use: {who} is training in it; wait for it, or name another folder with --run{hint}"
-    )
 
 
 def _is_same_file(file: IO[str], path: Path) -> bool:
