@@ -86,6 +86,14 @@ def child(arguments: list[str], errors: str) -> None:
     main(arguments)
 
 
+def bulk_child(arguments: list[str], errors: str, chunk_lines: int) -> None:
+    """`child`, with bulk translations in chunks of so many lines."""
+    from transduce.decoding import bulk
+
+    bulk.CHUNK_LINES = chunk_lines
+    child(arguments, errors)
+
+
 class Processes:
     """Starts trainings: most from a server, some as shell commands."""
 

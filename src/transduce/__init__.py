@@ -16,6 +16,7 @@ _LAZY = {
     "Translator": "transduce.decoding.translator",
     "diagnose": "transduce.doctor.diagnose",
     "train": "transduce.pipeline",
+    "translate_to_folder": "transduce.decoding.bulk",
 }
 __all__ = ["__version__", *_LAZY]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
@@ -15,12 +15,10 @@ from transduce.cli.output import check_output, print_lines, to_json, write_lines
 
 if TYPE_CHECKING:
     from transduce.decoding.options import TranslationOptions
-    from transduce.decoding.results import Translation
+    from transduce.decoding.results import Style
     from transduce.decoding.translator import Translator
 
 STDIN = Path("-")
-MAX_NOTES = 5
-"""Notes about single lines that are printed before only their number is counted."""
 
 
 def translate(
@@ -43,22 +41,31 @@ def translate(
     batch_tokens: opt.BatchTokens = None,
     device: opt.Device = "auto",
     precision: Annotated[str, Option(help="float32, float32-fast (on CPUs with AMX), int8 or bfloat16.")] = "float32",
+    output_dir: Annotated[
+        Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
+    ] = None,
+    workers: Annotated[int, Option(help="Processes for --output-dir; on many cores, more are faster.", min=1)] = 1,
 ) -> None:
     """Translate text line by line. Empty lines stay empty.
 
     If an error interrupts --output FILE, the lines so far are kept in FILE.partial.
 
+    --output-dir is for many or large files: it shows progress, compresses like
+    the input, and after a kill or an error the same command resumes, without a
+    lost or doubled line.
+
     \b
     transduce translate runs/x < in.en > out.de
     transduce translate runs/x in.en.gz -o out.de --beam 1
     transduce translate runs/x in.en --nbest 5 --json
+    transduce translate runs/x shards/*.en.gz --output-dir out
     """
     from transduce.decoding.options import Sampling, TranslationOptions
     from transduce.errors import SettingsError
 
     if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
         raise SettingsError("--temperature, --top-k and --top-p are for sampling; add --sample")
-    style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
+    style: Style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
     options = TranslationOptions(
         beam=beam,
         n_best=nbest,
@@ -69,6 +76,16 @@ def translate(
         batch_tokens=batch_tokens,
         scores=style != "text",
     )
+    if output_dir is not None:
+        from transduce.decoding.bulk import translate_to_folder
+
+        if output is not None:
+            raise SettingsError("--output and --output-dir: give only one of them")
+        how = {"style": style, "workers": workers, "device": device, "precision": precision}
+        translate_to_folder(run, files or [], output_dir, options, **cast(Any, how))
+        return
+    if workers > 1:
+        raise SettingsError("--workers is for --output-dir DIR")
     check_output(output)
     lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style)
     write_lines(output, lines) if output else print_lines(lines)
@@ -132,8 +149,6 @@ def inspect(
 
 def load_translator(run: Path, device: str, precision: str) -> Translator:
     """The translator of a run; one line to stderr says why, if PyTorch decodes and not the native library."""
-    from typing import Any, cast
-
     from transduce.decoding.translator import Translator
     from transduce.logging import Log
 
@@ -144,13 +159,14 @@ def load_translator(run: Path, device: str, precision: str) -> Translator:
 
 
 def translate_files(
-    translator: Translator, files: Sequence[Path], options: TranslationOptions, style: str
+    translator: Translator, files: Sequence[Path], options: TranslationOptions, style: Style
 ) -> Iterator[str]:
     """Translate the lines of files (`-`: stdin) and yield lines to print; one by one if stdin is a terminal.
 
     Notes about translations go to stderr: the first few, and their number at the end. JSON contains them.
     """
     from transduce.data.lines import read_lines
+    from transduce.decoding.results import MAX_NOTES, format_rows
     from transduce.logging import Log
 
     log = Log()
@@ -167,26 +183,6 @@ def translate_files(
                 n_notes += not lost
                 if lost or n_notes <= MAX_NOTES or interactive:
                     log.warn(f"line {number}: {translation.note}")
-            rows = _rows(style, number, src, translation)
-            if style == "nbest":  # the same number of rows for every line
-                rows += [rows[-1]] * (options.n_best - len(rows))
-            yield from rows
+            yield from format_rows(style, number, src, translation, n_best=options.n_best)
     if n_notes > MAX_NOTES and not interactive:
         log.warn(f"{n_notes:,} of {number:,} lines have notes; the first {MAX_NOTES} are shown, --json shows all")
-
-
-def _rows(style: str, number: int, src: str, translation: Translation) -> list[str]:
-    """Format one translation. Line ends inside a text become spaces, so that every row is one line."""
-    from dataclasses import asdict
-
-    if style == "json":
-        candidates = [{k: v for k, v in asdict(one).items() if k != "ids"} for one in translation.candidates]
-        note = {"note": translation.note} if translation.note else {}
-        rows = [to_json({"line": number, "src": src, "text": translation.text, "candidates": candidates, **note})]
-    elif style == "nbest":
-        rows = [f"{number}\t{one.score:.4f}\t{one.text}" for one in translation.candidates]
-    elif style == "scores":
-        rows = [f"{translation.score:.4f}\t{translation.text}"]
-    else:
-        rows = [translation.text]
-    return [row.replace("\r", " ").replace("\n", " ") for row in rows]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Style = Literal["text", "scores", "nbest", "json"]
+MAX_NOTES = 5
+"""Notes about single lines that are printed before only their number is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,26 @@ class Translation:
     def finished(self) -> bool:
         """Whether the best candidate is complete, not cut off."""
         return self.candidates[0].finished
+
+
+def format_rows(style: Style, number: int, src: str, translation: Translation, *, n_best: int = 1) -> list[str]:
+    """Lines of output for line `number` of a text: `n_best` for that style, one for the others.
+
+    Line ends inside a text become spaces, so that every row is one line.
+    """
+    if style == "json":
+        candidates = [{k: v for k, v in asdict(one).items() if k != "ids"} for one in translation.candidates]
+        note = {"note": translation.note} if translation.note else {}
+        values = {"line": number, "src": src, "text": translation.text, "candidates": candidates, **note}
+        rows = [json.dumps(values, ensure_ascii=False)]
+    elif style == "nbest":
+        rows = [f"{number}\t{one.score:.4f}\t{one.text}" for one in translation.candidates]
+        rows += [rows[-1]] * (n_best - len(rows))  # the same number of rows for every line
+    elif style == "scores":
+        rows = [f"{translation.score:.4f}\t{translation.text}"]
+    else:
+        rows = [translation.text]
+    return [row.replace("\r", " ").replace("\n", " ") for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

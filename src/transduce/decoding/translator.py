@@ -126,11 +126,16 @@ class Translator(RunModel):
         """
         return list(self.translate_lines(texts, options))
 
-    def translate_lines(self, lines: Iterable[str], options: TranslationOptions = _DEFAULT) -> Iterator[Translation]:
-        """Translate a stream of any size: read some thousand lines, yield their translations in order, forget them."""
+    def translate_lines(
+        self, lines: Iterable[str], options: TranslationOptions = _DEFAULT, *, first: int = 0
+    ) -> Iterator[Translation]:
+        """Translate a stream of any size: read some thousand lines, yield their translations in order, forget them.
+
+        `first`: number of lines before these in the text, which samples depend on.
+        """
         if isinstance(lines, str):
             raise TypeError("texts must be a list of texts, not one text: translate([text])")
-        return self._stream(lines, options)
+        return self._stream(lines, options, first)
 
     def score(
         self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]], *, batch_tokens: int | None = None
@@ -158,8 +163,7 @@ class Translator(RunModel):
             scores[i] = Score(tuple(known))
         return scores
 
-    def _stream(self, lines: Iterable[str], options: TranslationOptions) -> Iterator[Translation]:
-        first = 0
+    def _stream(self, lines: Iterable[str], options: TranslationOptions, first: int) -> Iterator[Translation]:
         for chunk in chunks(lines):
             yield from self._translate_chunk(chunk, first, options)
             first += len(chunk)

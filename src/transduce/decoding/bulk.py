@@ -1,0 +1,228 @@
+"""Bulk translation: many files, or large ones, into a folder; resumable after a kill at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transduce.data.lines import check_is_text, decode_lines, open_watched
+from transduce.decoding.bulk_journal import FOLDER, Shard
+from transduce.decoding.bulk_workers import ChunkTranslator, Setup, Translated, Translators, open_translators
+from transduce.decoding.loading import Precision
+from transduce.decoding.native_engine import NativePrecision
+from transduce.decoding.options import TranslationOptions
+from transduce.decoding.results import MAX_NOTES, Style
+from transduce.decoding.translator import chunks
+from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError
+from transduce.logging import Log
+from transduce.process import handle_signals
+from transduce.runs.lock import FolderLock
+
+CHUNK_LINES = 1024  # lost by a kill, per process
+
+_DEFAULT = TranslationOptions()
+
+
+def translate_to_folder(
+    run: str | Path,
+    files: Sequence[str | Path],
+    output_dir: str | Path,
+    options: TranslationOptions = _DEFAULT,
+    *,
+    style: Style = "text",
+    workers: int = 1,
+    device: str = "auto",
+    precision: Precision | NativePrecision = "float32",
+) -> list[Path]:
+    """Translate each file into a file of the same name and compression in `output_dir`; returns these.
+
+    The files may be of any size: only some chunks of 1,024 lines are in memory. A file has its name when it is
+    complete. After a kill, an error or a signal, the same call resumes, and the output is that of an uninterrupted
+    call, byte for byte. Finished files are not translated again.
+
+    Args:
+        run: The run folder.
+        files: Text files with one sentence per line, plain or compressed, with distinct names.
+        output_dir: Created if it does not exist. Its folder `.transduce` has the journals.
+        options: How to translate.
+        style: What is written for a line; see `format_rows`.
+        workers: Processes that translate, each with its own copy of the model. 1: this process only.
+        device: auto, cpu or cuda.
+        precision: See `Translator.load`.
+
+    Raises:
+        UserError: The run or a file cannot be used, or files in `output_dir` are not of this call. The message says
+            what to do.
+        Interrupted: SIGINT, SIGTERM or SIGHUP. The same call resumes.
+    """
+    sources, folder, log = [Path(file) for file in files], Path(output_dir), Log()
+    _check_files(sources, folder)
+    if workers < 1:
+        raise SettingsError(f"workers = {workers}: must be at least 1")
+    setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
+    with _interruptible() as signals, _locked(folder, log), open_translators(setup, workers) as translators:
+        if translators.slow_because:
+            log.say(f"decoding with PyTorch, which is slower: {translators.slow_because}")
+        shards = [Shard(source, folder, translators.how) for source in sources]
+        _translate(shards, translators, log, signals)
+    return [shard.output for shard in shards]
+
+
+def translate_shard(translator: ChunkTranslator, source: Path, output_dir: Path) -> Path:
+    """Translate one file of `translate_to_folder`, in this process; does nothing if it is finished.
+
+    For schedulers that distribute files over machines. The caller sees to it that no two processes translate the same
+    file at the same time, and that `output_dir`/.transduce exists.
+    """
+    shard = Shard(source, output_dir, translator.how)
+    _translate([shard], Translators.one(translator), Log(quiet=True))
+    return shard.output
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Lines of a file, or its end (no lines); `first`: lines before; `read`: bytes of the file up to here."""
+
+    shard: Shard
+    first: int
+    lines: list[str]
+    read: int
+
+
+def _read_chunks(shards: Sequence[Shard]) -> Iterator[_Chunk]:
+    """What is left to translate of all files, so that workers need not wait for the end of a file."""
+    for shard in shards:
+        first = shard.position.lines
+        if not shard.position.done:
+            with open_watched(shard.source) as (file, read):
+                lines = decode_lines(file, str(shard.source))
+                deque(itertools.islice(lines, first), maxlen=0)
+                for chunk in chunks(lines, n_lines=CHUNK_LINES):
+                    yield _Chunk(shard, first, chunk, read())
+                    first += len(chunk)
+        yield _Chunk(shard, first, [], shard.size)
+
+
+def _in_order(chunks: Iterable[_Chunk], translators: Translators) -> Iterator[tuple[_Chunk, Translated]]:
+    """Translate some chunks at a time, so that no worker waits; yield them in their order."""
+    waiting: deque[tuple[_Chunk, Callable[[], Translated]]] = deque()
+    for chunk in chunks:
+        waiting.append((chunk, translators.submit(chunk.first, chunk.lines)))
+        if len(waiting) >= 2 * translators.n - 1:
+            chunk, result = waiting.popleft()
+            yield chunk, result()
+    for chunk, result in waiting:
+        yield chunk, result()
+
+
+def _translate(
+    shards: Sequence[Shard], translators: Translators, log: Log, signals: Sequence[signal.Signals] = ()
+) -> None:
+    began, total, n_lines = time.monotonic(), max(1, sum(shard.size for shard in shards)), 0
+    n_read, n_finished = sum(shard.position.read for shard in shards), sum(shard.was_done for shard in shards)
+    notes = _Notes(log)
+    if n_finished:
+        log.say(f"resuming: {n_finished:,} of {len(shards):,} files are finished")
+    with log.progress("translating") as bar, contextlib.ExitStack() as opened:
+        for shard in shards:
+            opened.callback(shard.close)
+        bar.update(n_read / total)
+        for chunk, translated in _in_order(_read_chunks(shards), translators):
+            shard = chunk.shard
+            before = shard.position.read
+            if chunk.lines:
+                shard.append(translated.rows, n_lines=len(chunk.lines), read=chunk.read)
+                notes.show(shard.source, translated)
+            else:
+                shard.finish()
+            n_lines, n_read = n_lines + len(chunk.lines), n_read + shard.position.read - before
+            speed = n_lines / max(1e-9, time.monotonic() - began)
+            bar.update(n_read / total, note=f"{n_lines:,} lines  {speed:,.0f} sentences/s")
+            if signals:  # Python drops an exception that a signal raises in a destructor
+                raise _Stopped
+    notes.close(n_lines)
+    log.say(f"{n_lines:,} lines translated in {len(shards) - n_finished:,} files")
+
+
+class _Notes:
+    """Notes about translations on stderr: the first few, those of lines without a translation, and their number."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._n = log, 0
+
+    def show(self, source: Path, translated: Translated) -> None:
+        for number, note, lost in translated.notes:
+            self._n += not lost
+            if lost or self._n <= MAX_NOTES:
+                self._log.warn(f"{source}, line {number}: {note}")
+
+    def close(self, n_lines: int) -> None:
+        if self._n > MAX_NOTES:
+            self._log.warn(
+                f"{self._n:,} of {n_lines:,} lines have notes; the first {MAX_NOTES} are shown, --json has all"
+            )
+
+
+def _check_files(sources: Sequence[Path], folder: Path) -> None:
+    """Raises `UserError` before anything is written or loaded."""
+    if not sources:
+        raise SettingsError("--output-dir needs the names of files to translate")
+    names: dict[str, Path] = {}
+    for source in sources:
+        if str(source) == "-":
+            raise SettingsError("--output-dir cannot resume standard input; write the text to a file first")
+        check_is_text(source)
+        if not source.exists():
+            raise DataError(f"there is no file {source}")
+        if source.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{source} is inside --output-dir {folder}; name another folder")
+        if names.setdefault(source.name, source) is not source:
+            raise DataError(
+                f"{names[source.name]} and {source} have the same name; translate them into different folders"
+            )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, log: Log) -> Iterator[None]:
+    """Make the folder and lock it. Inside, a failure to write is a `RunFolderError`."""
+    try:
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(folder / FOLDER, use="translating into it", option="--output-dir")
+        if lock.note:
+            log.warn(lock.note)
+        try:
+            yield
+        finally:
+            lock.release()
+    except OSError as error:
+        where = error.filename or folder
+        raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
+
+
+class _Stopped(BaseException):
+    """A signal asked us to stop. No `Exception`, so that no handler on the way swallows it."""
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[signal.Signals]]:
+    """Inside, the first signal stops the work at once and becomes `Interrupted`. Yields the signals received."""
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise _Stopped
+
+    try:
+        with handle_signals(stop, "SIGINT", "SIGTERM", "SIGHUP"):
+            yield received
+    except _Stopped:
+        message = f"stopped by {received[0].name}; the same command resumes"
+        raise Interrupted(message, signal=received[0]) from None

@@ -1,0 +1,188 @@
+"""The output of one file of a bulk translation, and the journal that makes it resumable.
+
+    OUT/NAME                         the translation of NAME, once it is complete
+    OUT/.transduce/NAME.partial      its first chunks
+    OUT/.transduce/NAME.journal      one line about model, options and input, then one per finished chunk
+
+A chunk is on the disk before its line in the journal is. What a kill leaves beyond the last line is cut off when the
+translation resumes. Compressed output is one gzip member, xz stream or zstd frame per chunk, so that it can be cut too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import lzma
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+
+from transduce.errors import DataError
+from transduce.runs.atomic import sync, write_text
+
+FOLDER = ".transduce"
+
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": lambda data: gzip.compress(data, mtime=0),
+    ".xz": lzma.compress,
+    ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a file is translated: lines, bytes of the output, bytes read of the input; `done`: to its end."""
+
+    lines: int = 0
+    bytes: int = 0
+    read: int = 0
+    done: bool = False
+
+
+class Shard:
+    """A file to translate and its output, as far as it is written."""
+
+    def __init__(self, source: Path, output_dir: Path, how: Mapping[str, Any]) -> None:
+        """Find out how far the file is; writes nothing.
+
+        `how`: everything that the translation depends on, for JSON. Raises `DataError`: the output exists and is not
+        ours, or was begun with another `how` or another input.
+        """
+        self.source, self.output = source, output_dir / source.name
+        self._folder = output_dir / FOLDER
+        self._partial, self._journal = (self._folder / f"{source.name}.{kind}" for kind in ("partial", "journal"))
+        self._compress = _COMPRESS.get(source.suffix.lower(), bytes)
+        self._header = {**how, "input": self._describe_input()}
+        self.size: int = self._header["input"]["bytes"]
+        self._files: tuple[IO[bytes], IO[bytes]] | None = None
+        self._journal_end = 0
+        self.position = self._find_position()
+        self.was_done = self.position.done
+
+    def append(self, rows: list[str], *, n_lines: int, read: int) -> None:
+        """Write the translation of the next `n_lines` lines; `read`: bytes of the input that end with them."""
+        partial, _ = self._opened()
+        data = self._compress("".join(f"{row}\n" for row in rows).encode())
+        partial.write(data)
+        _sync_file(partial)
+        self._record(Position(self.position.lines + n_lines, self.position.bytes + len(data), read))
+
+    def finish(self) -> None:
+        """Give the complete output its name. Raises `DataError` if the input was changed meanwhile."""
+        if self.output.exists():
+            return
+        if not self.position.done:
+            if self.position.lines == 0:
+                self.append([], n_lines=0, read=0)  # compressed, nothing is a few bytes
+            if self._describe_input() != self._header["input"]:
+                raise DataError(
+                    f"{self.source} was changed while it was translated; remove {self._journal} to translate it again"
+                )
+            self._record(Position(self.position.lines, self.position.bytes, self.size, done=True))
+        self.close()
+        os.replace(self._partial, self.output)
+        sync(self.output.parent)
+
+    def close(self) -> None:
+        """Close the files."""
+        files, self._files = self._files, None
+        for file in files or ():
+            file.close()
+
+    def _describe_input(self) -> dict[str, int]:
+        found = self.source.stat()
+        return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
+
+    def _find_position(self) -> Position:
+        """Where the translation resumes, from the last line of the journal whose chunk is on the disk."""
+        size = self._partial.stat().st_size if self._partial.exists() else -1
+        records = _read_records(self._journal)
+        saved, self._journal_end = next(records, (None, 0))
+        position = Position()
+        for value, end in records:
+            found = _as_position(value)
+            if found is None:
+                break
+            if found.done or found.bytes <= size:
+                position, self._journal_end = found, end
+        if os.path.lexists(self.output):
+            if saved is None or not position.done:
+                raise DataError(
+                    f"{self.output} exists, and is not the complete translation of {self.source} by this command; "
+                    "remove it, or name another --output-dir"
+                )
+        elif saved is None or (position.done and position.bytes != size):  # new, or its output was removed
+            return Position()
+        self._check(saved)
+        return position
+
+    def _check(self, saved: Mapping[str, Any]) -> None:
+        """Refuse to mix the output of two models, options or inputs. Raises `DataError`."""
+        other = [
+            {"input": f"another version of {self.source}", "run": "another model"}.get(
+                name, f"{name} = {saved.get(name)!r} and not {value!r}"
+            )
+            for name, value in self._header.items()
+            if saved.get(name) != value
+        ]
+        if other:
+            begun, remove = ("made", self.output) if self.output.exists() else ("begun", self._journal)
+            raise DataError(
+                f"{self.output} was {begun} with {', '.join(other)}; undo the change, name another --output-dir, or "
+                f"remove {remove} to translate the file again"
+            )
+
+    def _opened(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The partial output and the journal, cut off after the last finished chunk."""
+        if self._files is None:
+            new = self.position == Position()
+            if new:  # before the output is touched: an old journal must not describe a new output
+                write_text(self._journal, json.dumps(self._header) + "\n")
+                self._journal_end = self._journal.stat().st_size
+            ends = {self._partial: self.position.bytes, self._journal: self._journal_end}
+            self._partial.touch()
+            files = [path.open("r+b") for path in ends]
+            for file, end in zip(files, ends.values(), strict=True):
+                file.truncate(end)
+                file.seek(end)
+            sync(self._folder)
+            self._files = (files[0], files[1])
+        return self._files
+
+    def _record(self, position: Position) -> None:
+        _, journal = self._opened()
+        journal.write(json.dumps(asdict(position)).encode() + b"\n")
+        _sync_file(journal)
+        self.position = position
+
+
+def _sync_file(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The objects in the whole lines of a journal up to the first damaged one, each with the position of its end."""
+    end = 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                return
+            if not line.endswith(b"\n") or not isinstance(value, dict):
+                return
+            end += len(line)
+            yield value, end
+
+
+def _as_position(value: Mapping[str, Any]) -> Position | None:
+    types = {"lines": int, "bytes": int, "read": int, "done": bool}
+    if {name: type(one) for name, one in value.items()} != types:
+        return None
+    return Position(**value)

@@ -1,0 +1,205 @@
+"""Bulk translations that are killed or stopped by signals end with the output of an uninterrupted one."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kills
+import marians
+from system.commands import transduce
+from transduce.decoding import bulk
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+N_KILLS, CHUNK_LINES = 12, 32
+OPTIONS = ["--device", "cpu", "--max-length", "6", "--json"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run and three files of 2,400 different lines, one of them compressed."""
+    folder = tmp_path_factory.mktemp("bulk")
+    marians.make_run(folder / "run")
+    draw = random.Random(1)
+    for name, n in (("a.en", 1000), ("b.en.gz", 1000), ("c.en", 400)):
+        text = "\n".join(f"{draw.choice(marians.LINES)} {draw.choice(marians.LINES)} {i}" for i in range(n)).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "CHUNK_LINES", CHUNK_LINES)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[str, bytes]:
+    process, errors = start(folder, "whole")
+    process.join()
+    assert process.exitcode == 0, errors.read_text()
+    return outputs(folder / "whole")
+
+
+def outputs(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+
+def command(folder: Path, out: str, *options: str) -> list[str]:
+    files = [str(folder / name) for name in ("a.en", "b.en.gz", "c.en")]
+    return ["translate", str(folder / "run"), *files, "--output-dir", str(folder / out), *OPTIONS, *options]
+
+
+def start(folder: Path, out: str, *options: str) -> tuple[multiprocessing.Process, Path]:
+    """Start a translation in small chunks, forked from a server that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "sentencepiece", "transduce.decoding.bulk", "transduce.__main__"])
+    errors = folder / f"{out}.err"
+    process = context.Process(target=kills.bulk_child, args=(command(folder, out, *options), str(errors), CHUNK_LINES))
+    process.start()
+    return process, errors  # type: ignore[return-value]
+
+
+def progress(out: Path) -> int:
+    """Bytes of all outputs, finished and partial."""
+    with contextlib.suppress(OSError):
+        return sum(path.stat().st_size for path in [*out.glob("*.*"), *out.glob(".transduce/*.partial")])
+    return 0
+
+
+def wait_for_output(out: Path, process: subprocess.Popen[str], *, more_than: int = 0) -> None:
+    until = time.monotonic() + 120
+    while progress(out) <= more_than:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "nothing was written"
+        time.sleep(0.002)
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+def assert_gone(pids: list[int]) -> None:
+    until = time.monotonic() + 10
+    while any(map(is_running, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(is_running, pids)), "a worker process survived"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kills_at_random_moments_change_nothing(workers: int, folder: Path, whole: dict[str, bytes]) -> None:
+    """SIGKILL after a random number of new bytes, which is while something is translated, written or renamed."""
+    draw, total = random.Random(workers), sum(map(len, whole.values()))
+    n_kills, n_kept, number = 0, 0, 0
+    while n_kills < (N_KILLS if workers == 1 else 4):
+        out = folder / f"killed-{workers}-{number}"
+        number += 1
+        while True:
+            before = progress(out)
+            process, errors = start(folder, out.name, "--workers", str(workers))
+            mark = before + draw.randint(0, total // 4)
+            while process.is_alive() and progress(out) <= mark:
+                time.sleep(0.0005)
+            time.sleep(draw.uniform(0.0, 0.02))
+            started = children(process.pid or 0)
+            if process.is_alive():
+                process.kill()
+            process.join()
+            assert_gone(started)
+            if process.exitcode == 0:
+                break
+            assert process.exitcode == -signal.SIGKILL, errors.read_text()
+            n_kills, n_kept = n_kills + 1, n_kept + (before > 0)
+            assert all(whole[name] == content for name, content in outputs(out).items()), "an unfinished file"
+        assert outputs(out) == whole
+    assert n_kept >= 2, "no translation was resumed in the middle"
+
+
+@pytest.fixture
+def process(
+    request: pytest.FixtureRequest, folder: Path, whole: dict[str, bytes]
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A translation started from a shell, at a moment when something is written."""
+    workers, out = str(request.param), f"stopped-{request.node.name}"
+    code = f"""
+from transduce.__main__ import main
+from transduce.decoding import bulk
+bulk.CHUNK_LINES = {CHUNK_LINES}
+main()"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command(folder, out, "--workers", workers)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        wait_for_output(folder / out, process, more_than=1000)
+        yield process, folder / out
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("process", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM)], indirect=["process"]
+)
+def test_a_signal_leaves_a_state_that_the_same_command_resumes(
+    process: tuple[subprocess.Popen[str], Path], number: int, folder: Path, whole: dict[str, bytes]
+) -> None:
+    translation, out = process
+    started = children(translation.pid)
+    translation.send_signal(number)
+    _, err = translation.communicate(timeout=60)
+    assert translation.returncode == 128 + number, err
+    assert f"stopped by {signal.Signals(number).name}; the same command resumes" in err and "Traceback" not in err
+    assert_gone(started)
+    assert outputs(out) != whole
+    done = transduce(*command(folder, out.name))
+    assert done.code == 0, done.err
+    assert outputs(out) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [2], indirect=True)
+def test_a_killed_worker_is_reported_and_the_same_command_resumes(
+    process: tuple[subprocess.Popen[str], Path], folder: Path, whole: dict[str, bytes]
+) -> None:
+    translation, out = process
+    started = children(translation.pid)
+    os.kill(started[0], signal.SIGKILL)
+    _, err = translation.communicate(timeout=60)
+    assert translation.returncode == 1
+    assert "a worker process was killed by SIGKILL; the same command resumes" in err and "Traceback" not in err
+    assert_gone(started)
+    assert transduce(*command(folder, out.name)).code == 0
+    assert outputs(out) == whole
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    for options, message in (
+        (("x", "-o", "y", "--output-dir", "z"), "--output and --output-dir"),
+        (("x", "--workers", "2"), "--workers is for --output-dir"),
+        (("--output-dir", "z"), "needs the names of files"),
+    ):
+        done = transduce("translate", tmp_path / "run", *options)
+        assert done.code == 2 and message in done.err and done.out == ""
