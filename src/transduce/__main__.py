@@ -26,6 +26,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code; `--debug` or TRANSDUCE_DEBUG=1 print tracebacks of errors too."""
+    _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8 and lines end in \n
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     exit_with_parent()
@@ -65,6 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "--batch-tokens for translation"
         )
         sys.exit(1)
+
+
+def _replace_closed_streams() -> None:
+    """Connect the standard streams that are closed (`2>&-`) to os.devnull, for child processes too."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  (gets the free number of the closed one)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _print_traceback() -> None:

@@ -237,6 +237,11 @@ def test_a_run_without_its_card_can_be_finished_again(trained: Path, tmp_path: P
             ["cannot write no/where.de: No such file or directory"],
         ),
         (["translate", "RUN", "train.en", "-o", "."], ["--output . is a folder; name a file"]),
+        (["translate", "RUN", "no.en", "train.en", "-o", "run/../train.en"], ["--output run/../train.en is also"]),
+        (
+            ["evaluate", "RUN", "--src", "train.en", "--ref", "train.de", "-o", "train.de"],
+            ["--output train.de is also an input"],
+        ),
         (
             ["translate", "RUN", "train.en", "--length-penalty", "1000"],
             ["length_penalty = 1000.0", "10"],

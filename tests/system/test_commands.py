@@ -106,6 +106,40 @@ def test_translate_reads_stdin_and_writes_stdout(run: Path) -> None:
     assert done.stdout.count(b"\n") == 2 and done.stdout.endswith(b"\n\n") and b"\r" not in done.stdout
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        ("train --help", ">&-"),
+        ("translate RUN", "<&-"),
+        ("translate RUN", ">&-"),
+        ("verify RUN --files", ">&-"),
+        ("train", "2>&-"),
+        ("train", "<&- >&- 2>&-"),
+    ],
+)
+def test_a_closed_standard_stream_is_like_an_empty_device(
+    command: str, closed: str, run: Path, texts: Path, tmp_path: Path
+) -> None:
+    arguments = [str(run) if part == "RUN" else part for part in command.split()]
+    if command == "train":
+        sides = ["--src", texts / "train.en", "--tgt", texts / "train.de", "--run", tmp_path / "run"]
+        arguments += [*map(str, sides), *small("training.max_updates=1")]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "transduce", *arguments]
+    done = subprocess.run(shell, input="A dog runs.\n", capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert command != "train" or (tmp_path / "run" / "README.md").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_standard_output_is_named(run: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "transduce", "translate", str(run)]
+        done = subprocess.run(command, input="A dog runs.\n", stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "transduce: error: standard output: No space left on device" in done.stderr.splitlines()
+
+
 @pytest.mark.parametrize(
     ("options", "columns"), [(["--scores"], 2), (["--nbest", "3", "--beam", "4"], 3), (["--nbest", "2", "--sample"], 3)]
 )

@@ -66,7 +66,7 @@ def evaluate(options: EvaluationOptions, json: opt.Json = False) -> None:
     transduce evaluate runs/sst2 --labels dev.tsv
     """
     task = _check_options(options)
-    check_output(options.output)
+    check_output(options.output, options.src, options.ref, options.hyp, options.against)
     if options.labels is not None:
         from transduce.decoding.classifier import TextClassifier
         from transduce.evaluation.evaluate import evaluate_labels

@@ -23,8 +23,8 @@ def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False)
     """
     try:
         for line in lines:
-            print(escape_controls(line, on_terminal=sys.stdout.isatty(), colours=colours), end=end, flush=not end)
-        sys.stdout.flush()
+            _print(escape_controls(line, on_terminal=sys.stdout.isatty(), colours=colours), end=end, flush=not end)
+        _print("", end="", flush=True)
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):  # or Python flushes again at exit and prints an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -34,17 +34,28 @@ def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False)
             lines.close()
 
 
+def _print(text: str, *, end: str, flush: bool) -> None:
+    try:
+        print(text, end=end, flush=flush)
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
 def to_json(value: Any) -> str:
     """One line of JSON; text is not escaped to ASCII."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def check_output(output: Path | None) -> None:
-    """Refuse to write to a folder, before any work is done."""
+def check_output(output: Path | None, *inputs: Path | None) -> None:
+    """Refuse to write to a folder or over an input, before any work is done."""
     from transduce.errors import SettingsError
 
     if output is not None and output.is_dir():
         raise SettingsError(f"--output {output} is a folder; name a file")
+    given = {os.path.realpath(path) for path in inputs if path is not None}
+    if output is not None and output.is_file() and os.path.realpath(output) in given:
+        raise SettingsError(f"--output {output} is also an input, which it would replace; name another file")
 
 
 def write_lines(output: Path, lines: Iterable[str]) -> None:

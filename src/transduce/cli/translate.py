@@ -86,7 +86,7 @@ def translate(
         return
     if workers > 1:
         raise SettingsError("--workers is for --output-dir DIR")
-    check_output(output)
+    check_output(output, *(files or ()))
     lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style)
     write_lines(output, lines) if output else print_lines(lines)
 
