@@ -79,7 +79,8 @@ def empty_sides(sample: Sample) -> Iterator[Finding]:
     empty = [(not row[0].strip(), not row[1].strip()) for row in sample.rows()]
     n, both, total = sum(map(any, empty)), sum(map(all, empty)), len(empty)
     if n and n == total:
-        yield Finding("empty", "obstacle", "every pair has an empty side", "are these the right files?")
+        if not sample.faults:  # such as a language that the file lacks
+            yield Finding("empty", "obstacle", "every pair has an empty side", "are these the right files?")
     elif n:
         text = f"{percent(n / total)} of the pairs have an empty side ({percent(both / total)} both); they are dropped"
         figures = {"share": round(n / total, 5), "both": round(both / total, 5)}
@@ -107,13 +108,13 @@ def characters(sample: Sample) -> Iterator[Finding]:
     counts, first, total = Counter[int](), dict[int, str](), 0
     for row in sample.rows():
         total += 1
-        text = "\n".join(row)
-        if _MAYBE.search(text) is None:
-            continue
-        for i, (_, pattern, _, _) in enumerate(_ODD):
-            if match := pattern.search(text):
-                counts[i] += 1
-                first.setdefault(i, text[max(0, match.start() - 15) : match.end() + 15])
+        found = dict[int, str]()
+        for text in filter(_MAYBE.search, row):  # each side alone: no match crosses from one to the other
+            for i, (_, pattern, _, _) in enumerate(_ODD):
+                if match := pattern.search(text):
+                    found.setdefault(i, text[max(0, match.start() - 15) : match.end() + 15])
+        counts.update(found.keys())
+        first = found | first
     for i, n in counts.items():
         name, _, most, advice = _ODD[i]
         text = f"{percent(n / total)} of the lines have {name}, such as {first[i]!r}"

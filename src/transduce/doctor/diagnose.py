@@ -141,7 +141,11 @@ class _Examination:
         sample = self.found.sample
         if sample is not None and sample.n_rows:
             with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
-                self.try_sample(task, machine, sample, known, Path(temporary) / "run")
+                try:
+                    self.try_sample(task, machine, sample, known, Path(temporary) / "run")
+                except DataError:
+                    if not sample.faults:  # if there are, too little text may be their result
+                        raise
         elif known is not None and has_read_text(self.path) and (self.path / "tokens").exists():
             self.measure(self.path, known.settings)
             self.estimate(scale=1.0, n_rows=1, sampled=(1, 1))

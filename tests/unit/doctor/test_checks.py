@@ -117,6 +117,13 @@ def test_unreadable_lines_are_obstacles(tmp_path: Path) -> None:
     assert level == "obstacle" and f"{files['tgt']}, line {len(good(50)) + 1}: not valid UTF-8" in text
 
 
+def test_markup_is_searched_in_each_side_alone(tmp_path: Path) -> None:
+    pairs = good(300)
+    assert serious(check("characters", sample(tmp_path, [(f"{s} <b", f"{t} c>") for s, t in pairs]))) == []
+    ((level, text),) = serious(check("characters", sample(tmp_path, [(f"{s} &amp;", f"&amp; {t}") for s, t in pairs])))
+    assert level == "warning" and text.startswith("100 % of the lines") and "\\n" not in text
+
+
 def test_leaks_are_counted(tmp_path: Path) -> None:
     pairs = good(1000)
     valid = corpus(tmp_path, [(s.upper(), t) for s, t in pairs[:30]] + good(80, split="valid")[:20], "valid")

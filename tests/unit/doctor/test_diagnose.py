@@ -75,6 +75,18 @@ def test_the_tasks_cover_every_form_of_rows() -> None:
     assert {task.reads for task in TASKS.values()} == {"pairs", "text", "labelled"}
 
 
+def test_results_of_an_unreadable_file_are_no_obstacles(tmp_path: Path) -> None:
+    tsv = write(tmp_path / "bad.tsv", ["a cat\teine Katze", "a dog"])
+    units = "".join(
+        f'<tu><tuv xml:lang="en"><seg>{n} cats</seg></tuv><tuv xml:lang="de"><seg>{n}</seg></tuv></tu>' for n in "123"
+    )
+    tmx = write(tmp_path / "a.tmx", [f'<tmx version="1.4"><header/><body>{units}</body></tmx>'])
+    for path, message in ((tsv, "bad.tsv, line 2"), (tmx, "no unit has both 'en' and 'fr'")):
+        found = diagnose(settings({"path": str(path)}, tgt_lang="fr"), run=tmp_path / "run", seconds=3)
+        (only,) = found.obstacles
+        assert only.check == "readable" and message in only.text
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_fifos_and_folders_are_refused_without_waiting(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "a.en")
