@@ -158,7 +158,7 @@ class TextScore:
 
 @dataclass(frozen=True, slots=True)
 class MaskedScore:
-    """The loss on the `n_hidden` masked ones of `n_tokens`. `nll`: nats per masked token.
+    """The loss on `n_hidden` masked tokens. `nll`: nats per masked token. `n_tokens`, `n_bytes`: of the text.
 
     `loss` is the training loss: `nll`, and the loss on pairs if the model predicts next sentences. Accuracies are
     fractions; that of next sentences is None without pairs.
@@ -198,5 +198,5 @@ class MaskedScore:
         return [
             f"masked-token accuracy {self.masked_accuracy:.1%}{follows}; loss {self.loss:.4f}, perplexity "
             f"{self.perplexity:.3f} per masked token",
-            f"{self.n_hidden:,} of {self.n_tokens:,} tokens masked, {self.n_bytes:,} bytes",
+            f"{self.n_hidden:,} masked tokens; the text has {self.n_tokens:,} tokens, {self.n_bytes:,} bytes",
         ]
