@@ -155,7 +155,11 @@ class DecodingSettings(Section):
 class EvaluationSettings(Section):
     """How validation and test translations are scored."""
 
-    tokenize: str = Field("13a", description="BLEU's tokenizer: 13a, or none for text that is already tokenized.")
+    tokenize: str = Field(
+        "13a",
+        description="BLEU's tokenizer: 13a, none (for tokenized text), intl, char, zh, ja-mecab, ko-mecab, spm, "
+        "flores101, flores200 or spBLEU-1K.",
+    )
     lowercase: bool = Field(False, description="Ignore case in BLEU and chrF.")
 
 

@@ -154,7 +154,7 @@ def _tsv_parser(src_lang: str, tgt_lang: str) -> LineParser:
         if number == 1 and has_header:
             return None
         if len(fields) != n and line.strip():
-            raise ValueError(f"{len(fields)} columns where line 1 has {n}")
+            raise ValueError(f"line 1 has {n} columns, this line has {len(fields)}")
         return (fields[src], fields[tgt]) if len(fields) == n else ("", "")
 
     return parse
@@ -172,8 +172,8 @@ def _json_parser(src_lang: str, tgt_lang: str) -> LineParser:
             raise ValueError(f"not valid JSON: {getattr(error, 'msg', None) or error}") from None
         sides = _json_sides(value, src_lang, tgt_lang)
         if sides is None:
-            expected = f'{{"src": "...", "tgt": "..."}} or {{"{src_lang}": "...", "{tgt_lang}": "..."}}'
-            raise ValueError(f"expected {expected}")
+            keys = dict.fromkeys([("src", "tgt"), (src_lang, tgt_lang)])  # the same twice if the languages are unset
+            raise ValueError("expected " + " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys))
         if "\\u" in line and any(_SURROGATES.search(side) for side in sides):
             raise ValueError("half of a surrogate pair is not a character")
         return _one_line(sides[0]), _one_line(sides[1])

@@ -88,14 +88,14 @@ class Facts:
 
     @property
     def updates(self) -> float:
-        """Updates until the nearest limit, roughly."""
+        """Updates until the nearest limit, roughly; at least 1."""
         training = self.settings.training
         ends = [
             training.max_updates,
             training.max_epochs and training.max_epochs * self.updates_per_epoch,
             training.max_minutes and training.max_minutes * self.updates_per_minute,
         ]
-        return min(end for end in ends if end is not None)
+        return max(1.0, min(end for end in ends if end is not None))
 
     @property
     def has_limit(self) -> bool:

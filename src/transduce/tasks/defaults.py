@@ -100,8 +100,8 @@ def _max_minutes(facts: Facts) -> Answer:
 
 def _warmup_updates(facts: Facts) -> Answer:
     share, half = 0.08 * facts.updates, facts.updates / 2
-    updates = round(min(MAX_WARMUP, max(MIN_WARMUP, share), half))
-    expected = f"the {facts.updates:,.0f} updates expected"
+    updates = max(1, round(min(MAX_WARMUP, max(MIN_WARMUP, share), half)))
+    expected = f"the expected updates ({facts.updates:,.0f})"
     if half < MIN_WARMUP:
         return updates, f"half of {expected}"
     if share < MIN_WARMUP:

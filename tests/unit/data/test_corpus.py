@@ -89,8 +89,8 @@ def test_a_tsv_header_names_the_columns(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("one eins\n", "line 1: no tab; expected source<TAB>target"),
-        ("one\teins\ntwo\n", "line 2: 1 columns where line 1 has 2"),
-        ("one\teins\ntwo\tzwei\tdrei\n", "line 2: 3 columns where line 1 has 2"),
+        ("one\teins\ntwo\n", "line 2: line 1 has 2 columns, this line has 1"),
+        ("one\teins\ntwo\tzwei\tdrei\n", "line 2: line 1 has 2 columns, this line has 3"),
     ],
 )
 def test_malformed_tsv(tmp_path: Path, content: str, message: str) -> None:
@@ -131,6 +131,12 @@ def test_jsonl(tmp_path: Path) -> None:
 def test_malformed_jsonl(tmp_path: Path, line: str, message: str) -> None:
     corpus = file(tmp_path, "a.jsonl", '{"src": "a", "tgt": "b"}\n' + line + "\n")
     assert problem(corpus).startswith(f"{corpus.path}, line 2: {message}")
+
+
+def test_malformed_jsonl_without_languages_names_its_form_once(tmp_path: Path) -> None:
+    corpus = file(tmp_path, "a.jsonl", "[]\n")
+    with pytest.raises(DataError, match=r"expected \{[^{]*\}$"):
+        list(read_pairs(corpus, src_lang="src", tgt_lang="tgt"))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.txt.gz", "a"])

@@ -70,7 +70,7 @@ def test_unreadable_lines_are_reported(tmp_path: Path) -> None:
     found = take_sample(settings({"path": str(path)}))
     assert list(found.rows()) == [("one", "eins"), ("three", "drei")]
     assert list(found.faults) == [
-        f"{path}, line 2: 1 columns where line 1 has 2",
+        f"{path}, line 2: line 1 has 2 columns, this line has 1",
         f"{path}, line 3: not valid UTF-8 (byte 0xff at byte 7 of the line); convert it to UTF-8",
     ]
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from sacrebleu.metrics import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
+from transduce.config.settings import EvaluationSettings
 from transduce.errors import DataError, UserError
 from transduce.evaluation.evaluate import paired_bootstrap
 from transduce.evaluation.metrics import Scores, evaluate, metrics
@@ -124,6 +126,11 @@ def test_bad_input_is_refused() -> None:
         paired_bootstrap(["a"], ["a", "b"], ["a"])
     with pytest.raises(UserError, match="n_samples = 0: must be at least 1"):
         paired_bootstrap(["a"], ["a"], ["a"], n_samples=0)
+
+
+def test_the_setting_names_every_tokenizer() -> None:
+    description = EvaluationSettings.model_fields["tokenize"].description or ""
+    assert set(BLEU.TOKENIZERS) <= set(re.findall(r"[\w-]+", description))
 
 
 @pytest.mark.parametrize("tokenize", ["spm", "flores101", "flores200", "spBLEU-1K"])

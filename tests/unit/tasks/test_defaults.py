@@ -142,16 +142,22 @@ def test_every_setting_that_a_language_model_needs_gets_a_default(n_bytes: int, 
 @pytest.mark.parametrize(
     ("n", "warmup", "reason"),
     [
-        (6, 3, "half of the 6 updates"),
-        (40, 10, "the minimum: 8 % of the 40 updates"),
-        (1000, 80, "about 8 % of the 1,000 updates"),
-        (100_000, 2000, "the maximum: 8 % of the 100,000 updates"),
+        (6, 3, "half of the expected updates (6)"),
+        (40, 10, "the minimum: 8 % of the expected updates (40)"),
+        (1000, 80, "about 8 % of the expected updates (1,000)"),
+        (100_000, 2000, "the maximum: 8 % of the expected updates (100,000)"),
     ],
 )
 def test_the_reason_for_the_warmup_matches_its_value(n: int, warmup: int, reason: str) -> None:
     settings, choices = chosen(1000, training={"max_updates": n})
     assert settings.training.warmup_updates == warmup
     assert reason in next(choice.reason for choice in choices if choice.key == "warmup_updates")
+
+
+def test_a_very_short_training_has_at_least_one_update() -> None:
+    settings, choices = chosen(1000, training={"max_minutes": 1e-9})
+    assert settings.training.warmup_updates == 1
+    assert "updates (1)" in next(choice.reason for choice in choices if choice.key == "warmup_updates")
 
 
 @pytest.mark.parametrize("task", TASKS)
