@@ -15,6 +15,7 @@ import gzip
 import json
 import lzma
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,7 +143,7 @@ class Shard:
         if self._files is None:
             new = self.position == Position()
             if new:  # before the output is touched: an old journal must not describe a new output
-                write_text(self._journal, json.dumps(self._header) + "\n")
+                write_text(self._journal, _as_line(self._header))
                 self._journal_end = self._journal.stat().st_size
             ends = {self._partial: self.position.bytes, self._journal: self._journal_end}
             self._partial.touch()
@@ -156,7 +157,7 @@ class Shard:
 
     def _record(self, position: Position) -> None:
         _, journal = self._opened()
-        journal.write(json.dumps(asdict(position)).encode() + b"\n")
+        journal.write(_as_line(asdict(position)).encode())
         _sync_file(journal)
         self.position = position
 
@@ -166,19 +167,22 @@ def _sync_file(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
+def _as_line(value: Mapping[str, Any]) -> str:
+    """A line of a journal: a checksum and JSON, so that damage does not look like another position."""
+    text = json.dumps(value)
+    return f"{zlib.crc32(text.encode()):08x} {text}\n"
+
+
 def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """The objects in the whole lines of a journal up to the first damaged one, each with the position of its end."""
     end = 0
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                return
-            if not line.endswith(b"\n") or not isinstance(value, dict):
+            checksum, _, text = line.removesuffix(b"\n").partition(b" ")
+            if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
                 return
             end += len(line)
-            yield value, end
+            yield json.loads(text), end
 
 
 def _as_position(value: Mapping[str, Any]) -> Position | None:

@@ -173,6 +173,17 @@ def test_junk_after_the_journal_is_dropped(junk: bytes, interrupted: Path, tmp_p
     assert translator.n_translated == 6
 
 
+def test_a_damaged_journal_never_loses_or_doubles_a_line(interrupted: Path, tmp_path: Path, out: Path) -> None:
+    journal, partial = interrupted.read_bytes(), (out / ".transduce" / "a.en.partial").read_bytes()
+    for n in range(0, len(journal), 7):
+        for new in (journal[n] ^ 1, ord("9")):
+            interrupted.write_bytes(journal[:n] + bytes([new]) + journal[n + 1 :])
+            (out / ".transduce" / "a.en.partial").write_bytes(partial)
+            done = translate_shard(Numbering(), tmp_path / "a.en", out)
+            assert done.read_text() == numbered(18), (n, new)
+            done.unlink()
+
+
 def test_a_partial_output_shorter_than_its_journal_says_loses_chunks_only(
     interrupted: Path, tmp_path: Path, out: Path
 ) -> None:
