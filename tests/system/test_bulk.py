@@ -28,11 +28,11 @@ OPTIONS = ["--device", "cpu", "--max-length", "6", "--json"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run and three files of 2,400 different lines, one of them compressed."""
+    """A run and three files of 7,200 different lines, one of them compressed."""
     folder = tmp_path_factory.mktemp("bulk")
     marians.make_run(folder / "run")
     draw = random.Random(1)
-    for name, n in (("a.en", 1000), ("b.en.gz", 1000), ("c.en", 400)):
+    for name, n in (("a.en", 3000), ("b.en.gz", 3000), ("c.en", 1200)):
         text = "\n".join(f"{draw.choice(marians.LINES)} {draw.choice(marians.LINES)} {i}" for i in range(n)).encode()
         (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     return folder
