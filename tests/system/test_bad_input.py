@@ -41,10 +41,10 @@ def train(texts: Path, *more: object) -> Done:
 
 def assert_refused(done: Done, *parts: str) -> None:
     assert done.code == 2, done
-    assert done.err.startswith("transduce: error: ") and done.err.count("\n") == 1, done.err
-    assert "Traceback" not in done.err
+    (line,) = (line for line in done.err.splitlines() if "native library" not in line)  # it may not be built
+    assert line.startswith("transduce: error: "), done.err
     for part in parts:
-        assert part in done.err, done.err
+        assert part in line, done.err
 
 
 def set_(*values: str) -> list[str]:
