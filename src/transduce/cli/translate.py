@@ -44,7 +44,7 @@ def translate(
     output_dir: Annotated[
         Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
     ] = None,
-    workers: Annotated[int, Option(help="Processes for --output-dir; on many cores, more are faster.", min=1)] = 1,
+    workers: Annotated[int, Option(help="Processes for --output-dir, each with its own model.", min=1)] = 1,
 ) -> None:
     """Translate text line by line. Empty lines stay empty.
 
@@ -166,23 +166,18 @@ def translate_files(
     Notes about translations go to stderr: the first few, and their number at the end. JSON contains them.
     """
     from transduce.data.lines import read_lines
-    from transduce.decoding.results import MAX_NOTES, format_rows
+    from transduce.decoding.results import MAX_NOTES, Notes, format_rows
     from transduce.logging import Log
 
-    log = Log()
     lines = chain.from_iterable(map(read_lines, files))
     interactive = list(files) == [STDIN] and sys.stdin.isatty()
     parts: Iterable[Iterable[str]] = ([line] for line in lines) if interactive else [lines]
-    number = n_notes = 0
+    notes, number = Notes(Log(), most=sys.maxsize if interactive else MAX_NOTES), 0
     for part in parts:
         sources, inputs = tee(part)
         for src, translation in zip(sources, translator.translate_lines(inputs, options), strict=True):
             number += 1
             if translation.note and style != "json":
-                lost = bool(src.strip()) and not translation.text  # always reported
-                n_notes += not lost
-                if lost or n_notes <= MAX_NOTES or interactive:
-                    log.warn(f"line {number}: {translation.note}")
+                notes.show(f"line {number}", translation.note, lost=bool(src.strip()) and not translation.text)
             yield from format_rows(style, number, src, translation, n_best=options.n_best)
-    if n_notes > MAX_NOTES and not interactive:
-        log.warn(f"{n_notes:,} of {number:,} lines have notes; the first {MAX_NOTES} are shown, --json shows all")
+    notes.close(number)

@@ -18,7 +18,7 @@ from transduce.decoding.bulk_workers import ChunkTranslator, Setup, Translated, 
 from transduce.decoding.loading import Precision
 from transduce.decoding.native_engine import NativePrecision
 from transduce.decoding.options import TranslationOptions
-from transduce.decoding.results import MAX_NOTES, Style
+from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks
 from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError
 from transduce.logging import Log
@@ -127,7 +127,7 @@ def _translate(
 ) -> None:
     began, total, n_lines = time.monotonic(), max(1, sum(shard.size for shard in shards)), 0
     n_read, n_finished = sum(shard.position.read for shard in shards), sum(shard.was_done for shard in shards)
-    notes = _Notes(log)
+    notes = Notes(log)
     if n_finished:
         log.say(f"resuming: {n_finished:,} of {len(shards):,} files are finished")
     with log.progress("translating") as bar, contextlib.ExitStack() as opened:
@@ -139,7 +139,8 @@ def _translate(
             before = shard.position.read
             if chunk.lines:
                 shard.append(translated.rows, n_lines=len(chunk.lines), read=chunk.read)
-                notes.show(shard.source, translated)
+                for number, note, lost in translated.notes:
+                    notes.show(f"{shard.source}, line {number}", note, lost=lost)
             else:
                 shard.finish()
             n_lines, n_read = n_lines + len(chunk.lines), n_read + shard.position.read - before
@@ -149,25 +150,6 @@ def _translate(
                 raise _Stopped
     notes.close(n_lines)
     log.say(f"{n_lines:,} lines translated in {len(shards) - n_finished:,} files")
-
-
-class _Notes:
-    """Notes about translations on stderr: the first few, those of lines without a translation, and their number."""
-
-    def __init__(self, log: Log) -> None:
-        self._log, self._n = log, 0
-
-    def show(self, source: Path, translated: Translated) -> None:
-        for number, note, lost in translated.notes:
-            self._n += not lost
-            if lost or self._n <= MAX_NOTES:
-                self._log.warn(f"{source}, line {number}: {note}")
-
-    def close(self, n_lines: int) -> None:
-        if self._n > MAX_NOTES:
-            self._log.warn(
-                f"{self._n:,} of {n_lines:,} lines have notes; the first {MAX_NOTES} are shown, --json has all"
-            )
 
 
 def _check_files(sources: Sequence[Path], folder: Path) -> None:

@@ -49,15 +49,21 @@ def open_model(
             f"{path} is a run of task '{folder.settings.task[:40]}', not '{task}'; its README.md shows the command "
             "for it"
         )
-    model = load_model(folder).to(device=find_device(device), dtype=getattr(torch, precision))
-    return folder, model.eval().requires_grad_(False), load_tokenizers(folder)
+    model, tokenizers = load_model(folder)
+    model = model.to(device=find_device(device), dtype=getattr(torch, precision))
+    return folder, model.eval().requires_grad_(False), tokenizers
 
 
-def load_model(folder: RunFolder) -> nn.Module:
-    """The model of a run folder, on the CPU in float32. Raises `RunFolderError` where settings and weights disagree."""
+def load_model(folder: RunFolder) -> tuple[nn.Module, Tokenizers]:
+    """The model of a run folder, on the CPU in float32, and its vocabularies.
+
+    Raises `RunFolderError` where settings and weights disagree.
+    """
     tokenizers = load_tokenizers(folder)
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:
-        return build_from(folder.settings.model, folder.load_model(), **sizes, origin=folder.path / "model.safetensors")
+        origin = folder.path / "model.safetensors"
+        model = build_from(folder.settings.model, folder.load_model(), **sizes, origin=origin)
     except SettingsError as error:
         raise RunFolderError(f"{folder.path / 'config.json'} describes no model: {error}") from error
+    return model, tokenizers

@@ -7,6 +7,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from transduce.logging import Log
+
 Style = Literal["text", "scores", "nbest", "json"]
 MAX_NOTES = 5
 """Notes about single lines that are printed before only their number is counted."""
@@ -57,6 +59,26 @@ class Translation:
     def finished(self) -> bool:
         """Whether the best candidate is complete, not cut off."""
         return self.candidates[0].finished
+
+
+class Notes:
+    """Warns of notes on translations: of the first `most`, of every line without a translation, and of their number."""
+
+    def __init__(self, log: Log, *, most: int = MAX_NOTES) -> None:
+        self._log, self._most, self._n = log, most, 0
+
+    def show(self, where: str, note: str, *, lost: bool) -> None:
+        """Warn of one note. `where`: of the line; `lost`: it has no translation."""
+        self._n += not lost
+        if lost or self._n <= self._most:
+            self._log.warn(f"{where}: {note}")
+
+    def close(self, n_lines: int) -> None:
+        """Warn of the number of notes if some were not shown."""
+        if self._n > self._most:
+            self._log.warn(
+                f"{self._n:,} of {n_lines:,} lines have notes; the first {self._most} are shown, --json shows all"
+            )
 
 
 def format_rows(style: Style, number: int, src: str, translation: Translation, *, n_best: int = 1) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -86,18 +86,16 @@ class Translator(RunModel):
             RunFolderError: The folder is missing or damaged.
             SettingsError: The run is of another task, or there is no such device or precision.
         """
-        native = next((name for name in PRECISIONS if name == precision), None)
-        allowed = (*PRECISIONS, *get_args(Precision)[1:])
-        if precision not in allowed:
+        if precision not in (allowed := (*PRECISIONS, "bfloat16")):
             raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
         torch_precision: Precision = "bfloat16" if precision == "bfloat16" else "float32"
         folder, model, tokenizers = open_model(path, task=cls.task, device=device, precision=torch_precision)
         translator = cls._from_run(folder, model, tokenizers)
         if translator.device.type != "cpu":
-            if precision not in get_args(Precision):
+            if precision not in ("float32", "bfloat16"):
                 raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
-        elif native is not None:
-            engine = native_engine(model, folder.settings.model, translator.settings, precision=native)
+        elif precision != "bfloat16":
+            engine = native_engine(model, folder.settings.model, translator.settings, precision=precision)
             if isinstance(engine, str):
                 translator.slow_because = engine
             else:

@@ -101,8 +101,7 @@ def train_tokenizers(
 class Reservoir(Generic[T]):
     """A random sample of at most `n` items from a stream of any length (reservoir sampling).
 
-    The sample is a function of the items and the seed. While no more than `n` items have come, it is all of them, in
-    order.
+    The sample is a function of the items and the seed. With at most `n` items it is all of them, in order.
     """
 
     def __init__(self, n: int, *, seed: int) -> None:
