@@ -1,5 +1,6 @@
 // The C interface: checks what it is given, and turns exceptions into codes and messages.
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <new>
@@ -70,8 +71,8 @@ void check(const transduce_config& config, const transduce_options& o, const int
         const int64_t length = offsets[i + 1] >= offsets[i] ? offsets[i + 1] - offsets[i] : 0;
         require(1 <= length && length <= kMaxSource, "offsets: a sentence must have from 1 to 65536 tokens");
         require(1 <= limits[i] && limits[i] <= kMaxLimit, "limits: must be from 1 to 1000000");
-        require(!learned || (length <= config.max_positions && limits[i] <= config.max_positions),
-                "a sentence or a limit is longer than the learned positions");
+        const int64_t n_positions = config.decoder_only ? length + limits[i] - 1 : std::max<int64_t>(length, limits[i]);
+        require(!learned || n_positions <= config.max_positions, "a sentence or a limit is longer than the learned positions");
         for (int64_t k = offsets[i]; k < offsets[i + 1]; k++)
             require(0 <= ids[k] && ids[k] < config.n_src && ids[k] != config.pad, "ids: must be tokens of the source vocabulary, without padding");
     }

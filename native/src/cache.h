@@ -41,16 +41,23 @@ private:
     std::vector<float*> free_;
 };
 
+// One bit for each of n keys.
+inline void fill_mask(std::vector<uint16_t>& mask, int n) {
+    mask.assign((n + kBlockKeys - 1) / kBlockKeys, 0xffff);
+    if (n % kBlockKeys) mask.back() = uint16_t((1 << n % kBlockKeys) - 1);
+}
+
 // Which keys belong to which hypothesis of a sentence. Every token has a place in the sentence's blocks; a hypothesis is the set
 // of the places of its tokens, one bit each. Continuing a hypothesis twice copies the set, not the keys. Places that are in no
 // set any more are used again.
 class Ancestors {
 public:
-    // One hypothesis without tokens.
-    void start() {
-        n_blocks_ = 0, n_rows_ = 1;
+    // One hypothesis, whose first `n_known` tokens have the places from 0 on.
+    void start(int n_known = 0) {
+        n_rows_ = 1;
         if (masks_.empty()) masks_.resize(1);
-        masks_[0].clear();
+        fill_mask(masks_[0], n_known);
+        n_blocks_ = int(masks_[0].size());
     }
     int n_blocks() const { return n_blocks_; }
     const uint16_t* mask(int row) const { return masks_[row].data(); }
@@ -86,6 +93,32 @@ private:
     int n_blocks_ = 0, n_rows_ = 1;
     std::vector<std::vector<uint16_t>> masks_, next_;
     std::vector<uint16_t> used_;
+};
+
+// Masks of tokens that attend to themselves and to all before them, for up to some number of blocks.
+//
+// The masks of places that are equal modulo kBlockKeys are the same strip of ones, then some bits, then zeros, from another
+// beginning on.
+class CausalMasks {
+public:
+    void reserve(int n_blocks) {
+        if (n_blocks <= n_blocks_) return;
+        n_blocks_ = n_blocks;
+        strips_.assign(size_t(2 * n_blocks) * kBlockKeys, 0);
+        for (int bits = 0; bits < kBlockKeys; bits++) {
+            uint16_t* strip = &strips_[size_t(2 * n_blocks) * bits];
+            std::fill_n(strip, n_blocks, uint16_t(0xffff));
+            strip[n_blocks] = uint16_t((2u << bits) - 1);
+        }
+    }
+    // Valid until `reserve` is called.
+    const uint16_t* mask(int place) const {
+        return &strips_[size_t(2 * n_blocks_) * (place % kBlockKeys) + n_blocks_ - place / kBlockKeys];
+    }
+
+private:
+    int n_blocks_ = 0;
+    std::vector<uint16_t> strips_;
 };
 
 }  // namespace transduce

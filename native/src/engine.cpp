@@ -78,13 +78,15 @@ private:
             Slot& slot = *free_.back();
             free_.pop_back();
             slot.sentence = i;
-            slot.search.start(job_->options, job_->limits[i], model_.config.bos);
+            const int32_t* ids = &job_->ids[job_->offsets[i]];
+            const bool prompt = model_.config.decoder_only;  // the last token of a prompt is read in the first step
+            slot.search.start(job_->options, job_->limits[i], prompt ? ids[job_->length(i) - 1] : model_.config.bos);
             active_.push_back(&slot);
-            sources_.push_back({&job_->ids[job_->offsets[i]], job_->length(i)});
+            sources_.push_back({ids, job_->length(i) - prompt});
             states_.push_back(&slot.state);
         }
         if (taken_.empty()) return false;
-        network_.encode(sources_.data(), states_.data(), int(taken_.size()));
+        network_.start(sources_.data(), states_.data(), int(taken_.size()));
         return true;
     }
 

@@ -44,6 +44,8 @@ transduce_config checked(const transduce_config& c) {
     check_range("bos", c.bos, 0, c.n_tgt - 1);
     check_range("eos", c.eos, 0, c.n_tgt - 1);
     check_range("precision", c.precision, 0, 2);
+    check_range("decoder_only", c.decoder_only, 0, 1);
+    check(!c.decoder_only || c.n_src == c.n_tgt, "n_src", c.n_src, "must be n_tgt in a model without an encoder");
     return c;
 }
 
@@ -194,7 +196,7 @@ public:
             Layer layer;
             layer.self = self_attention(block + ".self_attention");
             layer.self_norm = norm(block + ".self_attention_residual.norm");
-            if (decoder) {
+            if (decoder && !c_.decoder_only) {
                 layer.cross = cross_attention(block + ".cross_attention");
                 layer.cross_norm = norm(block + ".cross_attention_residual.norm");
             }
@@ -255,9 +257,8 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     query_width = config.n_heads * head_width, key_width = config.n_kv_heads * head_width;
     const Weights weights(tensors, n_tensors);
     const Loader loader(*this, weights);
-    loader.load(encoder, false);
     loader.load(decoder, true);
-    memory = loader.memory_projection();
+    if (!config.decoder_only) loader.load(encoder, false), memory = loader.memory_projection();
     const DenseMatrix dense = loader.logits();
     logits = loader.pack_matrix(dense);
     screened = precision != Precision::int8 && kernels.isa >= Isa::avx512_vnni;

@@ -1,4 +1,4 @@
-// An encoder-decoder Transformer whose weights are packed for one precision and instruction set. Immutable: threads share it.
+// A Transformer, encoder-decoder or decoder-only, whose weights are packed for one precision and instruction set. Immutable: threads share it.
 #pragma once
 
 #include <memory>

@@ -8,6 +8,8 @@ namespace {
 
 constexpr int kLogitColumns = 512;  // logits of a row that are computed and searched at once, in the L2 cache
 
+constexpr int kReadAtOnce = 512;    // tokens of a prompt
+
 enum { kNoPositions, kSinusoidal, kSinusoidalHalves, kLearned, kRotary };
 
 }  // namespace
@@ -129,23 +131,17 @@ void Network::attend(int first_row, int n_rows, size_t query_stride, int n_block
     scratch_.reserve(attention_scratch(n_blocks, kernels_.max_queries));
     AttentionCall call;
     call.heads = model_.config.n_heads, call.kv_heads = model_.config.n_kv_heads, call.head_width = model_.head_width;
-    call.n_blocks = n_blocks, call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data();
+    call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data();
     for (int r = 0; r < n_rows; r += call.n_queries) {
         call.n_queries = std::min(kernels_.max_queries, n_rows - r);
         call.queries = &queries_[r], call.masks = &masks_[r], call.outputs = &outputs_[r];
+        const auto is_seen = [&](int block) {
+            return std::any_of(call.masks, call.masks + call.n_queries, [=](const uint16_t* mask) { return mask[block]; });
+        };
+        for (call.n_blocks = n_blocks; call.n_blocks > 1 && !is_seen(call.n_blocks - 1);) call.n_blocks--;
         kernels_.attend(call);
     }
 }
-
-namespace {
-
-// One bit for each of n keys.
-void fill_mask(std::vector<uint16_t>& mask, int n) {
-    mask.assign((n + kBlockKeys - 1) / kBlockKeys, 0xffff);
-    if (n % kBlockKeys) mask.back() = uint16_t((1 << n % kBlockKeys) - 1);
-}
-
-}  // namespace
 
 // The encoder's self-attention; sentence i has rows starts[i] to starts[i + 1].
 void Network::attend_within(const std::vector<int>& starts) {
@@ -168,31 +164,33 @@ void Network::attend_within(const std::vector<int>& starts) {
 }
 
 void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
-    for (int i = 0, row = 0; i < n; row += sentences[i]->n_rows, i++) {
+    for (int i = 0, row = 0; i < n; i++) {
         Sentence& s = *sentences[i];
-        for (int r = 0; r < s.n_rows; r++) {
+        const int rows = int(s.places.size()), n_blocks = int(s.blocks.size());
+        for (int r = 0; r < rows; r++) {
             const float* key = wide_.data() + (row + r) * wide_stride_ + model_.query_width;
             float* block = s.blocks[s.places[r] / kBlockKeys];
             kernels_.store_key_value(pool_.keys(block, layer), pool_.values(block, layer), s.places[r] % kBlockKeys, key,
                                      key + model_.key_width, model_.key_width);
         }
-        const int n_blocks = s.ancestors.n_blocks();
-        keys_.resize(n_blocks), values_.resize(n_blocks), masks_.resize(s.n_rows);
+        keys_.resize(n_blocks), values_.resize(n_blocks);
         for (int b = 0; b < n_blocks; b++) keys_[b] = pool_.keys(s.blocks[b], layer), values_[b] = pool_.values(s.blocks[b], layer);
-        for (int r = 0; r < s.n_rows; r++) masks_[r] = s.ancestors.mask(r);
-        attend(row, s.n_rows, wide_stride_, n_blocks);
+        masks_ = s.masks;
+        attend(row, rows, wide_stride_, n_blocks);
+        row += rows;
     }
 }
 
 void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {
-    for (int i = 0, row = 0; i < n; row += sentences[i]->n_rows, i++) {
+    for (int i = 0, row = 0; i < n; i++) {
         const Sentence& s = *sentences[i];
-        const int n_blocks = int(s.memory_blocks.size());
+        const int rows = int(s.places.size()), n_blocks = int(s.memory_blocks.size());
         keys_.resize(n_blocks), values_.resize(n_blocks);
         for (int b = 0; b < n_blocks; b++)
             keys_[b] = pool_.keys(s.memory_blocks[b], layer), values_[b] = pool_.values(s.memory_blocks[b], layer);
-        masks_.assign(s.n_rows, s.memory_mask.data());
-        attend(row, s.n_rows, wide_stride_, n_blocks);
+        masks_.assign(rows, s.memory_mask.data());
+        attend(row, rows, wide_stride_, n_blocks);
+        row += rows;
     }
 }
 
@@ -223,8 +221,6 @@ void Network::encode(const Source* sources, Sentence* const* sentences, int n) {
         const int length = sources[i].n;
         fill_mask(s.memory_mask, length);
         for (size_t b = 0; b < s.memory_mask.size(); b++) s.memory_blocks.push_back(pool_.take());
-        s.ancestors.start();
-        s.position = 0, s.n_rows = 1;
         for (int k = 0; k < length; k++) {
             float* block = s.memory_blocks[k / kBlockKeys];
             const float* row = memory_.data() + (starts[i] + k) * memory_stride_;
@@ -236,6 +232,47 @@ void Network::encode(const Source* sources, Sentence* const* sentences, int n) {
     }
 }
 
+void Network::start(const Source* sources, Sentence* const* sentences, int n) {
+    for (int i = 0; i < n; i++) {
+        Sentence& s = *sentences[i];
+        s.ancestors.start();
+        s.position = 0, s.n_rows = 1;
+    }
+    if (!model_.config.decoder_only) return encode(sources, sentences, n);
+    std::vector<Source> parts(n);
+    for (int from = 0, left = 1; left; from += kReadAtOnce) {
+        left = 0;
+        for (int i = 0; i < n; i++) {
+            const int rest = std::max(0, sources[i].n - from);
+            parts[i] = {sources[i].ids + (rest ? from : 0), std::min(rest, kReadAtOnce)};
+            left |= rest > kReadAtOnce;
+        }
+        read(parts.data(), sentences, n);
+    }
+}
+
+void Network::read(const Source* targets, Sentence* const* sentences, int n) {
+    int rows = 0, n_blocks = 0;
+    for (int i = 0; i < n; i++) {
+        rows += targets[i].n;
+        n_blocks = std::max(n_blocks, (sentences[i]->position + targets[i].n + kBlockKeys - 1) / kBlockKeys);
+    }
+    reserve_rows(rows);
+    row_position_.resize(rows);
+    causal_.reserve(n_blocks);
+    for (int i = 0, row = 0; i < n; i++) {
+        Sentence& s = *sentences[i];
+        s.places.resize(targets[i].n), s.masks.resize(targets[i].n);
+        for (int k = 0; k < targets[i].n; k++, s.position++) {
+            s.places[k] = s.position, s.masks[k] = causal_.mask(s.position);
+            if (s.position % kBlockKeys == 0) s.blocks.push_back(pool_.take());
+            embed(model_.decoder, target_positions_, row++, targets[i].ids[k], s.position);
+        }
+        s.ancestors.start(s.position);
+    }
+    decode(sentences, n, rows);
+}
+
 void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens) {
     const int rows = int(tokens.size());
     reserve_rows(rows);
@@ -244,9 +281,18 @@ void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>
         Sentence& s = *sentences[i];
         s.ancestors.add_tokens(s.places);
         while (int(s.blocks.size()) < s.ancestors.n_blocks()) s.blocks.push_back(pool_.take());
-        for (int r = 0; r < s.n_rows; r++, row++) embed(model_.decoder, target_positions_, row, tokens[row], s.position);
+        s.masks.resize(s.n_rows);
+        for (int r = 0; r < s.n_rows; r++, row++) {
+            s.masks[r] = s.ancestors.mask(r);
+            embed(model_.decoder, target_positions_, row, tokens[row], s.position);
+        }
         s.position++;
     }
+    decode(sentences, n, rows);
+}
+
+// Embedded rows through the decoder.
+void Network::decode(Sentence* const* sentences, int n, int rows) {
     if (model_.config.embedding_norm) kernels_.norm(model_.decoder.embedding_norm, x_.data(), width_, rows, nullptr, false, x_.data());
     pending_ = nullptr;
     for (int l = 0; l < model_.config.n_decoder_layers; l++) {
@@ -255,11 +301,13 @@ void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>
         attend_to_history(sentences, n, l);
         multiplier_.multiply(layer.self.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
         after_sublayer(layer.self.output, layer.self_norm, rows);
-        const float* input = before_sublayer(layer.cross_norm, rows);
-        multiplier_.multiply(layer.cross.query, input, width_, rows, wide_.data(), wide_stride_);
-        attend_to_memory(sentences, n, l);
-        multiplier_.multiply(layer.cross.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
-        after_sublayer(layer.cross.output, layer.cross_norm, rows);
+        if (!model_.config.decoder_only) {
+            const float* input = before_sublayer(layer.cross_norm, rows);
+            multiplier_.multiply(layer.cross.query, input, width_, rows, wide_.data(), wide_stride_);
+            attend_to_memory(sentences, n, l);
+            multiplier_.multiply(layer.cross.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
+            after_sublayer(layer.cross.output, layer.cross_norm, rows);
+        }
         feed_forward(layer, rows);
     }
     hidden_ = after_stack(model_.decoder, rows);

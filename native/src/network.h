@@ -13,9 +13,10 @@ struct Sentence {
     std::vector<float*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
     std::vector<uint16_t> memory_mask;
     Ancestors ancestors;
-    std::vector<int> places;  // of this step's tokens
-    int position = 0;         // of this step's tokens
-    int n_rows = 1;           // live hypotheses
+    std::vector<int> places;             // of the tokens of this pass
+    std::vector<const uint16_t*> masks;  // of each of them: the places that it attends to
+    int position = 0;                    // of the next token
+    int n_rows = 1;                      // live hypotheses
 };
 
 struct Source {
@@ -45,8 +46,10 @@ class Network {
 public:
     explicit Network(const Model& model);
 
-    // Fills in the memory of each of `n` sentences.
-    void encode(const Source* sources, Sentence* const* sentences, int n);
+    // Starts `n` sentences: fills in the memory of each or, without an encoder, reads its source as the beginning of its target.
+    void start(const Source* sources, Sentence* const* sentences, int n);
+    // The next tokens of sentences of one hypothesis each, all at once. Rows are tokens, sentence by sentence.
+    void read(const Source* targets, Sentence* const* sentences, int n);
     // One token of each live hypothesis: rows are hypotheses, sentence by sentence. Takes tokens [rows].
     void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
     // After a step: the best `k` tokens of each row and, for `scores`, the sum of exponentials. Valid until the next call.
@@ -65,6 +68,8 @@ private:
     void project_and_rotate(const Layer& layer, int rows, Positions& positions);
     void feed_forward(const Layer& layer, int rows);
     void attend_within(const std::vector<int>& starts);
+    void encode(const Source* sources, Sentence* const* sentences, int n);
+    void decode(Sentence* const* sentences, int n, int rows);
     void attend_to_history(Sentence* const* sentences, int n, int layer);
     void attend_to_memory(Sentence* const* sentences, int n, int layer);
     void attend(int first_row, int n_rows, size_t query_stride, int n_blocks);
@@ -90,6 +95,7 @@ private:
     std::vector<const uint16_t*> masks_;
     std::vector<float*> outputs_;
     std::vector<uint16_t> full_mask_;
+    CausalMasks causal_;
     std::vector<RowBest> best_;
     std::vector<float> best_values_;
     std::vector<int32_t> best_ids_;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 1
+#define TRANSDUCE_ABI_VERSION 2
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -21,7 +21,7 @@ extern "C" {
 
 enum { TRANSDUCE_OK = 0, TRANSDUCE_INVALID = 1, TRANSDUCE_MEMORY = 2, TRANSDUCE_INTERNAL = 3 };
 
-/* An encoder-decoder Transformer. All fields are 32 bits wide. */
+/* A Transformer. All fields are 32 bits wide. */
 typedef struct {
     int32_t d_model, d_ff, n_heads, n_kv_heads, n_encoder_layers, n_decoder_layers, n_src, n_tgt;
     int32_t max_positions;    /* rows of learned positions */
@@ -34,9 +34,10 @@ typedef struct {
     float norm_eps, embedding_scale;
     int32_t pad, bos, eos;    /* token ids: pad and bos are never chosen, a target starts with bos */
     int32_t precision;        /* 0: float32, 1: bf16x3 (float32 where the CPU has no AMX), 2: int8 */
+    int32_t decoder_only;     /* 1: no encoder and no cross-attention; targets continue their sources, n_src is n_tgt */
 } transduce_config;
 
-/* Weights by the names of a run folder's model.safetensors; row-major float32. A vector has one row. */
+/* Weights by the names of a run folder's model.safetensors (the embedding of a model without an encoder is `tgt_embedding`); row-major float32. A vector has one row. */
 typedef struct {
     const char* name;
     const float* data;

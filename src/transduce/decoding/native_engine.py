@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.config import DecodingSettings, TransformerSettings
+from transduce.config import DecodingSettings, GPTSettings, TransformerSettings
 from transduce.decoding.engine import Source, TorchEngine
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.search import Hypothesis
@@ -29,11 +29,12 @@ from transduce.text.special import BOS, EOS, PAD
 NativePrecision = Literal["float32", "float32-fast", "int8"]
 PRECISIONS: tuple[NativePrecision, ...] = ("float32", "float32-fast", "int8")
 
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _LIBRARY = Path(__file__).with_name("libtransduce_native.so")
 _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
 _POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary")
 _FEED_FORWARDS = ("plain", "gated", "conv")
+_MODELS = (TransformerSettings, GPTSettings)
 _INVALID = 1
 _MOST_SOURCE = 1 << 16  # tokens of a sentence
 
@@ -47,7 +48,7 @@ class _Config(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("max_positions", "pre_norm", "norm", "embedding_norm")),
         *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embedding_scale")),
-        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision")),
+        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only")),
     ]
 
 
@@ -95,7 +96,7 @@ def load_library() -> ctypes.CDLL | str:
     return library
 
 
-def why_not(settings: TransformerSettings) -> str | None:
+def why_not(settings: TransformerSettings | GPTSettings) -> str | None:
     """What the library does not support of a model with these settings; None if it supports all."""
     s = settings
     unsupported = {
@@ -116,7 +117,7 @@ def native_engine(
     library = load_library()
     if isinstance(library, str):
         return library
-    if not isinstance(settings, TransformerSettings):
+    if not isinstance(settings, _MODELS):
         return f"the native library does not support model.kind = '{settings.kind}'"
     if reason := why_not(settings):
         return f"the native library does not support {reason}"
@@ -135,7 +136,7 @@ class NativeEngine(TorchEngine):
     def __init__(
         self,
         model: nn.Module,
-        model_settings: TransformerSettings,
+        model_settings: TransformerSettings | GPTSettings,
         decoding: DecodingSettings,
         *,
         precision: NativePrecision = "float32",
@@ -237,13 +238,16 @@ class NativeEngine(TorchEngine):
         return [found[stop - count : stop] for stop, count in zip(stops, counts.tolist(), strict=True)]
 
 
-def _as_float32(state: Mapping[str, Tensor], settings: TransformerSettings) -> dict[str, Tensor]:
+def _as_float32(state: Mapping[str, Tensor], settings: TransformerSettings | GPTSettings) -> dict[str, Tensor]:
     """The weights as the library reads them: whole matrices, contiguous, in float32."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if ".parts." in name:  # of a projection that all heads share
             continue
         tensor = tensor.squeeze(-1) if tensor.dim() == 3 else tensor  # a convolution of width 1
+        name = (
+            f"tgt_{name}" if name.startswith("embedding.") else name
+        )  # a decoder without an encoder has one embedding
         tensors[name] = tensor.detach().float().contiguous()
     for prefix in {name.split(".parts.")[0] for name in state if ".parts." in name}:
         n_parts = sum(name.startswith(f"{prefix}.parts.") and name.endswith(".weight") for name in state)
@@ -256,17 +260,21 @@ def _as_float32(state: Mapping[str, Tensor], settings: TransformerSettings) -> d
     return tensors
 
 
-def _config(settings: TransformerSettings, tensors: Mapping[str, Tensor], precision: NativePrecision) -> _Config:
+def _config(
+    settings: TransformerSettings | GPTSettings, tensors: Mapping[str, Tensor], precision: NativePrecision
+) -> _Config:
     s = settings
+    n_tgt = tensors["tgt_embedding.table.weight"].shape[0]
+    decoder_only = isinstance(s, GPTSettings)
     return _Config(
         d_model=s.d_model,
         d_ff=s.d_ff,
         n_heads=s.n_heads,
         n_kv_heads=s.n_kv_heads or s.n_heads,
-        n_encoder_layers=s.n_encoder_layers,
+        n_encoder_layers=0 if decoder_only else s.depth[0],
         n_decoder_layers=s.n_decoder_layers,
-        n_src=tensors["src_embedding.table.weight"].shape[0],
-        n_tgt=tensors["tgt_embedding.table.weight"].shape[0],
+        n_src=n_tgt if decoder_only else tensors["src_embedding.table.weight"].shape[0],
+        n_tgt=n_tgt,
         max_positions=s.max_positions,
         pre_norm=s.residual == "pre",
         norm=_NORMS.index(s.norm),
@@ -280,4 +288,5 @@ def _config(settings: TransformerSettings, tensors: Mapping[str, Tensor], precis
         bos=BOS,
         eos=EOS,
         precision=PRECISIONS.index(precision),
+        decoder_only=decoder_only,
     )
