@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.numpy_transformer import Array, Options
-from transduce.config import DecoderSettings, ModelSettings, OutputSettings
+from transduce.config import DecoderSettings, ModelSettings, OutputSettings, TransformerSettings
 from transduce.config.model import MODEL_SETTINGS
 
 # The embeddings of each side, and the stacks, of every kind of model.
@@ -44,6 +44,7 @@ def options_of(s: ModelSettings) -> Options:
         scale_embeddings=s.scale_embeddings,
         embedding_norm=s.embedding_norm,
         window=s.window if isinstance(s, DecoderSettings) else None,
+        decoder_self=s.decoder_self if isinstance(s, TransformerSettings) else "attention",
     )
 
 
@@ -83,7 +84,12 @@ def _block(known: Mapping[str, Array], at: str, weights: dict[str, Array], s: Mo
     """All weights of one block."""
     n_kv_heads = s.n_kv_heads or s.n_heads
     groups = {"query": s.n_heads, "key": n_kv_heads, "value": n_kv_heads}
-    _projections(known, f"{at}.self_attention.query_key_value", weights, f"{at}.self", groups, s)
+    if f"{at}.self_attention.gate_value.weight" in known:
+        for kind in _kinds(known, f"{at}.self_attention.gate_value"):
+            parts = np.split(known[f"{at}.self_attention.gate_value.{kind}"], 2)
+            weights[f"{at}.self.gate.{kind}"], weights[f"{at}.self.value.{kind}"] = parts
+    else:
+        _projections(known, f"{at}.self_attention.query_key_value", weights, f"{at}.self", groups, s)
     _copy(known, f"{at}.self_attention.output", weights, f"{at}.self.output")
     if any(name.startswith(f"{at}.cross_attention.") for name in known):
         _projections(known, f"{at}.cross_attention.query", weights, f"{at}.cross", {"query": s.n_heads}, s)

@@ -57,6 +57,8 @@ SINGLE: dict[str, dict[str, Any]] = {
     "unscaled embeddings": {"scale_embeddings": False},
     "norm of embeddings": {"embedding_norm": True},
     "wide epsilon": {"norm_eps": 1e-2},
+    "ssru": {"decoder_self": "ssru"},
+    "ssru, pre": {"decoder_self": "ssru", "residual": "pre", "n_encoder_layers": 3, "n_decoder_layers": 1},
     "deep encoder": {"n_encoder_layers": 3, "n_decoder_layers": 1},
     "deep decoder": {"n_encoder_layers": 1, "n_decoder_layers": 3},
     "no encoder blocks": {"n_encoder_layers": 0},
@@ -84,6 +86,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "embedding_norm": [True, False],
     "norm_eps": [None, 1e-3],
     "window": [None, None, 3],
+    "decoder_self": ["attention", "ssru"],
 }
 
 
@@ -95,6 +98,8 @@ def combination(seed: int) -> dict[str, Any]:
         chosen["kernel_size"] = 1
     if chosen["projection"] == "shared" or chosen["n_heads"] % (chosen["n_kv_heads"] or 1):
         chosen["n_kv_heads"] = None
+    if chosen["window"] is not None or chosen["positions"] == "t5":
+        chosen["decoder_self"] = "attention"
     return chosen
 
 

@@ -8,6 +8,7 @@ Weights are a flat mapping. `encoder.0.self.query.weight` is `[out, in]` as in `
     src_embedding tgt_embedding output          [V, D]   (the same array where they are tied)
     src_positions tgt_positions                 [P, D]   learned positions only
     {encoder,decoder}.N.{self,cross}.{query,key,value,output}.{weight,bias}
+    decoder.N.self.{gate,value}.{weight,bias}   an SSRU in place of self-attention only
     {encoder,decoder}.N.feed_forward.{inner,gate,outer}.{weight,bias}     a convolution's weight: [out, in, kernel]
     {encoder,decoder}.N.{self_norm,cross_norm,feed_forward_norm}.{weight,bias}
     {encoder,decoder}.norm.{weight,bias}        pre-norm only
@@ -50,6 +51,7 @@ class Options:
     scale_embeddings: bool = True
     embedding_norm: bool = False
     window: int | None = None
+    decoder_self: str = "attention"
 
 
 # --- the functions of the equations ----------------------------------------------------------------------------------
@@ -230,6 +232,16 @@ def multi_head(
     return linear(np.concatenate(outputs, axis=-1), weights, f"{name}.output"), np.stack(maps)
 
 
+def ssru(x: Array, weights: Weights, name: str) -> Array:
+    """ReLU(c_t), c_t = f_t c_(t-1) + (1 - f_t) W x_t, f_t = sigmoid(W_f x_t + b_f), c_0 = 0 (Kim et al. 2019, 3)."""
+    state, result = np.zeros(x.shape[1]), np.zeros_like(x)
+    for t in range(len(x)):
+        forget = 0.5 * (1.0 + np.tanh(linear(x[t], weights, f"{name}.gate") / 2.0))
+        state = forget * state + (1.0 - forget) * linear(x[t], weights, f"{name}.value")
+        result[t] = relu(state)
+    return result
+
+
 def convolve(x: Array, weights: Weights, name: str, *, causal: bool) -> Array:
     """y_t = sum_j W_j x_(t + j - left) + b with zeros beyond the ends; `causal`: no j may point after t."""
     weight = weights[f"{name}.weight"]
@@ -298,6 +310,8 @@ def block(
     """One block (3.1): self-attention, attention to `memory` if given (a decoder's block), feed-forward."""
 
     def attend(y: Array) -> Array:
+        if causal and options.decoder_self == "ssru":
+            return ssru(y, weights, f"{at}.self")
         return multi_head(y, y, weights, f"{at}.self", allowed, options)[0]
 
     def attend_to_memory(y: Array) -> Array:

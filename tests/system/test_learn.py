@@ -36,10 +36,10 @@ def one_thread() -> Any:
     [
         (False, {"residual": "post"}, {"optimizer": "adam"}),
         (True, {"residual": "pre"}, {}),
-        (False, {"residual": "pre", "positions": "alibi"}, {}),
+        (False, {"residual": "pre", "positions": "alibi", "decoder_self": "ssru"}, {}),
         (False, {"residual": "pre", "positions": "t5", "window": 4}, {"max_updates": 250, "valid_updates": 125}),
     ],
-    ids=["copy as in the paper", "reverse with modern options", "copy with ALiBi", "copy with T5 and a window"],
+    ids=["as in the paper", "reverse, pre-norm", "ALiBi and SSRU", "T5 and a window"],
 )
 def test_learns_without_a_mistake(
     tmp_path: Path, reverse: bool, options: dict[str, Any], training: dict[str, Any]

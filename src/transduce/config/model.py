@@ -109,10 +109,13 @@ class TransformerSettings(DecoderSettings):
     kind: Literal["transformer"] = Field("transformer", description="Architecture: an encoder and a decoder.")
     n_encoder_layers: Blocks = Field(4, description="Number of encoder blocks.")
     n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
+    decoder_self: str = Field(
+        "attention", description="How the decoder uses earlier tokens: attention, or ssru (a recurrent unit, faster)."
+    )
 
     @property
     def n_attentions(self) -> int:
-        """Number of attention sub-layers: a decoder block has two."""
+        """Number of attention sub-layers: a decoder block has two, one of which may be a recurrent unit."""
         return self.n_encoder_layers + 2 * self.n_decoder_layers
 
 

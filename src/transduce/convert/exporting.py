@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transduce.config import TransformerSettings
 from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from transduce.convert.folder import Outgoing, check_is_free, known_or_nearest, made_folder
@@ -13,7 +14,7 @@ from transduce.convert.gpt2 import export_gpt2
 from transduce.convert.marian_folder import export_marian
 from transduce.convert.onnx_export import export_onnx
 from transduce.decoding.loading import load_model
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, UserError
 from transduce.models.registry import ARCHITECTURES, count_parameters
 from transduce.runs.atomic import write_aside
 from transduce.runs.folder import RunFolder
@@ -56,6 +57,11 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         able = ", ".join(kind for kind, other in ARCHITECTURES.items() if to in other.exports)
         task = outgoing.settings.task
         raise SettingsError(f"{run} is a run of task '{task}'; --to {to} takes models of kind {able}")
+    if isinstance(model := outgoing.settings.model, TransformerSettings) and model.decoder_self != "attention":
+        raise UserError(
+            f"{run} has model.decoder_self = '{model.decoder_self}', which no format can express; translate it with "
+            "transduce, or train with model.decoder_self = 'attention'"
+        )
     with made_folder(out.parent), write_aside(out) as aside:
         aside.mkdir()
         lines = target.exporters[architecture.family](aside, outgoing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +17,15 @@ from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
 from transduce.nn.linear import linear
 from transduce.nn.patterns import CausalPattern, LocalPattern
 from transduce.nn.positions import POSITIONS
+from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
 from transduce.text.special import BOS, EOS
+
+DECODER_SELF: dict[str, Callable[[Mapping[str, Any]], SelfAttention | SSRU]] = {
+    "attention": lambda options: SelfAttention(**options),
+    "ssru": lambda options: SSRU(d_model=options["d_model"], bias=options["bias"]),
+}
+"""The first sub-layer of a decoder's block, from the options of attention."""
 
 
 class Parts:
@@ -73,11 +81,11 @@ class Parts:
         ]
         return Encoder(blocks, norm=self._final_norm())
 
-    def decoder(self, *, cross: bool) -> Decoder:
-        """The decoder's stack; `cross`: with attention to a memory."""
+    def decoder(self, *, cross: bool, own: str = "attention") -> Decoder:
+        """The decoder's stack; `cross`: with attention to a memory; `own`: a key of DECODER_SELF."""
         blocks = [
             DecoderBlock(
-                attention=SelfAttention(**self._attention),
+                attention=DECODER_SELF[own](self._attention),
                 cross=CrossAttention(**self._attention) if cross else None,
                 feed_forward=self._feed_forward(causal=True),
                 residual=self._residual,

@@ -18,6 +18,7 @@ from transduce.config.model import MODEL_SETTINGS
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
 from transduce.models.masked_lm import Classifier, MaskedLM, PooledEncoder
+from transduce.models.parts import DECODER_SELF
 from transduce.models.transformer import Transformer
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
@@ -75,6 +76,7 @@ _TABLES: dict[str, Mapping[str, Any]] = {
     "activation": ACTIVATIONS,
     "projection": PROJECTIONS,
     "pooling": POOLINGS,
+    "decoder_self": DECODER_SELF,
 }
 
 
@@ -99,6 +101,9 @@ def check_model(settings: ModelSettings) -> None:
         f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'": s.kernel_size > 1
         and s.feed_forward != "conv",
     }
+    if isinstance(s, TransformerSettings) and s.decoder_self == "ssru":
+        problems[f"model.decoder_self = 'ssru' has no use for model.window = {s.window}"] = s.window is not None
+        problems["model.decoder_self = 'ssru' has no use for model.positions = 't5'"] = s.positions == "t5"
     if not s.d_model % s.n_heads and (problem := POSITIONS[s.positions].problem(d_head=s.d_head)):
         problems[problem] = True
     for problem, found in problems.items():

@@ -26,7 +26,7 @@ class Transformer(TokenPredictor):
         self.src_embedding = parts.embedding(n_src, causal=False)
         self.tgt_embedding = parts.embedding(n_tgt, causal=True)
         self.encoder = parts.encoder()
-        self.decoder = parts.decoder(cross=True)
+        self.decoder = parts.decoder(cross=True, own=settings.decoder_self)
         initialize(self)
         if settings.tie == "three_way":
             self.src_embedding.table.weight = self.tgt_embedding.table.weight

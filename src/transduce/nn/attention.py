@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.cache import LayerCache
+from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
 from transduce.nn.patterns import Bias, BlockBias, CausalBias
@@ -186,13 +186,13 @@ class SelfAttention(MultiHeadAttention):
         bias: Bias,
         rotate: Rotate,
         cache: LayerCache | None = None,
-        known: slice = slice(0),
+        state: DecoderState | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """x attends to itself and, with a cache, to the `known` keys in it; the cache grows in place."""
+        """x attends to itself and, in a decoder, to the known keys in its cache, which grows in place."""
         query, key, value = self.query_key_value(x)
         query, key = rotate(query), rotate(key)
-        if cache is not None:
-            key, value = cache.append(key, value, known)
+        if cache is not None and state is not None:
+            key, value = cache.append(key, value, state.known)
         return self.attend(query, key, value, bias=bias)
 
 

@@ -13,6 +13,7 @@ from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import FeedForward
 from transduce.nn.patterns import Bias
 from transduce.nn.positions.scheme import Rotate
+from transduce.nn.ssru import SSRU
 
 _EPSILONS = {"layer": 1e-5, "rms": 1e-6}
 
@@ -75,12 +76,15 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the memory if there is one, feed-forward (paper 3.1)."""
+    """Causal self-attention, attention to the memory if there is one, feed-forward (paper 3.1).
+
+    A recurrent unit may take the place of self-attention, and its name.
+    """
 
     def __init__(
         self,
         *,
-        attention: SelfAttention,
+        attention: SelfAttention | SSRU,
         cross: CrossAttention | None,
         feed_forward: FeedForward,
         residual: Callable[[], PostNorm],
@@ -99,7 +103,7 @@ class DecoderBlock(nn.Module):
         """
 
         def attend_self(y: Tensor) -> Tensor:
-            return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, known=state.known)
+            return self.self_attention(y, bias=bias, rotate=rotate, cache=cache, state=state)
 
         def attend_memory(y: Tensor) -> Tensor:
             assert self.cross_attention is not None and cache.cross_keys is not None and cache.cross_values is not None

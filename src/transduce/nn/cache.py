@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,9 +20,10 @@ class LayerCache:
 
     keys, values: [B, H_kv, prompt + capacity * n_beams, K], filled step by step: first the keys of the prompt, then all
     beams' keys of the first step, then of the second, and so on. None without capacity: the whole target is then
-    processed in one step, as in training.
+    processed in one step, as in training. None too where a recurrent unit takes the place of attention.
     cross_keys, cross_values: [B, H_kv, S, K] of the memory; None without one.
     history: the last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam.
+    recurrent: the state [N, D] of a recurrent unit after the last token; None at the start.
     """
 
     keys: Float[Tensor, "B H C K"] | None
@@ -29,6 +31,7 @@ class LayerCache:
     cross_keys: Float[Tensor, "B H S K"] | None = None
     cross_values: Float[Tensor, "B H S K"] | None = None
     history: list[Tensor] = field(default_factory=list)
+    recurrent: Float[Tensor, "N D"] | None = None
 
     def append(self, keys: Tensor, values: Tensor, known: slice) -> tuple[Tensor, Tensor]:
         """Store keys and values [B, H_kv, Q, K] after the `known` ones; returns these and the new ones, as views."""
@@ -38,6 +41,11 @@ class LayerCache:
         self.keys[:, :, known.stop : end] = keys
         self.values[:, :, known.stop : end] = values
         return self.keys[:, :, known.start : end], self.values[:, :, known.start : end]
+
+    def change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace everything that is kept per row by what `change` makes of it."""
+        self.history = [change(kept) for kept in self.history]
+        self.recurrent = None if self.recurrent is None else change(self.recurrent)
 
 
 @dataclass(slots=True)
@@ -123,7 +131,7 @@ class DecoderState:
         assert self.n_beams == 1 and self.ancestry is None, "this state has fanned out already"
         self.n_beams, self.prompt, self.skipped = n_beams, self.length, 0
         for layer in self.layers:
-            layer.history = [h.repeat_interleave(n_beams, dim=0) for h in layer.history]
+            layer.change_rows(lambda kept: kept.repeat_interleave(n_beams, dim=0))
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
         """Row r continues the history of rows[r], which must belong to the same sentence."""
@@ -131,18 +139,18 @@ class DecoderState:
             beams = rows.view(-1, self.n_beams, 1) % self.n_beams
             self.ancestry = self.ancestry.gather(1, beams.expand(self.ancestry.shape))
         for layer in self.layers:
-            layer.history = [h.index_select(0, rows) for h in layer.history]
+            layer.change_rows(lambda kept: kept.index_select(0, rows))
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         """Keep only these sentences, with all their beams."""
         rows = (sentences[:, None] * self.n_beams + torch.arange(self.n_beams, device=sentences.device)).flatten()
         for layer in self.layers:
-            assert layer.keys is not None and layer.values is not None, "a state without capacity cannot be cut"
-            layer.keys, layer.values = (self._selected(x, sentences) for x in (layer.keys, layer.values))
+            if layer.keys is not None and layer.values is not None:
+                layer.keys, layer.values = (self._selected(x, sentences) for x in (layer.keys, layer.values))
             if layer.cross_keys is not None and layer.cross_values is not None:
                 layer.cross_keys = layer.cross_keys.index_select(0, sentences)
                 layer.cross_values = layer.cross_values.index_select(0, sentences)
-            layer.history = [h.index_select(0, rows) for h in layer.history]
+            layer.change_rows(lambda kept: kept.index_select(0, rows))
         self.memory_bias = self.memory_bias.index_select(0, sentences)
         if self.ancestry is not None:
             self.ancestry = self.ancestry.index_select(0, sentences)

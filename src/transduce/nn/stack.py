@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from transduce.nn.attention import SelfAttention
 from transduce.nn.block import DecoderBlock, EncoderBlock
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
@@ -47,7 +48,10 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """Every position attends to itself, to earlier ones as `pattern` allows, and to the memory if there is one."""
+    """Every position attends to itself, to earlier ones as `pattern` allows, and to the memory if there is one.
+
+    With recurrent units in place of self-attention the pattern is not used.
+    """
 
     def __init__(
         self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, pattern: CausalPattern | None = None
@@ -73,8 +77,10 @@ class Decoder(Stack):
         layers = []
         for block in self.blocks:
             own, cross = block.self_attention, block.cross_attention
-            shape = (len(memory), own.n_kv_heads, prompt + capacity * n_beams, own.d_head)
-            keys, values = (memory.new_empty(shape), memory.new_empty(shape)) if capacity else (None, None)
+            keys = values = None
+            if capacity and isinstance(own, SelfAttention):
+                shape = (len(memory), own.n_kv_heads, prompt + capacity * n_beams, own.d_head)
+                keys, values = memory.new_empty(shape), memory.new_empty(shape)
             cross_keys, cross_values = (None, None) if cross is None else cross.key_value(memory)
             layers.append(LayerCache(keys=keys, values=values, cross_keys=cross_keys, cross_values=cross_values))
         return DecoderState(layers=layers, memory_bias=attention_bias(mask), n_beams=1 if prompt else n_beams)

@@ -46,6 +46,13 @@ def test_rows_sum_to_one_and_the_decoder_is_causal(options: dict[str, Any]) -> N
     assert np.triu(maps.decoder, 1).max() == 0
 
 
+def test_a_decoder_with_ssru_has_no_self_attention() -> None:
+    maps = attention_maps(a_model(decoder_self="ssru"), SRC, TGT_IN)
+    assert maps.decoder is None and maps.cross is not None and maps.cross.shape == (2, 4, 4, 5)
+    names = [heat_map.name for heat_map in maps.heat_maps("abcde", "abcd", "abcd")]
+    assert len(names) == 2 and not any("decoder" in name for name in names)
+
+
 def test_weights_follow_the_equation() -> None:
     """The first encoder layer by hand: softmax(Q K^T / sqrt(d_k)) in NumPy, from the model's own matrices."""
     model = a_model().eval()

@@ -11,6 +11,7 @@ import torch
 from oracle.cases import CHOICES, SINGLE, settings
 from transduce.config import TransformerSettings, model_settings, resolve_preset
 from transduce.errors import SettingsError
+from transduce.models.parts import DECODER_SELF
 from transduce.models.registry import build_model, check_model, count_parameters
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
@@ -86,6 +87,7 @@ def test_every_entry_of_every_table_is_among_the_tested_cases() -> None:
         "feed_forward": FEED_FORWARDS,
         "activation": ACTIVATIONS,
         "projection": PROJECTIONS,
+        "decoder_self": DECODER_SELF,
     }
     for field, table in tables.items():
         assert set(CHOICES[field]) == set(table), field
@@ -120,6 +122,7 @@ def test_counts_of_options() -> None:
     assert count["two key heads"] == paper - attentions * 2 * (d * d // 2 + d // 2)
     assert count["shared projection"] == paper - attentions * 3 * (d * d + d - (d // h) ** 2 - d // h)
     assert count["learned"] == paper + 2 * 12 * d
+    assert count["ssru"] == paper - 2 * 2 * (d * d + d)  # half of the four matrices of attention
     assert count["rotary"] == count["no positions"] == count["one head"] == paper
 
 
@@ -134,6 +137,9 @@ def test_counts_of_options() -> None:
         ({"projection": "shared", "n_kv_heads": 2}, "needs n_kv_heads = n_heads"),
         ({"positions": "rotary", "d_model": 12}, "even head width, not 3"),
         ({"kernel_size": 3}, "needs model.feed_forward = 'conv'"),
+        ({"decoder_self": "sru"}, "model.decoder_self = 'sru'.*ssru"),
+        ({"decoder_self": "ssru", "window": 3}, "no use for model.window = 3"),
+        ({"decoder_self": "ssru", "positions": "t5"}, "no use for model.positions = 't5'"),
         ({"preset": "bsae"}, "base"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

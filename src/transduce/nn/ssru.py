@@ -1,0 +1,81 @@
+"""The simpler simple recurrent unit (SSRU), in place of a decoder's self-attention (Kim et al. 2019, section 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.nn.attention import FullProjection
+from transduce.nn.cache import DecoderState, LayerCache
+from transduce.nn.patterns import Bias
+from transduce.nn.positions.scheme import Rotate
+
+
+class SSRU(nn.Module):
+    """ReLU(c_t) with c_t = f_t * c_{t-1} + (1 - f_t) * W x_t and f_t = sigmoid(W_f x_t + b_f); c_0 = 0.
+
+    Both products are of the inputs alone: in training all positions are multiplied at once. In decoding the state is
+    one vector per hypothesis, whatever the length. As in every linear layer here, W has a bias too.
+    """
+
+    def __init__(self, *, d_model: int, bias: bool = True) -> None:
+        super().__init__()
+        self.gate_value = FullProjection(d_model, (1, 1), d_head=d_model, bias=bias)
+
+    def forward(
+        self, x: Float[Tensor, "B Q D"], *, bias: Bias, rotate: Rotate, cache: LayerCache, state: DecoderState
+    ) -> Float[Tensor, "B Q D"]:
+        """The next tokens x, beam by beam, after the unit; continues from `cache.recurrent` and replaces it."""
+        rows = x.reshape(state.n_rows, -1, x.shape[2])  # [N, T, D]
+        gate, value = (part.squeeze(1) for part in self.gate_value(rows))
+        wide = torch.promote_types(gate.dtype, torch.float32)
+        gate, value = gate.to(wide).sigmoid(), value.to(wide)
+        first = value.new_zeros(value[:, 0].shape) if cache.recurrent is None else cache.recurrent
+        states = scan(gate, value, first)
+        cache.recurrent = states[:, -1]
+        return F.relu(states).reshape(x.shape)
+
+
+def scan(
+    gate: Float[Tensor, "N T D"], value: Float[Tensor, "N T D"], first: Float[Tensor, "N D"]
+) -> Float[Tensor, "N T D"]:
+    """c_1 .. c_T with c_t = gate_t * c_{t-1} + (1 - gate_t) * value_t and c_0 = `first`, which gets no gradient.
+
+    One step after the other, each one operation on all rows, as in decoding. An operator of its own: torch.compile does
+    not look inside, where the number of steps would be a constant.
+    """
+    return torch.ops.transduce.ssru_scan.default(gate, value, first)
+
+
+def _forward(gate: Tensor, value: Tensor, first: Tensor) -> Tensor:
+    states, previous = torch.empty_like(value), first
+    for now, f, v in zip(states.unbind(1), gate.unbind(1), value.unbind(1), strict=True):
+        torch.lerp(v, previous, f, out=now)
+        previous = now
+    return states
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    """Gradients of gates and values: a scan in the opposite direction, then products of whole sequences."""
+    gate, value, first, states = ctx.saved_tensors
+    total = grad.clone()  # d loss / d c_t, by way of later states too
+    sums, gates = total.unbind(1), gate.unbind(1)
+    for t in range(gate.shape[1] - 2, -1, -1):
+        sums[t].addcmul_(gates[t + 1], sums[t + 1])
+    before = torch.cat([first[:, None], states[:, :-1]], 1)
+    return before.sub_(value).mul_(total), total.addcmul_(total, gate, value=-1), None
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+_LIBRARY = torch.library.Library("transduce", "DEF")
+_LIBRARY.define("ssru_scan(Tensor gate, Tensor value, Tensor first) -> Tensor")
+_LIBRARY.impl("ssru_scan", _forward, "CompositeExplicitAutograd")
+torch.library.register_fake("transduce::ssru_scan", lambda gate, value, first: torch.empty_like(value), lib=_LIBRARY)
+torch.library.register_autograd("transduce::ssru_scan", _backward, setup_context=_save, lib=_LIBRARY)
