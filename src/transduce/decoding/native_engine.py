@@ -106,7 +106,7 @@ def why_not(settings: TransformerSettings | GPTSettings) -> str | None:
         f"model.norm = '{s.norm}'": s.norm not in _NORMS,
         f"model.residual = '{s.residual}'": s.residual not in ("post", "pre"),
         f"model.window = {s.window}": s.window is not None,
-        f"model.decoder_self = '{s.decoder_self}'": s.decoder_self != "attention",
+        "model.decoder_self = 'ssru'": isinstance(s, TransformerSettings) and s.decoder_self == "ssru",
     }
     return next((name for name, found in unsupported.items() if found), None)
 
