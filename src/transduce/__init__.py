@@ -6,6 +6,7 @@ import importlib
 
 __version__ = "0.1.0"
 _LAZY = {
+    "DistillationOptions": "transduce.distillation.text",
     "GenerationOptions": "transduce.decoding.options",
     "Generator": "transduce.decoding.generator",
     "MaskFiller": "transduce.decoding.mask_filler",
@@ -15,6 +16,7 @@ _LAZY = {
     "TranslationOptions": "transduce.decoding.options",
     "Translator": "transduce.decoding.translator",
     "diagnose": "transduce.doctor.diagnose",
+    "distill": "transduce.distillation.distill",
     "train": "transduce.pipeline",
     "translate_to_folder": "transduce.decoding.bulk",
 }

@@ -117,7 +117,7 @@ def _prepare(
     try:
         texts, settings, extended = _resolved(task, asked, start=start, machine=machine, log=log, spool_in=tokens)
         folder.write_settings(settings)
-        if start is not None:
+        if start is not None and settings.training.start is not None:
             save_start_weights(start, extended, settings, tokens)
         prepared = task.encode(folder, texts, extended.tokenizers, settings, log)
         seal_folder(tokens)
@@ -179,6 +179,11 @@ def _report_padding(folder: RunFolder, feeder: Feeder, log: Log) -> None:
         changed = {**data, "padding": share}
     if changed != data:
         folder.write_record("data.json", changed)
+
+
+def is_finished(run: Path) -> bool:
+    """Whether `train` has nothing left to do in a folder."""
+    return (run / "manifest.json").exists() and not (run / "tokens").exists() and (run / "model.safetensors").exists()
 
 
 def _end_of(folder: RunFolder) -> dict[str, Any] | None:

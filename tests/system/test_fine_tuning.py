@@ -233,3 +233,22 @@ def test_an_imported_gpt2_is_fine_tuned(tmp_path: Path) -> None:
     table = "embedding.table.weight"
     assert torch.equal(again[table][rows], after[table][rows]) and torch.equal(again[table][BOS], after[table][EOS])
     assert all(torch.equal(after[name], again[name]) for name in after if len(after[name]) != len(after[table]))
+
+
+def test_a_run_can_use_the_tokenizer_of_another_run(folder: Path) -> None:
+    text = ["--src", folder / "new.en", "--tgt", folder / "new.de", "--run", folder / "borrowed"]
+    values = ("training.max_updates=1", "model.d_model=16", "model.d_ff=16", "model.n_heads=2", "training.lr=0.01")
+    start = f"tokenizer.start={folder / 'start'}"
+    done = transduce("train", *text, *given(*values, start))
+    assert done.code == 0 and "tokenizer of" in done.err, done.err
+    one, two = RunFolder.open(folder / "start"), RunFolder.open(folder / "borrowed")
+    assert load_tokenizers(one).tgt.model == load_tokenizers(two).tgt.model
+    assert (two.settings.model.d_model, two.settings.tokenizer.vocab_size) == (16, one.settings.tokenizer.vocab_size)
+    text[-1] = folder / "refused"
+    for wrong, parts in (
+        ((start, "tokenizer.vocab_size=77"), ("tokenizer.vocab_size = 77", "tokenizer.start has")),
+        (("tokenizer.start=nowhere",), ("there is no run folder", "nowhere")),
+        ((start, f"training.start={folder / 'start'}"), ("tokenizer.start", "leave it out")),
+    ):
+        assert_refused(transduce("train", *text, *given(*wrong)), *parts)
+        assert not (folder / "refused").exists()

@@ -14,6 +14,7 @@ from typer import Option
 
 from transduce.cli.convert import export_model, import_model
 from transduce.cli.demo import demo
+from transduce.cli.distill import distill
 from transduce.cli.evaluate import evaluate
 from transduce.cli.text import classify, fill, generate
 from transduce.cli.train import doctor, train, verify
@@ -82,6 +83,6 @@ def _check_text(text: str) -> None:
 
 for _command in (
     *(demo, train, doctor, translate, evaluate, generate, fill, classify, score, inspect, verify),
-    *(import_model, export_model),
+    *(distill, import_model, export_model),
 ):
     app.command(_command.__name__.removesuffix("_model"))(_with_checked_text(_command))

@@ -86,6 +86,7 @@ class TokenizerSettings(Section):
     mask: bool = Field(False, description="Include a <mask> token, as masked models need.")
     exact: bool = Field(False, description="Make decoding reproduce the text: line ends, spaces, rare characters.")
     normalization: str = Field("nmt_nfkc", description="nmt_nfkc, nfkc, nmt_nfkc_cf (folds case) or identity.")
+    start: Path | None = Field(None, description="Run folder whose tokenizer to use, instead of training one.")
 
 
 class TrainingSettings(Section):
@@ -212,8 +213,11 @@ class Settings(Section):
 
         sets = {key: tuple(map(absolute, getattr(self.data, key))) for key in ("train", "valid", "test")}
         update: dict[str, Any] = {"data": self.data.model_copy(update=sets)}
-        if (start := self.training.start) is not None:
-            update["training"] = self.training.model_copy(update={"start": Path(os.path.realpath(folder / start))})
+        for name in ("tokenizer", "training"):
+            section = getattr(self, name)
+            if section.start is not None:
+                start = Path(os.path.realpath(folder / section.start))
+                update[name] = section.model_copy(update={"start": start})
         return self.model_copy(update=update)
 
     def with_values(self, section: str, **values: Any) -> Settings:

@@ -84,7 +84,7 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spo
     `spool_in`: the folder whose disk holds the temporary files. Raises `DataError` for whatever is wrong with the text.
     """
     data, seed, files = settings.data, settings.training.seed, _files(sources.train)
-    tests = _read_tests([_stem(source) for source in sources.tests], sources.tests, "sentence pair")
+    tests = read_test_pairs(sources)
     cleaner, held_out = Cleaner(data), HeldOutSources(0 if sources.valid else MAX_HELD_OUT_PAIRS, seed=seed)
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
     streams = list[Stream[Pair]]()
@@ -116,6 +116,11 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spo
         digests,
         report,
     )
+
+
+def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
+    """The test sets, under distinct names: those of their files. They are not cleaned."""
+    return _read_tests([_stem(source) for source in sources.tests], sources.tests, "sentence pair")
 
 
 def read_plain_texts(

@@ -66,9 +66,9 @@ class ChunkTranslator:
     def __init__(self, setup: Setup) -> None:
         """Load the model. Raises the errors of `Translator.load`."""
         self._options, self._style = replace(setup.options, scores=setup.style != "text"), setup.style
-        identity = _identity(setup.run)
+        identity = run_identity(setup.run)
         self._translator = Translator.load(setup.run, device=setup.device, precision=setup.precision)
-        if _identity(setup.run) != identity:
+        if run_identity(setup.run) != identity:
             raise RunFolderError(f"{setup.run} was changed while it was loaded; wait until its training has ended")
         self.slow_because = self._translator.slow_because
         options = asdict(self._options)
@@ -94,7 +94,7 @@ class ChunkTranslator:
         return Translated(rows, notes)
 
 
-def _identity(run: str) -> str:
+def run_identity(run: str) -> str:
     """A digest of the files and settings of a run that its translations depend on. It moves with the folder."""
     folder = RunFolder.open(Path(run))
     settings = folder.settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,7 @@ def paired_bootstrap(
     tokenize: str = "13a",
     lowercase: bool = False,
     n_samples: int = 1000,
+    names: Collection[str] = ("BLEU", "chrF", "TER"),
 ) -> list[Comparison]:
     """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
 
@@ -157,7 +158,8 @@ def paired_bootstrap(
     check_lengths(hypotheses, references)
     check_lengths(others, references, "hypotheses of the other system")
     found = []
-    for name, metric in metrics(tokenize, lowercase).items():
+    for name in names:
+        metric = metrics(tokenize, lowercase)[name]
         # sacreBLEU takes the first system as the baseline.
         systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]
         test = PairedTest(systems, {name: metric}, [list(references)], test_type="bs", n_samples=n_samples)

@@ -32,7 +32,7 @@ from transduce.text.training import sample_of
 
 _OWN = {
     "model": ("kind", "dropout", "attention_dropout", "activation_dropout", "next_sentence", "pooling", "n_labels"),
-    "tokenizer": ("extend", "sampling"),
+    "tokenizer": ("extend", "sampling", "start"),
 }
 """Settings of these sections in which the new run may differ."""
 _HEADS = ("head.", "output_bias", "output_embedding.", "next_sentence.", "pooler.", "labels.")
@@ -51,7 +51,10 @@ _MEASURED = 2000  # lines per side tokenized before and after
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A run to fine-tune from. `settings`: those asked for, with the inherited ones; `summary`: for people."""
+    """A run to fine-tune from, or whose tokenizer to use.
+
+    `settings`: those asked for, with the inherited ones; `summary`: for people.
+    """
 
     run: RunFolder
     settings: Settings
@@ -59,7 +62,7 @@ class Start:
 
 
 def find_start(asked: Settings) -> Start | None:
-    """The run that `training.start` names, or None.
+    """The run that `training.start` or `tokenizer.start` names, or None.
 
     Raises:
         SettingsError: The run's model does not fit the task, or the settings contradict the run's.
@@ -71,7 +74,12 @@ def find_start(asked: Settings) -> Start | None:
             raise SettingsError(
                 f"tokenizer.extend = {extend_by}: there is no vocabulary to extend; name a run with --from"
             )
-        return None
+        return _find_tokenizer(asked)
+    if asked.tokenizer.start is not None:
+        raise SettingsError(
+            f"tokenizer.start = '{asked.tokenizer.start}': fine-tuning uses the vocabulary of training.start; leave it "
+            "out"
+        )
     resolve_preset(asked.model)  # raises for an unknown preset
     run, task = RunFolder.open(asked.training.start), find_task(asked.task)
     other = run.settings
@@ -88,8 +96,8 @@ def find_start(asked: Settings) -> Start | None:
             "extended; leave --extend-vocabulary out"
         )
     values = asked.model_dump(exclude_unset=True)
-    values["model"] = _merged_section("model", asked, other)
-    values["tokenizer"] = _merged_section("tokenizer", asked, other) | {"extend": extend_by}
+    values["model"] = _merged_section("model", asked, other, origin="training.start")
+    values["tokenizer"] = _merged_section("tokenizer", asked, other, origin="training.start") | {"extend": extend_by}
     inherited = _inherited(asked, other, task.inherited)
     for (section, key), value in inherited.items():
         values.setdefault(section, {})[key] = value
@@ -100,6 +108,21 @@ def find_start(asked: Settings) -> Start | None:
         *(f"{section}.{key} = {value}" for (section, key), value in inherited.items()),
     ]
     return Start(run, Settings.from_mapping(values), ", ".join(parts))
+
+
+def _find_tokenizer(asked: Settings) -> Start | None:
+    """The run that `tokenizer.start` names, or None."""
+    if asked.tokenizer.start is None:
+        return None
+    run = RunFolder.open(asked.tokenizer.start)
+    if run.settings.task != asked.task:
+        raise SettingsError(
+            f"tokenizer.start = '{run.path}': a run of task '{run.settings.task}', not '{asked.task}'; name another run"
+        )
+    values = asked.model_dump(exclude_unset=True)
+    values["tokenizer"] = _merged_section("tokenizer", asked, run.settings, origin="tokenizer.start") | {"extend": 0}
+    summary = f"tokenizer of {run.path}: {load_tokenizers(run).n_tgt:,} pieces, {run.settings.tokenizer.kind}"
+    return Start(run, Settings.from_mapping(values), summary)
 
 
 def extend_vocabulary(start: Start, src: Iterable[str], tgt: Iterable[str], log: Log) -> Extended:
@@ -164,26 +187,31 @@ def load_start_weights(model: nn.Module, folder: Path, log: Log) -> None:
     log.say("; ".join(parts))
 
 
-def _merged_section(section: str, asked: Settings, other: Settings) -> dict[str, Any]:
-    """The other run's values of a section, with those in which the new run may differ. Raises for a contradiction."""
+def _merged_section(section: str, asked: Settings, other: Settings, *, origin: str) -> dict[str, Any]:
+    """The other run's values of a section, with those in which the new run may differ. Raises for a contradiction.
+
+    `origin`: the setting that names the other run.
+    """
     ours: Section = getattr(asked, section)
     theirs: Section = getattr(other, section)
     found = {
-        key: value for key, value in theirs.model_dump(exclude={"preset"}).items() if key in type(ours).model_fields
+        key: value
+        for key, value in theirs.model_dump(exclude={"preset", "start"}).items()
+        if key in type(ours).model_fields
     }
     given = {key: getattr(ours, key) for key in ours.model_fields_set}
     preset = given.pop("preset", None)
     for key, value in preset_values(ours).items() if isinstance(ours, ModelSettings) else ():
         if key not in (*given, *_OWN["model"]) and found.get(key, value) != value:
             raise SettingsError(
-                f"model.preset = '{preset}' has {key} = {value!r}: training.start has {found[key]!r}; leave it out"
+                f"model.preset = '{preset}' has {key} = {value!r}: {origin} has {found[key]!r}; leave it out"
             )
     for key, value in given.items():
         if key in _OWN[section]:
             found[key] = value
         elif value is not None and value != found.setdefault(key, value):
-            hint = "; --extend-vocabulary adds pieces" if key == "vocab_size" else ""
-            raise SettingsError(f"{section}.{key} = {value!r}: training.start has {found[key]!r}; leave it out{hint}")
+            hint = "; --extend-vocabulary adds pieces" if key == "vocab_size" and origin == "training.start" else ""
+            raise SettingsError(f"{section}.{key} = {value!r}: {origin} has {found[key]!r}; leave it out{hint}")
     if section == "tokenizer" and "sampling" not in given:
         found["sampling"] = 0.0
     return found

@@ -1,0 +1,121 @@
+"""Teacher, student and baseline side by side: BLEU with significance, speed, parameters."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transduce.config import Settings
+from transduce.data.preparation import read_test_pairs
+from transduce.data.sources import pair_sources
+from transduce.decoding.translator import Translator
+from transduce.evaluation.evaluate import Comparison, paired_bootstrap
+from transduce.evaluation.metrics import evaluate
+from transduce.logging import Log
+
+ROUNDS = 3
+TIMED = 1000  # sentences translated per round
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One model. `sentences_per_second`: median of the rounds; `bleu`: by test set."""
+
+    run: str
+    n_parameters: int
+    sentences_per_second: float
+    bleu: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Systems by role (teacher, student, baseline). `comparisons`: by test set, of the student with each other one."""
+
+    systems: Mapping[str, System]
+    comparisons: Mapping[str, Mapping[str, Comparison]]
+    signature: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "systems": {role: asdict(system) for role, system in self.systems.items()},
+            "comparisons": {
+                name: {role: one.to_json() for role, one in found.items()} for name, found in self.comparisons.items()
+            },
+            "signature": self.signature,
+        }
+
+    def lines(self) -> list[str]:
+        """Format for people."""
+        width = max(map(len, self.systems))
+        speed = self.systems["teacher"].sentences_per_second
+        lines = [
+            f"{role:<{width}}  {one.n_parameters:>12,} parameters  {one.sentences_per_second:8,.1f} sentences/s "
+            f"({one.sentences_per_second / speed:.2f} times the teacher)  {one.run}"
+            for role, one in self.systems.items()
+        ]
+        for name, found in self.comparisons.items():
+            lines.append(f"{name}, BLEU:")
+            lines += [f"  {role:<{width}}  {one.bleu[name]:6.2f}" for role, one in self.systems.items()]
+            for role, one in found.items():
+                low, high = one.interval
+                difference = f"{one.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+                lines.append(f"  student against {role}: {difference}  p = {one.p_value:.4f}  {one.verdict}")
+        return [*lines, f"BLEU by {self.signature}; intervals of 95 % and p by paired bootstrap"]
+
+
+def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySide:
+    """Translate the test sets of `settings` with the runs, by role, and compare the student with the others.
+
+    The runs take turns, `ROUNDS` times, so that what else the machine does slows all of them down. Each uses its own
+    decoding settings. BLEU is that of `settings.evaluation`.
+    """
+    sources = pair_sources(settings)
+    sets = {test.name: list(test.read()) for test in read_test_pairs(sources)}
+    if not sets:
+        sets = {"valid": [pair for source in sources.valid for pair in source.read()]}
+    translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
+    first = next(iter(sets.values()))
+    seconds = _measure(translators, [pair.src for pair in first[:TIMED]], log)
+    scoring = settings.evaluation.model_dump()
+    bleu: dict[str, dict[str, float]] = {role: {} for role in runs}
+    comparisons: dict[str, dict[str, Comparison]] = {}
+    signature = ""
+    for name, pairs in sets.items():
+        references = [pair.tgt for pair in pairs]
+        outputs = {
+            role: [one.text for one in translator.translate([pair.src for pair in pairs])]
+            for role, translator in translators.items()
+        }
+        for role, output in outputs.items():
+            score = evaluate(output, references, **scoring).bleu
+            bleu[role][name], signature = score.value, score.signature
+        comparisons[name] = {
+            role: paired_bootstrap(outputs["student"], output, references, **scoring, names=("BLEU",))[0]
+            for role, output in outputs.items()
+            if role != "student"
+        }
+    systems = {
+        role: System(str(run), sum(p.numel() for p in translators[role].model.parameters()), seconds[role], bleu[role])
+        for role, run in runs.items()
+    }
+    return SideBySide(systems, comparisons, signature)
+
+
+def _measure(translators: Mapping[str, Translator], sources: Sequence[str], log: Log) -> dict[str, float]:
+    """Sentences per second of each, taking turns."""
+    found: dict[str, list[float]] = {role: [] for role in translators}
+    with log.progress("comparing") as bar:
+        for number in range(ROUNDS):
+            for place, (role, translator) in enumerate(translators.items()):
+                if not number:
+                    translator.translate(sources[:32])  # threads and memory are ready
+                began = time.perf_counter()
+                translator.translate(sources)
+                found[role].append(len(sources) / (time.perf_counter() - began))
+                bar.update((number * len(translators) + place + 1) / (ROUNDS * len(translators)))
+    return {role: statistics.median(speeds) for role, speeds in found.items()}

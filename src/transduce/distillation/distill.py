@@ -1,0 +1,170 @@
+"""`distill`: from a teacher's run folder to a student's, in one resumable call."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transduce.config import DataSettings, Settings, model_settings, read_recipe, to_toml
+from transduce.config.model import preset_values
+from transduce.distillation.comparison import SideBySide, compare
+from transduce.distillation.text import DistillationOptions, DistilledText
+from transduce.errors import DataError, SettingsError, UserError
+from transduce.logging import Log
+from transduce.pipeline import is_finished, train
+from transduce.runs.folder import RunFolder, has_read_text
+from transduce.tasks.choices import SIZE_KEYS
+from transduce.tasks.finetune import find_start
+from transduce.tasks.resolve import check
+
+_DEFAULT = DistillationOptions()
+_RECORD = "distillation.json"
+
+
+def distill(
+    teacher: str | Path,
+    run: str | Path,
+    options: DistillationOptions = _DEFAULT,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    data: Path | None = None,
+    text: Path | None = None,
+    baseline: Path | None = None,
+    log: Log | None = None,
+) -> SideBySide:
+    """Train a student on the translations of a teacher (sequence-level distillation, Kim and Rush 2016).
+
+    Translates the teacher's training sources, trains the student on the result, with the teacher's tokenizer and
+    settings and the original validation and test data, and compares both on the test sets. The same call resumes after
+    a kill.
+
+    Args:
+        teacher: Run folder of a translator.
+        run: Run folder of the student.
+        options: How the training text is made.
+        changes: Settings of the student that differ from the teacher's, by section. A `model.preset` replaces the
+            teacher's sizes.
+        data: Folder with the training text, if it has moved since the teacher's training.
+        text: Folder of the text that is made (default: RUN.distilled). Students of one teacher can share it.
+        baseline: Run folder of a model to compare with. If there is none, the student is also trained there, without
+            distillation.
+        log: For progress (default: to stderr).
+
+    Raises:
+        UserError: The teacher, its text or a setting cannot be used, or text or student were begun with others.
+        Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
+    """
+    log, run, given = log or Log(), Path(run), dict(changes or {})
+    folder = _open_translator(Path(teacher))
+    made = DistilledText(
+        Path(os.path.realpath(text or f"{os.path.realpath(run)}.distilled")),
+        folder,
+        folder.settings.model_copy(update={"data": _data_to_translate(folder, given, data)}),
+        options,
+    )
+    runs = {"teacher": Path(teacher), "student": run}
+    if baseline is not None and is_finished(baseline):
+        _open_translator(baseline)
+    student = _student_settings(folder, made.data(distilled=True), given)
+    start = find_start(student)
+    check(student if start is None else start.settings)
+    if not has_read_text(run):
+        _make_text(made, run, student, check_text="data" not in given, log=log)
+    train(student, run, log=log)
+    if baseline is not None:
+        runs["baseline"] = baseline
+        if not is_finished(baseline):
+            log.say(f"training the same model without distillation: {baseline}")
+            train(_student_settings(folder, made.data(distilled=False), given), baseline, log=log)
+    found = compare(runs, student, log)
+    with RunFolder.create(run, student, to_toml(student)) as finished:
+        finished.write_record(_RECORD, found.to_json())
+    return found
+
+
+def _open_translator(path: Path) -> RunFolder:
+    folder = RunFolder.open(path)
+    if folder.settings.task != "translation":
+        raise SettingsError(f"{path} is a run of task '{folder.settings.task}'; name a run that translates")
+    return folder
+
+
+def _make_text(made: DistilledText, run: Path, student: Settings, *, check_text: bool, log: Log) -> None:
+    """Make the text; the run folder exists from the start, so that another student in it is refused at once."""
+    with RunFolder.create(run, student, to_toml(student)) as folder:
+        pass
+    try:
+        made.make(check_text=check_text, log=log)
+    except UserError:
+        if not folder.resumed:
+            shutil.rmtree(run, ignore_errors=True)
+        raise
+
+
+def _data_to_translate(teacher: RunFolder, changes: Mapping[str, Any], root: Path | None) -> DataSettings:
+    """The teacher's data settings, with the changes, and files looked for in `root`."""
+    values = teacher.settings.data.model_dump(exclude_unset=True) | dict(changes.get("data", {}))
+    data = Settings.from_mapping({"data": values}).resolve_paths(Path()).data
+    if root is not None:
+        data = _moved(data, root)
+    if not data.train and not data.demo:
+        raise DataError(
+            f"{teacher.path} has no training text (it was imported); name the text to translate with "
+            """--set 'data.train=[{src="a.en", tgt="a.de"}]', and data.valid and data.test likewise"""
+        )
+    return data
+
+
+def _moved(data: DataSettings, root: Path) -> DataSettings:
+    """The same files below `root`: each path relative to the folder that all of them share."""
+    sets = {name: getattr(data, name) for name in ("train", "valid", "test")}
+    paths = [
+        path
+        for corpora in sets.values()
+        for one in corpora
+        for path in (one.src, one.tgt, one.path)
+        if path is not None
+    ]
+    if not paths:
+        return data
+    shared, target = os.path.commonpath([path.parent for path in paths]), Path(os.path.realpath(root))
+
+    def move(path: Path | None) -> Path | None:
+        return None if path is None else target / path.relative_to(shared)
+
+    moved = {
+        name: tuple(
+            one.model_copy(update={"src": move(one.src), "tgt": move(one.tgt), "path": move(one.path)})
+            for one in corpora
+        )
+        for name, corpora in sets.items()
+    }
+    return data.model_copy(update=moved)
+
+
+def _student_settings(teacher: RunFolder, data: DataSettings, changes: Mapping[str, Any]) -> Settings:
+    """The teacher's recipe with other text, its tokenizer, and the changes."""
+    recipe = teacher.path / "recipe.toml"
+    known = read_recipe(recipe) if recipe.exists() else {}
+    values: dict[str, Any] = {section: dict(known.get(section, {})) for section in ("tokenizer", "model", "training")}
+    values["training"].pop("start", None)
+    values |= {"task": "translation", "data": data.model_dump(mode="json", exclude_none=True)}
+    for section in ("decoding", "evaluation"):
+        values[section] = getattr(teacher.settings, section).model_dump(mode="json")
+    own_tokenizer = changes.get("tokenizer", {})
+    if set(own_tokenizer) <= {"sampling"}:
+        sampling = {key: value for key, value in values["tokenizer"].items() if key == "sampling"}
+        values["tokenizer"] = {**sampling, "start": os.path.realpath(teacher.path)}
+    model = changes.get("model", {})
+    if "preset" in model:
+        other = preset_values(model_settings(preset=model["preset"]))
+        replaced = SIZE_KEYS | set(other)
+        values["model"] = {key: value for key, value in values["model"].items() if key not in replaced}
+    for section, content in changes.items():
+        if section == "data":
+            continue  # already in `data`
+        values[section] = values.get(section, {}) | content if isinstance(content, Mapping) else content
+    return Settings.from_mapping(values)

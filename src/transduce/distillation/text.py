@@ -1,0 +1,266 @@
+"""The text that a student is trained on: the teacher's translations of its own training sources.
+
+    FOLDER/sources/train-1.txt        the sources of the first training corpus, cleaned
+    FOLDER/references/train-1.txt     their original translations
+    FOLDER/translations/train-1.txt   those of the teacher; with reranking, n lines per source
+    FOLDER/reranked/train-1.txt       with reranking: the one most similar to the reference
+    FOLDER/distillation.json          what all this was made from; written when sources and references are complete
+
+`sources` and `references` also have held-out sets that are not files of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from sacrebleu.metrics import BLEU
+
+import transduce
+from transduce.config import Corpus, DataSettings, EvaluationSettings, Settings
+from transduce.data.corpus import Pair, corpus_files
+from transduce.data.lines import read_lines
+from transduce.data.preparation import PairTexts
+from transduce.data.sources import pair_sources
+from transduce.decoding.bulk import translate_to_folder
+from transduce.decoding.bulk_workers import run_identity
+from transduce.decoding.options import TranslationOptions
+from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.logging import Log
+from transduce.runs.atomic import read_json, remove_leftovers, write_aside, write_json
+from transduce.runs.folder import RunFolder
+from transduce.runs.lock import FolderLock
+from transduce.tasks.registry import find_task
+from transduce.text.tokenizer import load_tokenizers
+
+RECORD = "distillation.json"
+_TEXT: Any = {"encoding": "utf-8", "newline": "\n"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationOptions:
+    """How the training text of a student is made.
+
+    Args:
+        beam: The teacher's number of beams; with `rerank`, also the number of translations to choose from.
+        rerank: Take the translation with the highest sentence BLEU against the reference instead of the teacher's best
+            ("sequence-level interpolation", Kim and Rush 2016, section 3.3).
+        mix: Passes over the original pairs per pass over the teacher's translations; 0: these alone.
+        precision: The teacher's; see `Translator.load`.
+        workers: Processes that translate.
+    """
+
+    beam: int = 5
+    rerank: bool = False
+    mix: float = 0.0
+    precision: str = "float32"
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mix and not 0 < self.mix <= 1e6:
+            raise SettingsError(f"mix = {self.mix}: must be 0 or more; 1 mixes equal parts")
+        if self.rerank and self.beam < 2:
+            raise SettingsError(f"rerank needs several translations: beam = {self.beam} must be at least 2")
+
+
+@dataclass(frozen=True)
+class DistilledText:
+    """The text of one teacher in one folder. `settings`: the teacher's, with the data that is to be translated."""
+
+    folder: Path
+    teacher: RunFolder
+    settings: Settings
+    options: DistillationOptions
+
+    def data(self, *, distilled: bool) -> DataSettings:
+        """The data settings of a student; not `distilled`: those of a baseline. The files need not exist yet."""
+        data = self.settings.data
+        weights = [1.0] if data.demo else [corpus.weight for corpus in data.train]
+        train = [self._corpus(f"train-{n}", weight=weight) for n, weight in enumerate(weights, 1)]
+        if distilled:
+            mixed = [one.model_copy(update={"weight": one.weight * self.options.mix}) for one in train]
+            mixed = mixed if self.options.mix else []
+            train = [
+                one.model_copy(update={"tgt": self._path(self._distilled, f"train-{n}")})
+                for n, one in enumerate(train, 1)
+            ] + mixed
+        names = [source.name for source in pair_sources(self.settings).tests] if data.demo else []
+        return data.model_copy(
+            update={
+                "root": None,
+                "demo": 0,
+                "train": tuple(train),
+                "valid": data.valid or (self._corpus("valid"),),
+                "test": data.test or tuple(map(self._corpus, names)),
+            }
+        )
+
+    def make(self, *, check_text: bool, log: Log) -> None:
+        """Write the text as far as it is missing; resumes where a kill has interrupted it.
+
+        `check_text`: the text must be that of the teacher's training. Raises `DataError` if it is not, or if the folder
+        has text that was made in another way.
+        """
+        with _locked(self.folder, log):
+            remove_leftovers(self.folder)
+            if not self._is_complete():
+                self._write_pairs(check_text=check_text, log=log)
+            self._translate(log)
+            if self.options.rerank:
+                self._rerank(log)
+            log.say(
+                f"the student's text is in {self.folder} ({_megabytes(self.folder)}); it may be removed after training"
+            )
+
+    @property
+    def _distilled(self) -> str:
+        return "reranked" if self.options.rerank else "translations"
+
+    @property
+    def _made_from(self) -> dict[str, Any]:
+        """All that the text depends on."""
+        n_best = self.options.beam if self.options.rerank else 1
+        data = self.settings.data.model_dump(mode="json", exclude={"root"})
+        return {
+            "transduce": transduce.__version__,
+            "teacher": run_identity(os.fspath(self.teacher.path)),
+            "data": data,
+            "seed": self.settings.training.seed,
+            "beam": self.options.beam,
+            "translations per source": n_best,
+            "precision": self.options.precision,
+        }
+
+    def _is_complete(self) -> bool:
+        """Whether sources and references are written. Raises `DataError` if the folder has other text."""
+        path = self.folder / RECORD
+        if not path.exists():
+            return False
+        found, wanted = read_json(path), self._made_from
+        for name, value in wanted.items():
+            was = found.get(name) if isinstance(found, dict) else None
+            if was != value:
+                change = "another " + name if name in ("teacher", "data") else f"{name} = {was!r} and not {value!r}"
+                raise DataError(
+                    f"{self.folder} has text that was made with {change}; give the same options to resume, name "
+                    "another folder with --text, or remove it"
+                )
+        return True
+
+    def _write_pairs(self, *, check_text: bool, log: Log) -> None:
+        task, data = find_task("translation"), self.settings.data
+        for path in (path for corpus in (*data.train, *data.valid, *data.test) for path in corpus_files(corpus)):
+            if not path.exists():
+                raise DataError(f"there is no file {path}; name the folder of the training text with --data FOLDER")
+        texts: PairTexts = task.read(self.settings, log, spool_in=self.folder)
+        if check_text:
+            self._check_text(texts)
+        sets: list[tuple[str, Iterable[Pair]]] = [
+            (f"train-{n}", stream()) for n, stream in enumerate(texts.train.streams, 1)
+        ]
+        if not data.valid:
+            sets.append(("valid", texts.valid.read()))
+        if data.demo:
+            sets += [(test.name, test.read()) for test in texts.tests]
+        for name, pairs in sets:
+            self._write_set(name, pairs)
+        write_json(self.folder / RECORD, self._made_from)
+
+    def _check_text(self, texts: PairTexts) -> None:
+        """Compare the checksum of the training text with the one that the teacher's training has stored."""
+        then = self.teacher.read_record("data.json").get("fingerprint")
+        task, tokenizers = find_task("translation"), load_tokenizers(self.teacher)
+        if then is not None and then != task.fingerprint(self.teacher.settings, tokenizers, texts.digests):
+            raise DataError(
+                f"the training text of {self.teacher.path} has changed since its training; restore the files, or name "
+                "the text to translate with --set data.train=[...]"
+            )
+
+    def _write_set(self, name: str, pairs: Iterable[Pair]) -> None:
+        paths = self._path("sources", name), self._path("references", name)
+        for path in paths:
+            path.parent.mkdir(exist_ok=True)
+        with (
+            write_aside(paths[0]) as src,
+            write_aside(paths[1]) as tgt,
+            src.open("w", **_TEXT) as src_file,
+            tgt.open("w", **_TEXT) as tgt_file,
+        ):
+            for pair in pairs:
+                src_file.write(f"{pair.src}\n")
+                tgt_file.write(f"{pair.tgt}\n")
+
+    def _translate(self, log: Log) -> None:
+        n = self.options.beam if self.options.rerank else 1
+        sources = sorted((self.folder / "sources").glob("train-*.txt"))
+        size = sum(path.stat().st_size for path in sources)
+        log.say(
+            f"translating the training text with {self.teacher.path}; disk use: about {max(1, size * n >> 20):,} MB"
+        )
+        translate_to_folder(
+            self.teacher.path,
+            sources,
+            self.folder / "translations",
+            TranslationOptions(beam=self.options.beam, n_best=n),
+            style="nbest" if self.options.rerank else "text",
+            workers=self.options.workers,
+            precision=cast(Any, self.options.precision),  # `Translator.load` checks it
+        )
+
+    def _rerank(self, log: Log) -> None:
+        for path in sorted((self.folder / "translations").glob("train-*.txt")):
+            target = self._path("reranked", path.stem)
+            if target.exists():
+                continue
+            target.parent.mkdir(exist_ok=True)
+            references = self._path("references", path.stem)
+            n_lines = sum(1 for _ in read_lines(references))
+            with log.progress("reranking") as bar, write_aside(target) as aside, aside.open("w", **_TEXT) as file:
+                chosen = rerank(read_lines(path), read_lines(references), self.options.beam, self.settings.evaluation)
+                for number, text in enumerate(chosen, 1):
+                    file.write(f"{text}\n")
+                    if number % 100 == 0:
+                        bar.update(number / n_lines)
+
+    def _corpus(self, name: str, *, weight: float = 1.0) -> Corpus:
+        return Corpus(src=self._path("sources", name), tgt=self._path("references", name), weight=weight)
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self.folder / kind / f"{name}.txt"
+
+
+def rerank(rows: Iterable[str], references: Iterable[str], n: int, scoring: EvaluationSettings) -> Iterator[str]:
+    """Of each `n` rows NUMBER<TAB>SCORE<TAB>TEXT, best first, yield the text most similar to the reference.
+
+    Similarity is sentence BLEU with exponential smoothing and effective order; the earlier of equals wins.
+    """
+    metric = BLEU(tokenize=scoring.tokenize, lowercase=scoring.lowercase, effective_order=True, force=True)
+    for reference, *found in zip(references, *[iter(rows)] * n, strict=True):
+        texts = [row.split("\t", 2)[2] for row in found]
+        yield max(dict.fromkeys(texts), key=lambda text: metric.sentence_score(text, [reference]).score)
+
+
+@contextmanager
+def _locked(folder: Path, log: Log) -> Iterator[None]:
+    """Make the folder and lock it. Inside, a failure to write is a `RunFolderError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(folder, use="distilling into it", option="--text")
+        if lock.note:
+            log.warn(lock.note)
+        try:
+            yield
+        finally:
+            lock.release()
+    except OSError as error:
+        where = error.filename or folder
+        raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
+
+
+def _megabytes(folder: Path) -> str:
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{max(1, size >> 20):,} MB"
