@@ -62,6 +62,8 @@ struct Screen {
     int32_t ids[kMost];
 };
 
+constexpr int kGroupColumns = kPad;  // columns that sampling skips or adds up together
+
 struct Kernels {
     Isa isa;
     ProductKernels float32, int8, bf16x3;  // a `multiply` that is null: not available
@@ -87,6 +89,9 @@ struct Kernels {
     void (*take_bounds)(Screen& screen, const float* logits, int n, int first, const float* error, const float* norm);
     void (*drop)(Screen& screen);
     float (*dot)(const float* a, const float* b, int n);
+    // Of each kGroupColumns of n logits, the largest; weights e^(scale (logit - largest)), and the sum of each kGroupColumns of them.
+    void (*group_maxima)(const float* logits, int n, float* maxima);
+    void (*weigh)(const float* logits, int n, float scale, float largest, float* weights, float* sums);
     // At the end of a thread's work.
     void (*release)();
 };

@@ -8,6 +8,7 @@
 
 #include "attention.inl"
 #include "layers.inl"
+#include "sampling.inl"
 #include "vocabulary.inl"
 
 namespace {

@@ -12,5 +12,5 @@ constexpr transduce::ProductKernels kBf16x3 = {kPanel, convert_bf16x3, multiply_
 
 const transduce::Kernels transduce::kAmxKernels = {
     Isa::amx, kFloat32, kInt8Tiles, kBf16x3, kMaxQueries, norm, activate, embed, rotate, attend, store_key_value, take_logits, start_screen,
-    take_bounds, drop, dot, release_tiles,
+    take_bounds, drop, dot, group_maxima, weigh, release_tiles,
 };

@@ -3,5 +3,5 @@
 
 const transduce::Kernels transduce::kAvx512Kernels = {
     Isa::avx512, kFloat32, kInt8, kUnavailable, kMaxQueries, norm, activate, embed, rotate, attend, store_key_value, take_logits, start_screen,
-    take_bounds, drop, dot, release_nothing,
+    take_bounds, drop, dot, group_maxima, weigh, release_nothing,
 };

@@ -1,0 +1,44 @@
+// Draws a token from a row of logits. The rules are those of transduce/decoding/sample.py.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace transduce {
+
+// How to draw: logits are divided by `temperature`, then cut to the `top_k` best, then to the best that sum to `top_p`. A
+// temperature of 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all.
+struct Sampling {
+    float temperature = 1;
+    int top_k = 0;
+    double top_p = 1;
+};
+
+class Sampler {
+public:
+    explicit Sampler(const Kernels& kernels) : kernels_(kernels) {}
+
+    // The first `n` of `columns` logits are tokens; the others, and two tokens, are never drawn. `number`, of [0, 1), decides.
+    // `log_prob`: of the token, before temperature and cuts. -1: the logits are not numbers. Changes `logits`.
+    int32_t draw(float* logits, int n, int columns, const int32_t (&banned)[2], const Sampling& sampling, double number, float& log_prob);
+
+private:
+    struct Token {
+        float logit, weight;
+        int32_t id;
+    };
+
+    int32_t draw_from_all(int n, double number) const;
+    void take_at_least(const float* logits, int n, float least);
+    void take_top_k(const float* logits, int n, int k);
+    void take_top_p(const float* logits, int n, bool taken, const Sampling& sampling);
+    int32_t draw_from_taken(double number) const;
+
+    const Kernels& kernels_;
+    std::vector<float> maxima_, weights_, sums_, order_;
+    std::vector<Token> taken_, sorted_;  // taken_: in the order of ids
+};
+
+}  // namespace transduce
