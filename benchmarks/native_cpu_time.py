@@ -23,7 +23,7 @@ import torch
 
 from transduce.convert.importing import import_run
 from transduce.decoding.engine import Source
-from transduce.decoding.native_engine import PRECISIONS
+from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.translator import Translator
 

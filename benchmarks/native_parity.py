@@ -21,11 +21,12 @@ import sacrebleu
 import torch
 
 from transduce.convert.importing import import_run
-from transduce.decoding.engine import Source, TorchEngine
-from transduce.decoding.native_engine import PRECISIONS, NativeEngine
+from transduce.decoding.engine import Source
+from transduce.decoding.native_engine import NativeEngine
+from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.options import TranslationOptions
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
-from transduce.runs.folder import RunFolder
 
 
 def company(engine: NativeEngine, asked: list[Source], options: TranslationOptions) -> int:
@@ -55,17 +56,18 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         list(import_run("marian", MODEL, Path(folder) / "run"))
-        translator = Translator.load(Path(folder) / "run")
-        settings = RunFolder.open(Path(folder) / "run").settings
+        translators = {p: Translator.load(Path(folder) / "run", precision=p) for p in PRECISIONS}
+        translator = translators["float32"]
+        exact_engine = TorchEngine(translator.model, translator.settings)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     tokenizers = translator.tokenizers
     asked = [Source((i,), ids, 127) for i, ids in enumerate(tokenizers.src.encode_batch(sources))]
     torch.set_num_threads(2)
     for beam in args.beams:
         options = TranslationOptions(beam=beam)
-        exact = TorchEngine(translator.model, translator.settings).translate(asked, options)
+        exact = exact_engine.translate(asked, options)
         for precision in PRECISIONS:
-            engine = NativeEngine(translator.model, settings.model, translator.settings, precision=precision)
+            engine: Any = translators[precision].engine
             found: Any = engine.translate(asked, options)
             pairs = [(ours[0], theirs[0]) for ours, theirs in zip(found, exact, strict=True)]
             equal = [(ours, theirs) for ours, theirs in pairs if ours.ids == theirs.ids]

@@ -53,7 +53,8 @@ def ours(peers: Path, size: str, updates: int, precision: str) -> dict[str, obje
     from common import EOS, V, batches, load  # type: ignore[import-not-found]
 
     from transduce.config import TrainingSettings, model_settings, resolve_preset
-    from transduce.data.batch import Example, collate
+    from transduce.data.batch import collate
+    from transduce.data.examples import Example
     from transduce.models.registry import build_model
     from transduce.process import keep_freed_memory
     from transduce.training.step import Updater

@@ -32,8 +32,9 @@ def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
     from common import DATA, MODEL  # type: ignore[import-not-found]
 
     from transduce.convert.importing import import_run
-    from transduce.decoding.engine import Source, TorchEngine
+    from transduce.decoding.engine import Engine, Source
     from transduce.decoding.options import TranslationOptions
+    from transduce.decoding.torch_engine import TorchEngine
     from transduce.decoding.translator import Translator
     from transduce.process import keep_freed_memory
 
@@ -42,8 +43,10 @@ def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
         list(import_run("marian", MODEL, Path(folder) / "run"))
         precision: Any = "float32" if system == "pytorch" else system
         translator = Translator.load(Path(folder) / "run", precision=precision)
+        engine: Engine = translator.engine
+        if system == "pytorch":
+            engine = TorchEngine(translator.model, translator.settings)
     tokenizers = translator.tokenizers
-    engine = TorchEngine(translator.model, translator.settings) if system == "pytorch" else translator.engine
     if translator.slow_because and system != "pytorch":
         sys.exit(translator.slow_because)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))

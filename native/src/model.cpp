@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
 #include <stdexcept>
 
 namespace transduce {
@@ -62,6 +63,7 @@ public:
         const auto found = by_name_.find(name);
         if (found == by_name_.end()) return nullptr;
         const transduce_tensor& t = *found->second;
+        used_.insert(&t);
         if (t.rows != rows || t.columns != columns) {
             throw Error(name + " is [" + std::to_string(t.rows) + ", " + std::to_string(t.columns) + "], expected [" + std::to_string(rows) +
                         ", " + std::to_string(columns) + "]");
@@ -74,8 +76,16 @@ public:
         return data;
     }
 
+    // A tensor that no one asked for: the weights are of another model.
+    void check_all_used() const {
+        for (const auto& [name, tensor] : by_name_) {
+            if (!used_.count(tensor)) throw Error(name + " is not part of the model");
+        }
+    }
+
 private:
     std::map<std::string, const transduce_tensor*> by_name_;
+    mutable std::set<const transduce_tensor*> used_;
 };
 
 // Where the heads of a projection are: `heads` parts of `used` numbers, each padded to `width`.
@@ -106,8 +116,8 @@ public:
     }
 
     Buffer<float> table(const std::string& name, int rows) const {
+        const float* from = weights_.get(name, rows, c_.d_model);  // before memory is allocated for its size
         Buffer<float> table(size_t(rows) * m_.width);
-        const float* from = weights_.get(name, rows, c_.d_model);
         for (int r = 0; r < rows; r++) copy(from + size_t(r) * c_.d_model, c_.d_model, table.data() + size_t(r) * m_.width);
         return table;
     }
@@ -126,8 +136,9 @@ public:
 
     AttentionWeights self_attention(const std::string& name) const {
         const int n_query = query_.total(), n_key = key_.total(), n_rows = n_query + 2 * n_key;
-        DenseMatrix dense(m_.query_width + 2 * m_.key_width, c_.d_model);
         const std::string projection = name + ".query_key_value";
+        weights_.get(projection + ".weight", n_rows, c_.d_model);
+        DenseMatrix dense(m_.query_width + 2 * m_.key_width, c_.d_model);
         place(dense, projection, n_rows, 0, query_, 0, query_scale_);
         place(dense, projection, n_rows, n_query, key_, m_.query_width, 1);
         place(dense, projection, n_rows, n_query + n_key, key_, m_.query_width + m_.key_width, 1);
@@ -159,8 +170,9 @@ public:
 
     PackedMatrix expand(const std::string& name) const {
         const int d_ff = c_.d_ff, inner = m_.inner;  // gated: the values come after all (padded) gates
-        DenseMatrix dense(c_.gated ? 2 * inner : inner, c_.d_model);
         const int n = c_.gated ? 2 * d_ff : d_ff;
+        weights_.get(name + ".expand.weight", n, c_.d_model);
+        DenseMatrix dense(c_.gated ? 2 * inner : inner, c_.d_model);
         fill(dense, name + ".expand", n, c_.d_model, [=](int i) { return i < d_ff ? i : inner + i - d_ff; }, [](int k) { return k; });
         return pack_matrix(dense);
     }
@@ -260,6 +272,7 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     loader.load(decoder, true);
     if (!config.decoder_only) loader.load(encoder, false), memory = loader.memory_projection();
     const DenseMatrix dense = loader.logits();
+    weights.check_all_used();
     logits = loader.pack_matrix(dense);
     screened = precision != Precision::int8 && kernels.isa >= Isa::avx512_vnni;
     if (screened) screen = pack(dense, Precision::int8, kernels.int8.panel), output_rows = loader.output_rows();

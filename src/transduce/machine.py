@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,9 @@ from transduce.errors import SettingsError
 
 if TYPE_CHECKING:
     import torch
+
+_GPU_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+"""Of the drivers without which Linux has no GPU that PyTorch could use: NVIDIA, Tegra, Windows' (WSL), AMD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,16 @@ def find_device(name: str, *, setting: str = "device") -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"{setting} = 'cuda': PyTorch finds no CUDA device; use auto or cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def is_cpu(name: str) -> bool:
+    """Whether the device called auto, cpu or cuda is the CPU. Errors as for `find_device`.
+
+    PyTorch knows best, but importing it takes seconds; it is asked only where there may be a GPU.
+    """
+    if name == "cpu" or (name == "auto" and sys.platform == "linux" and not any(map(os.path.exists, _GPU_FILES))):
+        return True
+    return find_device(name).type == "cpu"
 
 
 def choose_precision(device: torch.device) -> str:

@@ -65,6 +65,12 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def n_threads_to_use() -> int:
+    """Number of threads for computations outside PyTorch: OMP_NUM_THREADS, as for PyTorch, or all cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(int(asked), 1024) if asked.isdecimal() and int(asked) else n_cores()
+
+
 def child_environment() -> dict[str, str]:
     """Our environment, for a child process that calls `exit_with_parent`."""
     return {**os.environ, _PARENT: str(os.getpid())}

@@ -13,6 +13,7 @@ import torch
 from marians import make_folder, make_run
 from system.commands import Done, small, transduce, write_corpus
 from transduce import Translator
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import TrainingError
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
@@ -98,7 +99,7 @@ def test_without_new_pieces_the_first_validation_scores_the_start(folder: Path) 
     one, two = (Translator.load(folder / run) for run in ("start", "plain"))
     assert first["loss"] == pytest.approx(last["loss"], abs=1e-4)
     settings = one.settings.model_copy(update={"max_length": two.settings.max_length})
-    one = Translator(one.model, one.tokenizers, settings)
+    one = Translator(TorchEngine(one.model, settings), one.tokenizers)
     assert [t.text for t in one.translate(lines)] == [t.text for t in two.translate(lines)]
 
 

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import marians
 from transduce.decoding.native_engine import NativeEngine
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
+from transduce.errors import RunFolderError
+from transduce.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -48,6 +52,64 @@ def test_without_the_library_pytorch_decodes_the_same_and_says_so(run: Path) -> 
     assert native.stdout == slow.stdout and slow.returncode == 0
     (line,) = (line for line in slow.stderr.splitlines() if "PyTorch" in line)
     assert "not built" in line and "make native" in line
+
+
+def test_translation_with_the_library_does_not_import_pytorch(run: Path, tmp_path: Path) -> None:
+    """It would take two seconds and 200 MB."""
+    (tmp_path / "in").write_text("\n".join(marians.LINES[:8]), encoding="utf-8")
+    code = "import sys; from transduce.__main__ import main; main(sys.argv[1:])"
+    watched = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {code}"
+    for options in (["-o", str(tmp_path / "out"), "--scores"], ["--output-dir", str(tmp_path / "folder")]):
+        command = [sys.executable, "-c", watched, "translate", str(run), str(tmp_path / "in"), "--device", "cpu"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+        assert done.stderr.splitlines()[-1] == "False"
+
+
+def test_weights_of_any_floating_point_type_are_read_without_pytorch(run: Path, tmp_path: Path) -> None:
+    tensors = RunFolder.open(run).load_model()
+    for name, kind in (("bfloat16", torch.bfloat16), ("float64", torch.float64)):
+        shutil.copytree(run, tmp_path / name)
+        folder = RunFolder.open(tmp_path / name)
+        folder.save_model({name: tensor.to(kind) for name, tensor in tensors.items()})
+        translator = Translator.load(folder.path, device="cpu")
+        assert isinstance(translator.engine, NativeEngine)
+        reference = Translator(TorchEngine(translator.model, translator.settings), translator.tokenizers)
+        found = translator.translate(marians.LINES[:6]), reference.translate(marians.LINES[:6])
+        assert [one.ids for one in found[0]] == [one.ids for one in found[1]]
+
+
+def test_weights_that_do_not_fit_are_reported_as_by_pytorch(run: Path, tmp_path: Path) -> None:
+    tensors = RunFolder.open(run).load_model()
+    name, embedding = "decoder.blocks.0.feed_forward.expand.weight", "tgt_embedding.table.weight"
+    for number, change in enumerate(
+        [
+            {name: tensors[name][:-1]},
+            {name: tensors[name].long()},
+            {name: tensors[name][0, 0]},
+            {embedding: tensors[embedding][:-1].clone()},
+            {"decoder.unknown": tensors[name]},
+        ]
+    ):
+        shutil.copytree(run, tmp_path / str(number))
+        folder = RunFolder.open(tmp_path / str(number))
+        folder.save_model(tensors | change)
+        with pytest.raises(RunFolderError, match=f"does not fit the settings: {next(iter(change))}"):
+            Translator.load(folder.path, device="cpu")
+
+
+def test_pytorch_takes_the_same_weights_or_none(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loads them when it is first needed; the run may have changed by then."""
+    shutil.copytree(run, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    one, other = (Translator.load("run", device="cpu") for _ in range(2))
+
+    monkeypatch.chdir(run)
+    assert one.score(["a"], ["b"])[0].n_tokens > 1
+    folder = RunFolder.open(tmp_path / "run")
+    folder.save_model({name: tensor * 2 for name, tensor in folder.load_model().items()})
+    with pytest.raises(RunFolderError, match="was changed while its model was in use"):
+        other.score(["a"], ["b"])
+    assert one.score(["a"], ["b"])
 
 
 def test_an_unknown_precision_is_refused(run: Path) -> None:

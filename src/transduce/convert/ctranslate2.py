@@ -18,7 +18,7 @@ from transduce.convert.parity import MAX_TOKENS, compare, examples, logits_of, s
 from transduce.convert.requirements import Expressible, check_expressible, position_table
 from transduce.convert.weight_map import NEVER
 from transduce.errors import UserError
-from transduce.nn.block import norm_eps
+from transduce.nn.epsilon import norm_eps
 from transduce.text.special import BOS, PAD
 from transduce.text.tokenizer import Tokenizers
 

@@ -18,6 +18,7 @@ from transduce.errors import SettingsError, UserError
 from transduce.models.registry import ARCHITECTURES, count_parameters
 from transduce.runs.atomic import write_aside
 from transduce.runs.folder import RunFolder
+from transduce.text.tokenizer import load_tokenizers
 
 Exporter = Callable[[Path, Outgoing], list[str]]
 
@@ -72,5 +73,6 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
 def open_outgoing(run: Path, *, quantization: str | None = None) -> Outgoing:
     """The model of a run folder, ready for an exporter; `RunFolderError` where it is missing or damaged."""
     folder = RunFolder.open(run)
-    model, tokenizers = load_model(folder)
+    tokenizers = load_tokenizers(folder)
+    model = load_model(folder, tokenizers)
     return Outgoing(folder.settings, tokenizers, model.state_dict(), model.eval(), quantization)

@@ -26,7 +26,7 @@ from transduce.convert.requirements import (
 )
 from transduce.convert.weight_map import NEVER, Entry, Rows, check, norm, read, type_note, write
 from transduce.errors import UserError
-from transduce.nn.block import norm_eps
+from transduce.nn.epsilon import norm_eps
 from transduce.runs.atomic import write_json
 from transduce.text.special import BOS, EOS, PAD, UNK
 

@@ -25,7 +25,7 @@ from transduce.convert.requirements import (
 )
 from transduce.convert.weight_map import NEVER, Entry, Rows, linear, norm
 from transduce.errors import UserError
-from transduce.nn.block import norm_eps
+from transduce.nn.epsilon import norm_eps
 from transduce.nn.positions.absolute import halves, sinusoids
 from transduce.text.special import BOS, EOS, PAD, UNK
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from transduce.config import EncoderSettings
 from transduce.convert.weight_map import NEVER, Rows
-from transduce.data.batch import Batch, Example, collate, pad_rows
+from transduce.data.batch import Batch, collate, pad_rows
+from transduce.data.examples import Example
 from transduce.data.sentence_pairs import pack
 from transduce.errors import TransduceError
 from transduce.models.masked_lm import MaskedLM, PooledEncoder, TextEncoder

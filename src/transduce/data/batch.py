@@ -15,28 +15,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from transduce.data.examples import Example, Ids, RowExample
 from transduce.data.masking import Masked
 from transduce.data.sentence_pairs import Packed
 from transduce.text.special import BOS, EOS, PAD
 
 BatchT = TypeVar("BatchT")
-Ids = Sequence[int] | np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A sentence pair: ids of the two sides, without special ones; `collate` adds those."""
-
-    src: Ids
-    tgt: Ids
-
-
-@dataclass(frozen=True, slots=True)
-class RowExample:
-    """The ids of a row of running text, and the target at each position; `PAD` where there is none."""
-
-    ids: Ids
-    targets: Ids
 
 
 def causal(row: np.ndarray, draw: np.random.Generator) -> RowExample:

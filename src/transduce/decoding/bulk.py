@@ -16,7 +16,7 @@ from transduce.data.lines import check_is_text, decode_lines, open_watched
 from transduce.decoding.bulk_journal import FOLDER, Shard
 from transduce.decoding.bulk_workers import ChunkTranslator, Setup, Translated, Translators, open_translators
 from transduce.decoding.loading import Precision
-from transduce.decoding.native_engine import NativePrecision
+from transduce.decoding.native_model import NativePrecision
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import transduce
 from transduce.decoding.loading import Precision
-from transduce.decoding.native_engine import NativePrecision
+from transduce.decoding.native_model import NativePrecision
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import Style, format_rows
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, TransduceError, UserError, is_out_of_memory
 from transduce.process import child_environment, exit_with_parent, n_cores
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensors import load_metadata
+from transduce.runs.tensor_file import load_metadata
 
 _SECONDS_TO_EXIT = 10.0
 
@@ -78,7 +78,7 @@ class ChunkTranslator:
             "run": identity,
             "style": setup.style,
             "precision": setup.precision,
-            "engine": f"{type(self._translator.engine).__name__} on {self._translator.device.type}",
+            "engine": f"{type(self._translator.engine).__name__} on {self._translator.device}",
             **options,
         }
 

@@ -13,16 +13,16 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from transduce.config import Settings, resolved
-from transduce.data.batch import RowExample
+from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
-from transduce.decoding.engine import Engine, Source, TorchEngine
+from transduce.decoding.engine import Engine, Source
 from transduce.decoding.loading import RunModel
 from transduce.decoding.options import GenerationOptions
 from transduce.decoding.results import Generation, Score, TextScore
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import DataError, SettingsError
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
@@ -77,7 +77,7 @@ class Generator(RunModel):
         return cls(model, tokenizers.tgt, folder.settings)
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> str:
         """Where the model is."""
         return self.engine.device
 

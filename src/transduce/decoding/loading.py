@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from transduce.errors import RunFolderError, SettingsError
 from transduce.machine import find_device
-from transduce.models.registry import build_from
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
+
+if TYPE_CHECKING:
+    import torch
 
 Precision = Literal["float32", "bfloat16"]
 ModelT = TypeVar("ModelT", bound="RunModel")
 
 
 class RunModel(ABC):
-    """A model of one task that can be loaded from a run folder."""
+    """A PyTorch model of one task that can be loaded from a run folder."""
 
     task: ClassVar[str]
 
@@ -36,34 +35,46 @@ class RunModel(ABC):
 
     @classmethod
     @abstractmethod
-    def _from_run(cls: type[ModelT], folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> ModelT: ...
+    def _from_run(cls: type[ModelT], folder: RunFolder, model: torch.nn.Module, tokenizers: Tokenizers) -> ModelT: ...
 
 
 def open_model(
     path: str | Path, *, task: str, device: str, precision: Precision
-) -> tuple[RunFolder, nn.Module, Tokenizers]:
+) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
     """The run folder, its model on the device in eval mode, and its vocabularies; errors as for `RunModel.load`."""
+    folder, tokenizers = open_run(path, task=task)
+    return folder, ready_model(folder, tokenizers, device=device, precision=precision), tokenizers
+
+
+def open_run(path: str | Path, *, task: str) -> tuple[RunFolder, Tokenizers]:
+    """The run folder and its vocabularies, without the model; errors as for `RunModel.load`."""
     folder = RunFolder.open(Path(path))
     if folder.settings.task != task:
         raise SettingsError(
             f"{path} is a run of task '{folder.settings.task[:40]}', not '{task}'; its README.md shows the command "
             "for it"
         )
-    model, tokenizers = load_model(folder)
-    model = model.to(device=find_device(device), dtype=getattr(torch, precision))
-    return folder, model.eval().requires_grad_(False), tokenizers
+    return folder, load_tokenizers(folder)
 
 
-def load_model(folder: RunFolder) -> tuple[nn.Module, Tokenizers]:
-    """The model of a run folder, on the CPU in float32, and its vocabularies.
+def ready_model(folder: RunFolder, tokenizers: Tokenizers, *, device: str, precision: Precision) -> torch.nn.Module:
+    """The model of a run folder on a device, in eval mode."""
+    import torch
+
+    model = load_model(folder, tokenizers).to(device=find_device(device), dtype=getattr(torch, precision))
+    return model.eval().requires_grad_(False)
+
+
+def load_model(folder: RunFolder, tokenizers: Tokenizers) -> torch.nn.Module:
+    """The model of a run folder, on the CPU in float32.
 
     Raises `RunFolderError` where settings and weights disagree.
     """
-    tokenizers = load_tokenizers(folder)
+    from transduce.models.registry import build_from  # imports torch, which translation can do without
+
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
     try:
         origin = folder.path / "model.safetensors"
-        model = build_from(folder.settings.model, folder.load_model(), **sizes, origin=origin)
+        return build_from(folder.settings.model, folder.load_model(), **sizes, origin=origin)
     except SettingsError as error:
         raise RunFolderError(f"{folder.path / 'config.json'} describes no model: {error}") from error
-    return model, tokenizers

@@ -6,19 +6,17 @@ Each sample has its own generator and draws one number per token, so that it doe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decoding.engine import Hypothesis, Watch
 from transduce.decoding.options import Sampling
-from transduce.decoding.search import Hypothesis, Stepper, check_limits
+from transduce.decoding.search import Stepper, check_limits
 from transduce.text.tokenizer import BOS, EOS, PAD
-
-Watch = Callable[[list[int], list[list[int]]], None]
-"""Called after each step with the places of the active sentences and the token of each of their samples (0: ended)."""
 
 
 def filter_logits(logits: Float[Tensor, "*B V"], sampling: Sampling) -> Float[Tensor, "*B V"]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decoding.engine import Hypothesis
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 _DEAD = -math.inf  # log-probability of an empty place
@@ -38,20 +38,6 @@ class Stepper(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D], row by row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """One output. `ids` without special ids; the end of the sentence counts in `log_prob` and in the length.
-
-    log_prob: sum of the log-probabilities (nats) of its tokens. score: log_prob / length ** length_penalty.
-    finished: False where the output was cut off at the length limit, before an end of sentence.
-    """
-
-    ids: tuple[int, ...]
-    log_prob: float
-    score: float
-    finished: bool = True
 
 
 def beam_search(

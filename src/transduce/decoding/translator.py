@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from transduce.config import DecodingSettings
-from transduce.data.batch import Example
-from transduce.decoding.engine import Engine, Source, TorchEngine
-from transduce.decoding.loading import Precision, RunModel, open_model
-from transduce.decoding.native_engine import PRECISIONS, NativePrecision, native_engine
+from transduce.data.examples import Example
+from transduce.decoding.engine import Engine, Hypothesis, Source
+from transduce.decoding.loading import Precision, open_run, ready_model
+from transduce.decoding.native_engine import native_engine
+from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Candidate, Score, Translation
-from transduce.decoding.search import Hypothesis
-from transduce.errors import DataError, SettingsError, TransduceError
+from transduce.errors import DataError, RunFolderError, SettingsError, TransduceError
+from transduce.machine import is_cpu
 from transduce.runs.folder import RunFolder
+from transduce.runs.tensor_file import load_metadata
 from transduce.text.tokenizer import Tokenizers
 
 MAX_SOURCE = 4096  # tokens; the memory of attention grows with the square
@@ -29,7 +28,7 @@ _DEFAULT = TranslationOptions()
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
 
 
-class Translator(RunModel):
+class Translator:
     """A translation model with its vocabularies. Safe to use from several threads.
 
     >>> translator = Translator.load("runs/x")                       # doctest: +SKIP
@@ -42,28 +41,25 @@ class Translator(RunModel):
 
     def __init__(
         self,
-        model: nn.Module,
+        engine: Engine,
         tokenizers: Tokenizers,
-        settings: DecodingSettings | None = None,
         *,
         trained_length: int | None = None,
         longest: int = MAX_SOURCE,
+        slow_because: str = "",
     ) -> None:
-        """Wrap a model.
+        """Wrap an engine: `TorchEngine(model)`, for an encoder-decoder in eval mode.
 
         Args:
-            model: An encoder-decoder in eval mode.
-            tokenizers: Its vocabularies.
-            settings: The values of options that are not given.
+            engine: Its settings are the values of options that are not given.
+            tokenizers: The model's vocabularies.
             trained_length: Tokens of the longest source seen in training. Longer ones get a note.
             longest: Most source tokens that the model takes.
+            slow_because: See the attribute.
         """
-        self.model: Any = model
-        self.tokenizers = tokenizers
-        self.settings = settings or DecodingSettings()
-        self.engine: Engine = TorchEngine(model, self.settings)
+        self.engine, self.tokenizers = engine, tokenizers
         self.trained_length, self.longest = trained_length, longest
-        self.slow_because = ""
+        self.slow_because = slow_because
         """Why PyTorch decodes on the CPU and not the native library; empty if the library does."""
 
     @classmethod
@@ -73,7 +69,7 @@ class Translator(RunModel):
         """Load the model of a run folder.
 
         On a CPU the native library searches, where it is built and supports the model; else PyTorch does, and
-        `slow_because` has the reason.
+        `slow_because` has the reason. PyTorch is imported and given the weights when it is first needed.
 
         Args:
             path: The run folder.
@@ -88,30 +84,37 @@ class Translator(RunModel):
         """
         if precision not in (allowed := (*PRECISIONS, "bfloat16")):
             raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
-        torch_precision: Precision = "bfloat16" if precision == "bfloat16" else "float32"
-        folder, model, tokenizers = open_model(path, task=cls.task, device=device, precision=torch_precision)
-        translator = cls._from_run(folder, model, tokenizers)
-        if translator.device.type != "cpu":
-            if precision not in ("float32", "bfloat16"):
-                raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
-        elif precision != "bfloat16":
-            engine = native_engine(model, folder.settings.model, translator.settings, precision=precision)
-            if isinstance(engine, str):
-                translator.slow_because = engine
-            else:
-                translator.engine = engine
-        return translator
-
-    @classmethod
-    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> Translator:
-        settings = folder.settings
-        learned = settings.model.positions == "learned"
-        longest = min(MAX_SOURCE, settings.model.max_positions - 1) if learned else MAX_SOURCE
-        return cls(model, tokenizers, settings.decoding, trained_length=settings.data.max_length, longest=longest)
+        folder, tokenizers = open_run(path, task=cls.task)
+        on_cpu = is_cpu(device)
+        if not on_cpu and precision not in ("float32", "bfloat16"):
+            raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
+        of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
+        make_reference = _pytorch_engine(folder, tokenizers, device, of_weights)
+        engine: Engine | str = ""
+        if on_cpu and precision != "bfloat16":
+            engine = native_engine(folder, tokenizers, precision=precision, reference=make_reference)
+        model, data = folder.settings.model, folder.settings.data
+        return cls(
+            make_reference() if isinstance(engine, str) else engine,
+            tokenizers,
+            trained_length=data.max_length,
+            longest=min(MAX_SOURCE, model.max_positions - 1) if model.positions == "learned" else MAX_SOURCE,
+            slow_because=engine if isinstance(engine, str) else "",
+        )
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
+    def model(self) -> Any:
+        """The PyTorch model, loaded when it is first asked for."""
+        return self.engine.pytorch_model()
+
+    @property
+    def settings(self) -> DecodingSettings:
+        """The values of options that are not given."""
+        return self.engine.settings
+
+    @property
+    def device(self) -> str:
+        """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
         return self.engine.device
 
     def translate(self, texts: Iterable[str], options: TranslationOptions = _DEFAULT) -> list[Translation]:
@@ -198,6 +201,26 @@ class Translator(RunModel):
             notes.append(f"output cut off at {source.limit} tokens")
         candidates = (Candidate(decode(h.ids), h.ids, h.log_prob, h.score, h.finished) for h in hypotheses)
         return Translation(tuple(candidates), "; ".join(notes))
+
+
+def _pytorch_engine(
+    folder: RunFolder, tokenizers: Tokenizers, device: str, precision: Precision
+) -> Callable[[], Engine]:
+    """A function that loads the model with PyTorch, the one that is in the folder now."""
+    there = RunFolder(folder.path.absolute(), folder.settings, folder.manifest)  # the working directory may change
+    path = there.path / "model.safetensors"
+    weights = load_metadata(path).get("sha256")
+
+    def load() -> Engine:
+        # Imports torch, which takes longer than all else that the native library needs to start.
+        from transduce.decoding.torch_engine import TorchEngine
+
+        model = ready_model(there, tokenizers, device=device, precision=precision)
+        if load_metadata(path).get("sha256") != weights:
+            raise RunFolderError(f"{path} was changed while its model was in use; load it again")
+        return TorchEngine(model, folder.settings.decoding)
+
+    return load
 
 
 def chunks(

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from transduce.data.batch import Example, collate
+from transduce.data.batch import collate
+from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card

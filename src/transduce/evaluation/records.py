@@ -35,7 +35,7 @@ from transduce.inspection.heatmap import HeatMap
 from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensors import shapes
+from transduce.runs.tensor_file import shapes
 
 T = TypeVar("T")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError,

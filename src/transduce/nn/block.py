@@ -10,18 +10,11 @@ from torch import Tensor, nn
 from transduce.nn.attention import CrossAttention, SelfAttention
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
+from transduce.nn.epsilon import norm_eps
 from transduce.nn.feedforward import FeedForward
 from transduce.nn.patterns import Bias
 from transduce.nn.positions.scheme import Rotate
 from transduce.nn.ssru import SSRU
-
-_EPSILONS = {"layer": 1e-5, "rms": 1e-6}
-
-
-def norm_eps(norm: str, eps: float | None = None) -> float:
-    """The epsilon of a norm: the given one, or the default of the norm."""
-    return eps or _EPSILONS[norm]
-
 
 NORMS: dict[str, Callable[..., nn.Module]] = {
     "layer": lambda d_model, bias, eps=None: nn.LayerNorm(d_model, eps=norm_eps("layer", eps), bias=bias),

@@ -21,20 +21,23 @@ so the folder can be moved and copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
-from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.lock import FolderLock
 from transduce.runs.manifest import Manifest, check_file
 from transduce.runs.run_settings import FORMAT, difference
-from transduce.runs.tensors import load_metadata, load_tensors, save_tensors
+from transduce.runs.tensor_file import load_metadata
+
+if TYPE_CHECKING:
+    import torch
+
+    import transduce.runs.checkpoints
 
 
 class RunFolder:
@@ -50,7 +53,6 @@ class RunFolder:
         resumed: bool = False,
     ) -> None:
         self.path, self.settings, self.resumed = path, settings, resumed
-        self.checkpoints = Checkpoints(path / "checkpoints")
         self.manifest, self._lock = manifest, lock
 
     @classmethod
@@ -148,6 +150,13 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @cached_property
+    def checkpoints(self) -> transduce.runs.checkpoints.Checkpoints:
+        """The checkpoints of the run. Importing them imports torch, which takes longer than using a small model."""
+        from transduce.runs.checkpoints import Checkpoints
+
+        return Checkpoints(self.path / "checkpoints")
+
     # -- the model
 
     @property
@@ -169,10 +178,14 @@ class RunFolder:
 
     def save_model(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights for translation."""
+        from transduce.runs.tensors import save_tensors
+
         save_tensors(self.path / "model.safetensors", tensors, {"transduce": transduce.__version__})
 
     def load_model(self) -> dict[str, torch.Tensor]:
         """The weights for translation; every byte of the file is checked."""
+        from transduce.runs.tensors import load_tensors
+
         return load_tensors(self.path / "model.safetensors")
 
     # -- what describes the run

@@ -7,7 +7,6 @@ files, byte for byte. Any safetensors reader opens them; nothing is ever unpickl
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -15,16 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from transduce.errors import RunFolderError
-from transduce.runs.atomic import reading, write_aside
-
-_ZEROS = b"0" * 64
-_SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
-_CHUNK = 1 << 20
-_MOST_HEADER = 1 << 23  # bytes, for 50,000 tensors; the format allows 100 MB, which take 2 GB once parsed
+from transduce.runs.atomic import write_aside
+from transduce.runs.tensor_file import ERRORS, SEAL, ZEROS, check_tensors, damaged, digest_of, read_header
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -49,7 +43,7 @@ def write_tensors(
     path.touch()
     mode = path.stat().st_mode
     try:
-        save_file(distinct, path, metadata={"format": "pt", **entries} | ({"sha256": _ZEROS.decode()} if seal else {}))
+        save_file(distinct, path, metadata={"format": "pt", **entries} | ({"sha256": ZEROS.decode()} if seal else {}))
     except SafetensorError as error:
         raise _as_os_error(error) from error
     path.chmod(mode)  # safetensors makes it readable for its owner only
@@ -66,28 +60,8 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
         tensors = load_file(path)
         aliases = json.loads(metadata.get("aliases", "{}"))
         return tensors | {name: tensors[kept] for name, kept in aliases.items()}
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
-
-
-def load_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file of tensors. Only the header and the length are checked: fast for any size."""
-    return _read_header(path)[1]
-
-
-def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a file, tied ones once; as fast as `load_metadata`."""
-    return _read_header(path)[2]
-
-
-def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
-    """Compare a file of tensors with its checksum; returns its metadata. Raises `RunFolderError`."""
-    head, metadata, _ = _read_header(path)
-    if "sha256" not in metadata and sealed:
-        raise _damaged(path, "it has no checksum")
-    if "sha256" in metadata and _digest(path, head) != metadata["sha256"]:
-        raise _damaged(path, "its content does not match its checksum")
-    return metadata
+    except ERRORS as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -119,50 +93,15 @@ def _as_os_error(error: SafetensorError) -> OSError:
 
 def _finish_header(path: Path, *, seal: bool) -> None:
     """Sort the metadata, which safetensors writes in random order, and fill in the digest."""
-    head = _read_header(path)[0]
+    head = read_header(path)[0]
     header = json.loads(head[8:])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     assert len(text) <= len(head) - 8, "sorting does not make it longer"
     head = head[:8] + text.ljust(len(head) - 8)  # the format pads with spaces
     if seal:
-        place = _SEAL.search(head)
+        place = SEAL.search(head)
         assert place is not None, "the file was written with zeros for the digest"
-        head = head[: place.start(1)] + _digest(path, head).encode("ascii") + head[place.end(1) :]
+        head = head[: place.start(1)] + digest_of(path, head).encode("ascii") + head[place.end(1) :]
     with path.open("r+b") as file:
         file.write(head)
-
-
-def _read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
-    """The bytes before the data, the metadata and the shapes; checks the header and the length of the whole file."""
-    with reading(path):
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(8)
-            length = int.from_bytes(head, "little")
-            if length > _MOST_HEADER:
-                raise _damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
-            head += file.read(length)
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.offset_keys()}
-                return head, tensors.metadata() or {}, found
-        except SafetensorError as error:
-            why = f"it has {size:,} bytes; its header cannot be read or does not match ({error})"
-            raise _damaged(path, why) from None
-
-
-def _digest(path: Path, head: bytes) -> str:
-    """SHA-256 of a file that begins with `head`, with the digest in the head as zeros."""
-    if (place := _SEAL.search(head)) is not None:
-        head = head[: place.start(1)] + _ZEROS + head[place.end(1) :]
-    digest = hashlib.sha256(head)
-    with path.open("rb") as file:
-        file.seek(len(head))
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _damaged(path: Path, why: object) -> RunFolderError:
-    return RunFolderError(f"{path} is damaged: {why}")

@@ -13,7 +13,7 @@ from transduce.errors import RunFolderError
 from transduce.runs.atomic import MOST_SETTINGS, read_json
 from transduce.runs.checkpoints import FILES
 from transduce.runs.manifest import Manifest, check_file, sealed_files
-from transduce.runs.tensors import check_tensors
+from transduce.runs.tensor_file import check_tensors
 
 Status = Literal["ok", "DAMAGED", "MISSING", "changed", "unknown", "unchecked"]
 

@@ -18,15 +18,17 @@ from transduce.config import (
     TransformerSettings,
     resolved,
 )
-from transduce.data.batch import Batch, Example, collate
+from transduce.data.batch import Batch, collate
 from transduce.data.batching import plan
 from transduce.data.clean import Cleaner, format_cleaning
 from transduce.data.corpus import Pair
 from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
+from transduce.data.examples import Example
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts
 from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize_translation
@@ -231,7 +233,8 @@ def _judge(model: nn.Module, tokenizers: Tokenizers, judged: Sequence[tuple[str,
     """Translates some held-out sentences with the decoding settings and scores the translations."""
     sources, references = map(list, zip(*judged, strict=True))
     scoring = settings.evaluation
-    translator = Translator(model, tokenizers, settings.decoding)  # its threads are reused by all validations
+    engine = TorchEngine(model, settings.decoding)  # its threads are reused by all validations
+    translator = Translator(engine, tokenizers)
 
     def judge(model: nn.Module) -> dict[str, float]:
         assert model is translator.model, "a validator scores one model"

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from transduce.config import TrainingSettings, resolved
-from transduce.data.batch import Example, TrainingBatch, collate
+from transduce.data.batch import TrainingBatch, collate
 from transduce.data.batching import padding_share, plan, share_out, split
+from transduce.data.examples import Example
 from transduce.data.store import TokenStore
 from transduce.errors import DataError
 from transduce.text.special import UNK, Vocabulary

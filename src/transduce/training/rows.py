@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from transduce.config import TrainingSettings
-from transduce.data.batch import RowBatch, RowExample, collate_rows
+from transduce.data.batch import RowBatch, collate_rows
 from transduce.data.batching import generator, offset_of, plan_rows, plan_streams, row_end, row_starts
+from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers

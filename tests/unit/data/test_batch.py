@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data.batch import Batch, Example, collate, pad_sources
+from transduce.data.batch import Batch, collate, pad_sources
+from transduce.data.examples import Example
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 sentences = st.lists(st.integers(1, 65_535), max_size=9)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import marians
-from transduce.decoding.engine import Engine, Source, TorchEngine
+from transduce.config import DecodingSettings
+from transduce.decoding.engine import Engine, Hypothesis, Source
 from transduce.decoding.options import Sampling, TranslationOptions
-from transduce.decoding.search import Hypothesis
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 
@@ -32,7 +33,7 @@ def pytorch_threads(n: int) -> Iterator[None]:
 class Recorder:
     """An engine that copies its sources and records its calls."""
 
-    device = torch.device("cpu")
+    device, settings = "cpu", DecodingSettings()
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[Source], TranslationOptions]] = []
@@ -44,7 +45,7 @@ class Recorder:
     def sample(self, *_: object, **__: object) -> list[Hypothesis]:
         raise AssertionError
 
-    score = score_rows = sample
+    score = score_rows = pytorch_model = sample
 
 
 def test_the_pytorch_engine_implements_the_protocol(translator: Translator) -> None:
@@ -53,8 +54,7 @@ def test_the_pytorch_engine_implements_the_protocol(translator: Translator) -> N
 
 def test_options_reach_the_engine_unchanged_and_equal_lines_once(translator: Translator, texts: list[str]) -> None:
     recorder = Recorder()
-    other = Translator(translator.model, translator.tokenizers)
-    other.engine = recorder
+    other = Translator(recorder, translator.tokenizers)
     lines = [texts[i] for i in (0, 1, 0, 2, 0, 1)]
     options = TranslationOptions(beam=7, length_penalty=0.5, seed=9)
     found = other.translate(lines, options)
@@ -79,8 +79,7 @@ def test_equal_lines_get_the_same_translation_but_different_samples(tmp_path: Pa
 def test_concurrent_calls_agree_and_keep_the_number_of_threads(translator: Translator, texts: list[str]) -> None:
     """Threads started later have as many PyTorch threads as before."""
     engine = TorchEngine(translator.model, translator.settings)
-    fresh = Translator(translator.model, translator.tokenizers, translator.settings)
-    fresh.engine = engine
+    fresh = Translator(engine, translator.tokenizers)
     options = TranslationOptions(beam=2, batch_tokens=60, max_length=6)
     with pytorch_threads(2):
         expected = fresh.translate(texts[:12], options)
@@ -101,7 +100,7 @@ def test_translate_never_sets_the_number_of_threads(
 ) -> None:
     options = TranslationOptions(beam=2, batch_tokens=60, max_length=5)
     with pytorch_threads(2):
-        fresh = Translator(translator.model, translator.tokenizers, translator.settings)
+        fresh = Translator(TorchEngine(translator.model, translator.settings), translator.tokenizers)
         fresh.translate(texts[:20], options)
         monkeypatch.setattr(torch, "set_num_threads", None)
         fresh.translate(texts[:20], options)

@@ -19,7 +19,8 @@ from torch import nn
 from oracle.stand_in import untrained
 from transduce.config import Settings
 from transduce.data.batch import pad_sources
-from transduce.decoding.search import Hypothesis, beam_search
+from transduce.decoding.engine import Hypothesis
+from transduce.decoding.search import beam_search
 
 SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 2}
 N_TOKENS = 700

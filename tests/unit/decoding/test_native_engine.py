@@ -11,24 +11,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from native_engines import engine_for
 from oracle.stand_in import untrained
 from transduce.config import Settings
-from transduce.decoding.engine import Engine, Source, TorchEngine
-from transduce.decoding.native_engine import (
-    NativeEngine,
+from transduce.decoding.engine import Engine, Hypothesis, Source
+from transduce.decoding.native_engine import NativeEngine, _Options
+from transduce.decoding.native_library import load_library
+from transduce.decoding.native_model import (
+    Config,
+    NamedTensor,
     NativePrecision,
-    _Config,
-    _Options,
-    _Tensor,
-    load_library,
-    native_engine,
+    native_config,
+    plain_weights,
+    why_not,
 )
 from transduce.decoding.options import Sampling, TranslationOptions
-from transduce.decoding.search import Hypothesis
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
 
 ROOT = Path(__file__).parents[3]
@@ -77,7 +80,7 @@ def model_of(name: str) -> tuple[Settings, nn.Module]:
 
 def engine_of(name: str, *, n_threads: int = 1, precision: NativePrecision = "float32") -> NativeEngine:
     settings, model = model_of(name)
-    return NativeEngine(model, settings.model, settings.decoding, precision=precision, n_threads=n_threads)
+    return engine_for(model, settings, precision=precision, n_threads=n_threads)
 
 
 @cache
@@ -136,7 +139,7 @@ def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
         beam=beam, n_best=chosen.randint(1, beam), length_penalty=chosen.choice([0.0, 0.6, 1.0, 1.5])
     )
     asked = sources(12, longest=chosen.choice([17, 40]), n_tokens=n_tokens, seed=seed)
-    ours = NativeEngine(model, settings.model, settings.decoding, n_threads=1).translate(asked, options)
+    ours = engine_for(model, settings, n_threads=1).translate(asked, options)
     theirs = TorchEngine(model, settings.decoding).translate(asked, options)
     same = 0
     for one, other in zip(ours, theirs, strict=True):
@@ -208,9 +211,8 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_not_supported_has_a_reason() -> None:
     for name, value in (("positions", "alibi"), ("positions", "t5"), ("window", 4), ("kernel_size", 3)):
         model = {name: value} | ({"feed_forward": "conv"} if name == "kernel_size" else {})
-        settings = settings_of(**model)
-        found = native_engine(untrained(settings, n_src=9, n_tgt=9), settings.model, settings.decoding)
-        assert isinstance(found, str) and "does not support model." in found
+        found = why_not(settings_of(**model).model)
+        assert found and found.startswith("model.")
 
 
 def test_sampling_padding_and_long_sentences_are_left_to_pytorch() -> None:
@@ -231,24 +233,27 @@ def test_weights_that_are_not_numbers_give_no_hypothesis() -> None:
     model = untrained(settings, n_src=20, n_tgt=20)
     next(iter(model.decoder.parameters())).data.fill_(torch.nan)
     for precision in ("float32", "float32-fast", "int8"):
-        engine = NativeEngine(model, settings.model, settings.decoding, precision=precision)  # type: ignore[arg-type]
+        engine = engine_for(model, settings, precision=precision)  # type: ignore[arg-type]
         for beam in (1, 3):
             found = engine.translate([Source((0,), [5, 6], 9)], TranslationOptions(beam=beam))
             assert all(isinstance(hypotheses, list) for hypotheses in found)
 
 
-def tensors_of(name: str) -> tuple[_Config, dict[str, torch.Tensor]]:
-    from transduce.decoding.native_engine import _as_float32, _config
+Shaped = dict[str, tuple[np.ndarray, int, int]]
+"""Arrays, and the numbers of rows and columns that the library is given."""
 
+
+def tensors_of(name: str) -> tuple[Config, Shaped]:
     settings, model = model_of(name)
-    tensors = _as_float32(model.state_dict(), settings.model)
-    return _config(settings.model, tensors, "float32"), tensors
+    weights = plain_weights({name: tensor.numpy() for name, tensor in model.state_dict().items()}, settings.model)
+    shaped = {name: (a, a.shape[0] if a.ndim == 2 else 1, a.shape[-1]) for name, a in weights.items()}
+    return native_config(settings.model, "float32", n_src=N_TOKENS, n_tgt=N_TOKENS), shaped
 
 
-def new_model(config: _Config, tensors: dict[str, tuple[torch.Tensor, int, int]]) -> ctypes.c_void_p | None:
+def new_model(config: Config, tensors: Shaped) -> ctypes.c_void_p | None:
     """A model, or None if it was refused."""
-    given = (_Tensor * len(tensors))(
-        *(_Tensor(name.encode(), t.data_ptr(), rows, columns) for name, (t, rows, columns) in tensors.items())
+    given = (NamedTensor * len(tensors))(
+        *(NamedTensor(name.encode(), t.ctypes.data, rows, columns) for name, (t, rows, columns) in tensors.items())
     )
     handle = ctypes.c_void_p()
     code = library().transduce_model_new(ctypes.byref(config), given, len(tensors), ctypes.byref(handle))
@@ -257,10 +262,10 @@ def new_model(config: _Config, tensors: dict[str, tuple[torch.Tensor, int, int]]
     return handle if code == 0 else None
 
 
-def damage_config(config: _Config, pick: random.Random) -> _Config:
-    damaged = _Config.from_buffer_copy(bytes(config))
+def damage_config(config: Config, pick: random.Random) -> Config:
+    damaged = Config.from_buffer_copy(bytes(config))
     for _ in range(pick.randint(1, 3)):
-        name, kind = pick.choice(_Config._fields_)
+        name, kind = pick.choice(Config._fields_)
         if kind is ctypes.c_float:
             setattr(damaged, name, pick.choice([0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30]))
         else:
@@ -278,8 +283,7 @@ N_DAMAGED = int(os.environ.get("TRANSDUCE_NATIVE_FUZZ", "600"))
 def test_damaged_models_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
     """Shapes in the table of tensors are always those of the memory behind them."""
     pick = random.Random(5)
-    config, tensors = tensors_of("odd")
-    shaped = {n: (t, t.shape[0] if t.dim() == 2 else 1, t.shape[-1]) for n, t in tensors.items()}
+    config, shaped = tensors_of("odd")
     options = _Options(2, 1, 1, 1.0)
     n_refused = 0
     for number in range(n_inputs):
@@ -292,7 +296,7 @@ def test_damaged_models_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
             if pick.random() < 0.5:
                 chosen[name] = (tensor, columns, rows) if rows != columns else (tensor, 1, columns)
             elif pick.random() < 0.5:
-                chosen[name] = (torch.full_like(tensor, pick.choice([torch.nan, torch.inf, 1e38])), rows, columns)
+                chosen[name] = (np.full_like(tensor, pick.choice([np.nan, np.inf, 1e38])), rows, columns)
         handle = new_model(damaged, chosen)
         n_refused += handle is None
         if handle is not None:
@@ -327,7 +331,7 @@ def translate(
 def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
     pick = random.Random(6)
     config, tensors = tensors_of("odd")
-    handle = new_model(config, {n: (t, t.shape[0] if t.dim() == 2 else 1, t.shape[-1]) for n, t in tensors.items()})
+    handle = new_model(config, tensors)
     assert handle is not None
     odd = [0, -1, 1, 2, 51, 699, 700, 1 << 30, -(1 << 31), (1 << 31) - 1]
     n_accepted = 0
@@ -361,7 +365,7 @@ def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None
 
 def test_a_cancelled_job_ends() -> None:
     config, tensors = tensors_of("paper")
-    handle = new_model(config, {n: (t, t.shape[0] if t.dim() == 2 else 1, t.shape[-1]) for n, t in tensors.items()})
+    handle = new_model(config, tensors)
     job, options = ctypes.c_void_p(), _Options(2, 1, 1, 1.0)
     ids, offsets, limits = (ctypes.c_int32 * 2)(5, 3), (ctypes.c_int64 * 2)(0, 2), (ctypes.c_int32 * 1)(1000)
     lib = library()

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn, State
-from transduce.decoding.search import Hypothesis, beam_search
+from transduce.decoding.engine import Hypothesis
+from transduce.decoding.search import beam_search
 
 INF = math.inf
 

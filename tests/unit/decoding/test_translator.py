@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from transduce.decoding import translator as translator_module
-from transduce.decoding.engine import make_batches
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import Translation
+from transduce.decoding.torch_engine import TorchEngine, make_batches
 from transduce.decoding.translator import Translator, chunks
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.text.tokenizer import EOS
@@ -41,7 +41,7 @@ def test_translations_are_in_the_order_of_the_lines(translator: Translator, text
 
 
 def test_empty_lines_stay_empty_without_the_model(translator: Translator) -> None:
-    untouched = Translator(Untouched(1, 1).eval(), translator.tokenizers)
+    untouched = Translator(TorchEngine(Untouched(1, 1).eval()), translator.tokenizers)
     for t in untouched.translate(["", " ", "\t"]):
         assert (t.text, t.ids, t.score, t.finished, t.note) == ("", (), 0.0, True, "")
     assert untouched.translate([]) == []
@@ -104,7 +104,7 @@ def test_a_cut_off_output_is_flagged(translator: Translator, texts: list[str]) -
 
 
 def test_the_default_length_limit_depends_on_each_sentence(translator: Translator, texts: list[str]) -> None:
-    never_ends = Translator(translator.model, translator.tokenizers, translator.settings)
+    never_ends = Translator(translator.engine, translator.tokenizers)
     n_ids = len(translator.tokenizers.src.encode("A dog."))
     for found in (never_ends.translate(["A dog."]), never_ends.translate(["A dog.", *texts])):
         assert len(found[0].ids) <= min(40, 2 * n_ids + 16)
@@ -175,7 +175,7 @@ def test_threads_do_not_change_translations(translator: Translator, texts: list[
         together = translator.translate(texts[:40], TranslationOptions(beam=2, batch_tokens=30, max_length=12))
         assert torch.get_num_threads() == 2
         with pytest.raises(AssertionError, match="asked to start"):
-            Translator(Untouched(1, 1).eval(), translator.tokenizers).translate(
+            Translator(TorchEngine(Untouched(1, 1).eval()), translator.tokenizers).translate(
                 texts[:40], TranslationOptions(batch_tokens=30)
             )
         assert torch.get_num_threads() == 2

@@ -43,7 +43,8 @@ from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import MOST_JSON, expecting, read_bytes, read_json, refuse_outside_links
 from transduce.runs.folder import RunFolder
 from transduce.runs.manifest import fingerprint
-from transduce.runs.tensors import load_tensors, save_tensors, shapes
+from transduce.runs.tensor_file import shapes
+from transduce.runs.tensors import load_tensors, save_tensors
 from transduce.tasks.registry import TASKS
 from transduce.text.hub import HubTokenizer
 

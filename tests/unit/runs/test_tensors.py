@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from transduce.errors import RunFolderError
-from transduce.runs.tensors import check_tensors, load_metadata, load_tensors, save_tensors, write_tensors
+from transduce.runs.tensor_file import check_tensors, load_metadata
+from transduce.runs.tensors import load_tensors, save_tensors, write_tensors
 
 
 def some_tensors() -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from marians import LINES, make_run
 from oracle.adapter import fitting
 from transduce.config import Settings
 from transduce.decoding.options import TranslationOptions
+from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.logging import Log
@@ -115,7 +116,7 @@ def test_extension_changes_no_translation_before_the_first_update(
         assert torch.equal(ours[name][: len(tensor)] if name in _ROWS else ours[name], tensor), name
     known = [line for line in ("a man reads the ball .", "two women plays with books .") if same(old, tokenizers, line)]
     assert known
-    one, two = Translator.load(run), Translator(model, tokenizers, start.settings.decoding)
+    one, two = Translator.load(run), Translator(TorchEngine(model, start.settings.decoding), tokenizers)
     for before, after in zip(
         one.translate(known, TranslationOptions(beam=1)), two.translate(known, TranslationOptions(beam=1)), strict=True
     ):

@@ -12,7 +12,8 @@ import torch
 
 from toys import CPU, pairs, settings
 from transduce.config import TokenizerSettings
-from transduce.data.batch import Batch, Example
+from transduce.data.batch import Batch
+from transduce.data.examples import Example
 from transduce.data.store import TokenStore
 from transduce.errors import DataError
 from transduce.text.tokenizer import UNK, Tokenizers

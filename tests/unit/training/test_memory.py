@@ -18,7 +18,8 @@ import torch
 import transduce
 from oracle.cases import VOCAB, settings
 from transduce.config import TrainingSettings
-from transduce.data.batch import Batch, Example, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
+from transduce.data.batch import Batch, LabelBatch, MaskedBatch, RowBatch, TrainingBatch, collate
+from transduce.data.examples import Example
 from transduce.errors import is_out_of_memory
 from transduce.models.registry import build_model
 from transduce.training.loss import predict_tokens
@@ -170,7 +171,7 @@ BOUNDED = """
     import numpy as np, torch
     from transduce.config import TrainingSettings, model_settings
     from transduce.data.batch import collate
-    from transduce.data.batch import Example
+    from transduce.data.examples import Example
     from transduce.models.registry import build_model
     from transduce.training.step import Updater
 

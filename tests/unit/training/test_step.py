@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from oracle.cases import VOCAB, settings
 from transduce.config import TrainingSettings
-from transduce.data.batch import Batch, Example, collate
+from transduce.data.batch import Batch, collate
+from transduce.data.examples import Example
 from transduce.models.registry import build_model
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.step import Updater

@@ -1,0 +1,26 @@
+"""Examples of batches, before they are tensors. This module does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Ids = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A sentence pair: ids of the two sides, without special ones; `collate` adds those."""
+
+    src: Ids
+    tgt: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class RowExample:
+    """The ids of a row of running text, and the target at each position; `PAD` where there is none."""
+
+    ids: Ids
+    targets: Ids

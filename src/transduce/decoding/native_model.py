@@ -1,0 +1,149 @@
+"""A model in the C++ library: which models it supports, and their weights as it takes them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from transduce.config import GPTSettings, TransformerSettings
+from transduce.decoding.native_library import check, load_library
+from transduce.errors import SettingsError
+from transduce.nn.epsilon import norm_eps
+from transduce.text.special import BOS, EOS, PAD
+
+NativePrecision = Literal["float32", "float32-fast", "int8"]
+PRECISIONS: tuple[NativePrecision, ...] = ("float32", "float32-fast", "int8")
+
+_NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
+_POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary")
+_FEED_FORWARDS = ("plain", "gated", "conv")
+_NONE = np.empty(0)
+
+NativeSettings = TransformerSettings | GPTSettings
+"""Of the architectures that the library supports."""
+
+Weights = Mapping[str, np.ndarray]
+"""Arrays of float32 with the names of PyTorch's parameters."""
+
+
+class Config(ctypes.Structure):
+    """`transduce_config` of native/src/transduce_native.h; also the order of the fields."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("d_model", "d_ff", "n_heads", "n_kv_heads")),
+        *((name, ctypes.c_int32) for name in ("n_encoder_layers", "n_decoder_layers", "n_src", "n_tgt")),
+        *((name, ctypes.c_int32) for name in ("max_positions", "pre_norm", "norm", "embedding_norm")),
+        *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
+        *((name, ctypes.c_float) for name in ("norm_eps", "embedding_scale")),
+        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only")),
+    ]
+
+
+class NamedTensor(ctypes.Structure):
+    """`transduce_tensor` of native/src/transduce_native.h."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+    ]
+
+
+def why_not(settings: NativeSettings) -> str | None:
+    """What the library does not support of a model with these settings; None if it supports all."""
+    s = settings
+    unsupported = {
+        f"model.positions = '{s.positions}'": s.positions not in _POSITIONS,
+        f"model.feed_forward = '{s.feed_forward}'": s.feed_forward not in _FEED_FORWARDS or s.kernel_size > 1,
+        f"model.activation = '{s.activation}'": s.activation not in _ACTIVATIONS,
+        f"model.norm = '{s.norm}'": s.norm not in _NORMS,
+        f"model.residual = '{s.residual}'": s.residual not in ("post", "pre"),
+        f"model.window = {s.window}": s.window is not None,
+        "model.decoder_self = 'ssru'": isinstance(s, TransformerSettings) and s.decoder_self == "ssru",
+    }
+    return next((name for name, found in unsupported.items() if found), None)
+
+
+class NativeModel:
+    """Packed weights in the library's memory. `handle`: for its functions."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        settings: NativeSettings,
+        *,
+        n_src: int,
+        n_tgt: int,
+        precision: NativePrecision = "float32",
+    ) -> None:
+        """Copy the weights of a supported model. Raises `SettingsError` if they do not fit the settings."""
+        library = load_library()
+        assert not isinstance(library, str), library
+        self.library, self.handle, self.settings = library, ctypes.c_void_p(), settings
+        config, plain = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt), plain_weights(weights, settings)
+        given = (NamedTensor * len(plain))(
+            *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in plain.items())
+        )
+        check(library, library.transduce_model_new(ctypes.byref(config), given, len(plain), ctypes.byref(self.handle)))
+
+    def __del__(self) -> None:
+        if self.handle:
+            self.library.transduce_model_free(self.handle)
+
+
+def _matrix_shape(array: np.ndarray) -> tuple[int, ...]:
+    """Rows and columns; a vector is a row, and no matrix has more dimensions."""
+    return array.shape if array.ndim == 2 else (1, array.size) if array.ndim == 1 else (0, 0)
+
+
+def plain_weights(weights: Weights, settings: NativeSettings) -> dict[str, np.ndarray]:
+    """The weights as the library reads them: whole matrices, contiguous and aligned."""
+    plain: dict[str, np.ndarray] = {}
+    for name, array in weights.items():
+        if ".parts." in name:  # of a projection that all heads share
+            continue
+        name = f"tgt_{name}" if name.startswith("embedding.") else name  # a decoder alone has one embedding
+        plain[name] = array[..., 0] if array.shape[2:] == (1,) else array  # a convolution of width 1
+    for prefix in {name.split(".parts.")[0] for name in weights if ".parts." in name}:
+        n_parts = sum(name.startswith(f"{prefix}.parts.") and name.endswith(".weight") for name in weights)
+        parts = [f"{prefix}.parts.{i}" for i in range(n_parts)]
+        if any(weights.get(f"{part}.weight", _NONE).shape != (settings.d_head,) * 2 for part in parts):
+            raise SettingsError(f"{prefix} has no square matrices of model.d_model / model.n_heads rows")
+        heads = np.eye(settings.n_heads, dtype=np.float32)  # the same matrix for each
+        plain[f"{prefix}.weight"] = np.concatenate([np.kron(heads, weights[f"{part}.weight"]) for part in parts])
+        if settings.bias:
+            plain[f"{prefix}.bias"] = np.concatenate([np.tile(weights[f"{p}.bias"], settings.n_heads) for p in parts])
+    return {name: np.require(array, np.float32, ["C", "A"]) for name, array in plain.items()}
+
+
+def native_config(settings: NativeSettings, precision: NativePrecision, *, n_src: int, n_tgt: int) -> Config:
+    """The settings of a supported model as the library takes them."""
+    s = settings
+    return Config(
+        d_model=s.d_model,
+        d_ff=s.d_ff,
+        n_heads=s.n_heads,
+        n_kv_heads=s.n_kv_heads or s.n_heads,
+        n_encoder_layers=s.n_encoder_layers if isinstance(s, TransformerSettings) else 0,
+        n_decoder_layers=s.n_decoder_layers,
+        n_src=n_src,
+        n_tgt=n_tgt,
+        max_positions=s.max_positions,
+        pre_norm=s.residual == "pre",
+        norm=_NORMS.index(s.norm),
+        embedding_norm=s.embedding_norm,
+        positions=_POSITIONS.index(s.positions),
+        activation=_ACTIVATIONS.index(s.activation),
+        gated=s.feed_forward == "gated",
+        norm_eps=norm_eps(s.norm, s.norm_eps),
+        embedding_scale=s.d_model**0.5 if s.scale_embeddings else 1.0,
+        pad=PAD,
+        bos=BOS,
+        eos=EOS,
+        precision=PRECISIONS.index(precision),
+        decoder_only=isinstance(s, GPTSettings),
+    )

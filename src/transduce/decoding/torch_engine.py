@@ -1,0 +1,206 @@
+"""The engine that runs PyTorch models."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transduce.config import DecodingSettings
+from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
+from transduce.data.examples import Example, RowExample
+from transduce.decoding.engine import Hypothesis, Source, Watch
+from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.sample import sample
+from transduce.decoding.search import beam_search
+from transduce.text.tokenizer import PAD
+
+MAX_ROWS = 320  # hypotheses per batch: enough for wide matrix products, few enough for a CPU's caches
+MAX_WORKERS = 4  # with more, threads mostly wait for each other's Python
+_SCORED_ROWS = 1024  # of logits in memory at once when outputs are scored
+
+_POOL_LOCK = threading.Lock()
+InT = TypeVar("InT")
+OutT = TypeVar("OutT")
+
+
+class TorchEngine:
+    """The reference engine: a model of this package, on the CPU or a GPU.
+
+    On a CPU, batches are decoded by a few threads that share the cores. The threads are made once, when they are first
+    needed, and live as long as the engine; the number of threads that PyTorch uses elsewhere does not change.
+    """
+
+    def __init__(self, model: nn.Module, settings: DecodingSettings | None = None) -> None:
+        """`settings`: the values of options that are not given."""
+        self.model: Any = model  # of any architecture in the registry
+        self.settings = settings or DecodingSettings()
+        self._workers: ThreadPoolExecutor | None = None
+
+    @property
+    def device(self) -> str:
+        """Where the model is."""
+        return str(next(self.model.parameters()).device)
+
+    def pytorch_model(self) -> Any:
+        """See `Engine.pytorch_model`."""
+        return self.model
+
+    def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
+        """See `Engine.translate`. The order and the batch of a source do not change its hypotheses."""
+        assert not self.model.training, "a model translates in eval mode"
+        decoding = options.over(self.settings)
+        width = decoding.beam if options.sampling is None else options.n_best
+        batches = make_batches(
+            sources,
+            budget=decoding.batch_tokens,
+            most=max(1, MAX_ROWS // width),
+            width=lambda source: len(source.ids) + 1,
+        )
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        results = self._map(lambda batch: self._translate([s for _, s in batch], options, decoding), batches)
+        for batch, hypotheses in zip(batches, results, strict=True):
+            for (place, _), of_source in zip(batch, hypotheses, strict=True):
+                found[place] = of_source
+        return found
+
+    def _translate(
+        self, batch: Sequence[Source], options: TranslationOptions, decoding: DecodingSettings
+    ) -> list[list[Hypothesis]]:
+        src, limits = pad_sources([source.ids for source in batch]).to(self.device), [source.limit for source in batch]
+        if options.sampling is not None:
+            seeds = [(options.seed, *source.key) for source in batch]
+            return sample(
+                self.model,
+                src,
+                max_length=limits,
+                seeds=seeds,
+                sampling=options.sampling,
+                n_samples=options.n_best,
+            )
+        return beam_search(
+            self.model,
+            src,
+            max_length=limits,
+            beam=decoding.beam,
+            n_best=options.n_best,
+            length_penalty=decoding.length_penalty,
+        )
+
+    def sample(
+        self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
+    ) -> list[Hypothesis]:
+        """See `Engine.sample`."""
+        ids = torch.tensor([prompt.ids for prompt in prompts], device=self.device)
+        found = sample(
+            self.model,
+            ids[:, :-1],
+            first=ids[:, -1],
+            max_length=[prompt.limit for prompt in prompts],
+            seeds=[(seed, *prompt.key) for prompt in prompts],
+            sampling=sampling,
+            watch=watch,
+        )
+        return [hypothesis for (hypothesis,) in found]
+
+    def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
+        """See `Engine.score`."""
+        return self._score(
+            pairs,
+            collate,
+            n_targets=lambda pair: len(pair.tgt) + 1,
+            width=lambda pair: max(len(pair.src), len(pair.tgt)) + 1,
+            batch_tokens=batch_tokens,
+        )
+
+    def score_rows(
+        self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int | None = None
+    ) -> list[list[float]]:
+        """See `Engine.score_rows`."""
+        return self._score(
+            rows,
+            lambda batch: collate_rows(batch, separate=separate),
+            n_targets=lambda row: len(row.targets),
+            width=lambda row: len(row.targets),
+            batch_tokens=batch_tokens,
+        )
+
+    def _score(
+        self,
+        examples: Sequence[InT],
+        collated: Callable[[Sequence[InT]], TrainingBatch],
+        *,
+        n_targets: Callable[[InT], int],
+        width: Callable[[InT], int],
+        batch_tokens: int | None,
+    ) -> list[list[float]]:
+        budget = batch_tokens or self.settings.batch_tokens
+        found: list[list[float]] = [[] for _ in examples]
+        for batch in make_batches(examples, budget=budget, most=budget, width=width):
+            tensors = collated([example for _, example in batch]).to(self.device)
+            known = _token_log_probs(self.model, tensors).tolist()
+            for (place, example), row in zip(batch, known, strict=True):
+                found[place] = row[: n_targets(example)]
+        return found
+
+    def _map(self, work: Callable[[InT], OutT], batches: Sequence[InT]) -> list[OutT]:
+        """The result of `work` for each batch, in order; in the caller's thread where threads gain nothing."""
+        if len(batches) < 2 or self.device != "cpu" or torch.get_num_threads() < 2:
+            return [work(batch) for batch in batches]
+        with _POOL_LOCK:
+            if self._workers is None:
+                self._workers = _start_workers(torch.get_num_threads())
+        return list(self._workers.map(work, batches))
+
+
+def make_batches(
+    items: Sequence[InT], *, budget: int, most: int, width: Callable[[InT], int]
+) -> list[list[tuple[int, InT]]]:
+    """Batches of (place in `items`, item), widest first.
+
+    Each has at most `most` items and at most `budget` padded tokens, but at least one item.
+    """
+    batches: list[list[tuple[int, InT]]] = []
+    room = 0
+    for place, item in sorted(enumerate(items), key=lambda pair: width(pair[1]), reverse=True):
+        if not room:
+            room = max(1, min(most, budget // max(1, width(item))))
+            batches.append([])
+        batches[-1].append((place, item))
+        room -= 1
+    return batches
+
+
+def _start_workers(n_threads: int) -> ThreadPoolExecutor:
+    """A few threads that share PyTorch's `n_threads`: small products gain little from more than one core."""
+    n_workers = min(MAX_WORKERS, n_threads)
+    pool = ThreadPoolExecutor(n_workers, thread_name_prefix="decode")
+    started = threading.Barrier(n_workers)
+
+    def start() -> None:
+        torch.set_num_threads(n_threads // n_workers)  # of this thread, and of threads that begin from now on
+        started.wait()
+
+    for future in [pool.submit(start) for _ in range(n_workers)]:
+        future.result()
+    torch.set_num_threads(n_threads)  # threads that begin later have as many as before
+    return pool
+
+
+def _token_log_probs(model: Any, batch: TrainingBatch) -> Float[Tensor, "B T"]:
+    """Log-probability (nats) of each target, given what the model sees of the inputs there; 0 at padding."""
+    targets = batch.targets
+    with torch.inference_mode():
+        hidden = model(*batch.inputs)
+        real = (targets != PAD).flatten().nonzero().squeeze(1)
+        hidden, gold = hidden.flatten(0, 1).index_select(0, real), targets.flatten().index_select(0, real)
+        scored = torch.zeros(targets.numel(), device=hidden.device)
+        for rows in torch.arange(len(real), device=real.device).split(_SCORED_ROWS):
+            known = model.logits(hidden[rows]).float().log_softmax(-1)
+            scored[real[rows]] = known.gather(1, gold[rows, None]).squeeze(1)
+        return scored.view_as(targets)

@@ -1,0 +1,21 @@
+"""The native engine for a PyTorch model in memory."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from transduce.config import Settings
+from transduce.decoding.native_engine import NativeEngine
+from transduce.decoding.native_model import NativeModel, NativePrecision
+from transduce.decoding.torch_engine import TorchEngine
+
+
+def engine_for(
+    model: nn.Module, settings: Settings, *, precision: NativePrecision = "float32", n_threads: int | None = None
+) -> NativeEngine:
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    tables = {side: weights.get(f"{side}_embedding.table.weight") for side in ("src", "tgt")}
+    sizes = {f"n_{side}": len(weights["embedding.table.weight"] if t is None else t) for side, t in tables.items()}
+    native = NativeModel(weights, settings.model, precision=precision, **sizes)  # type: ignore[arg-type]
+    reference = TorchEngine(model, settings.decoding)
+    return NativeEngine(native, settings.decoding, reference=lambda: reference, n_threads=n_threads)
