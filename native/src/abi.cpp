@@ -7,15 +7,19 @@
 #include <stdexcept>
 #include <string>
 
-#include "engine.h"
+#include "queue.h"
 #include "transduce_native.h"
 
 struct transduce_model {
     transduce::Model model;
-    transduce::WorkerPool pool;
 };
-struct transduce_job {
-    transduce::Job job;
+struct transduce_queue {
+    std::shared_ptr<transduce::Queue> queue;
+    const transduce_config& config;
+};
+struct transduce_client {
+    transduce::Client client;
+    const transduce_config& config;
 };
 
 namespace {
@@ -55,27 +59,45 @@ void require(bool fine, const char* problem) {
 
 constexpr int kMaxBeam = 512, kMaxThreads = 1024;
 constexpr int32_t kMaxSource = 1 << 16, kMaxLimit = 1'000'000;
+constexpr double kForever = 1e9;  // seconds
 
-void check(const transduce_config& config, const transduce_options& o, const int32_t* ids, const int64_t* offsets, const int32_t* limits,
-           int64_t n, int32_t n_threads) {
+void check(const transduce_options& o) {
     require(1 <= o.beam && o.beam <= kMaxBeam, "beam: must be from 1 to 512");
     require(1 <= o.n_best && o.n_best <= o.beam, "n_best: must be from 1 to beam");
     require(o.length_penalty >= 0 && o.length_penalty <= 10, "length_penalty: must be from 0 to 10");
     require(o.scores == 1 || (o.scores == 0 && o.beam == 1), "scores: must be 0 or 1; a beam needs them");
-    require(1 <= n_threads && n_threads <= kMaxThreads, "n_threads: must be from 1 to 1024");
-    require(n >= 0 && n <= INT32_MAX, "n_sentences: must be from 0 to 2^31 - 1");
-    require(n == 0 || (ids && offsets && limits), "ids, offsets and limits must not be null");
-    require(n == 0 || offsets[0] == 0, "offsets: must start with 0");
-    const bool learned = config.positions == 3;
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t length = offsets[i + 1] >= offsets[i] ? offsets[i + 1] - offsets[i] : 0;
-        require(1 <= length && length <= kMaxSource, "offsets: a sentence must have from 1 to 65536 tokens");
-        require(1 <= limits[i] && limits[i] <= kMaxLimit, "limits: must be from 1 to 1000000");
-        const int64_t n_positions = config.decoder_only ? length + limits[i] - 1 : std::max<int64_t>(length, limits[i]);
-        require(!learned || n_positions <= config.max_positions, "a sentence or a limit is longer than the learned positions");
-        for (int64_t k = offsets[i]; k < offsets[i + 1]; k++)
-            require(0 <= ids[k] && ids[k] < config.n_src && ids[k] != config.pad, "ids: must be tokens of the source vocabulary, without padding");
-    }
+    require(o.stream == 0 || o.stream == 1, "stream: must be 0 or 1");
+}
+
+// Item i of arrays that lie one behind another.
+std::vector<int32_t> part(const int32_t* ids, const int64_t* offsets, int64_t i, int64_t least, int64_t most) {
+    require(offsets[0] == 0 && offsets[i] >= 0 && offsets[i + 1] >= offsets[i], "offsets: must start with 0 and must not fall");
+    require(least <= offsets[i + 1] - offsets[i] && offsets[i + 1] - offsets[i] <= most,
+            "offsets: a sentence must have from 1 to 65536 tokens, and a prefix at most as many as its limit");
+    return std::vector<int32_t>(ids + offsets[i], ids + offsets[i + 1]);
+}
+
+std::shared_ptr<transduce::Request> request_of(const transduce_config& config, const transduce_sentences& s, int64_t i) {
+    auto request = std::make_shared<transduce::Request>();
+    const int32_t limit = request->limit = s.limits[i];
+    require(1 <= limit && limit <= kMaxLimit, "limits: must be from 1 to 1000000");
+    request->ids = part(s.ids, s.offsets, i, 1, kMaxSource);
+    if (s.prefixes) request->prefix = part(s.prefixes, s.prefix_offsets, i, 0, limit);
+    const int64_t length = int64_t(request->ids.size());
+    const int64_t n_positions = config.decoder_only ? length + limit - 1 : std::max<int64_t>(length, limit);
+    require(config.positions != 3 || n_positions <= config.max_positions, "a sentence or a limit is longer than the learned positions");
+    for (const int32_t id : request->ids)
+        require(0 <= id && id < config.n_src && id != config.pad, "ids: must be tokens of the source vocabulary, without padding");
+    for (const int32_t id : request->prefix)
+        require(0 <= id && id < config.n_tgt && id != config.pad && id != config.bos && id != config.eos,
+                "prefixes: must be tokens of the target vocabulary, without padding, start and end");
+    return request;
+}
+
+transduce::Time time_after(double seconds) {
+    require(!std::isnan(seconds), "seconds: must be a number");
+    if (seconds >= kForever) return transduce::Time::max();
+    return transduce::Clock::now() + std::chrono::microseconds(int64_t(std::max(seconds, 0.0) * 1e6));
 }
 
 }  // namespace
@@ -95,68 +117,125 @@ const char* transduce_isa(void) {
 int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors, transduce_model** model) {
     return guarded([&] {
         require(config && tensors && model && n_tensors >= 0, "config, tensors and model must not be null");
-        *model = new transduce_model{transduce::Model(*config, tensors, n_tensors), {}};
+        *model = new transduce_model{transduce::Model(*config, tensors, n_tensors)};
     });
 }
 
 void transduce_model_free(transduce_model* model) { delete model; }
 
-int32_t transduce_job_new(transduce_model* model, const transduce_options* options, const int32_t* ids, const int64_t* offsets,
-                          const int32_t* limits, int64_t n, int32_t n_threads, transduce_job** result) {
+int32_t transduce_queue_new(transduce_model* model, int32_t n_workers, double patience, transduce_queue** queue) {
     return guarded([&] {
-        require(model && options && result, "model, options and job must not be null");
-        check(model->model.config, *options, ids, offsets, limits, n, n_threads);
-        auto made = std::make_unique<transduce_job>();
-        transduce::Job& job = made->job;
-        job.model = &model->model, job.pool = &model->pool;
-        job.options = {options->beam, options->n_best, options->length_penalty, options->scores == 1, model->model.config.eos};
-        job.n_threads = n_threads;
-        job.offsets.assign(1, 0);
-        if (n) {
-            job.offsets.assign(offsets, offsets + n + 1);
-            job.ids.assign(ids, ids + offsets[n]);
-            job.limits.assign(limits, limits + n);
+        require(model && queue, "model and queue must not be null");
+        require(1 <= n_workers && n_workers <= kMaxThreads, "n_workers: must be from 1 to 1024");
+        require(patience >= 0 && patience <= kForever, "patience: must be from 0 to 1e9 seconds");
+        *queue = new transduce_queue{std::make_shared<transduce::Queue>(model->model, n_workers, patience), model->model.config};
+    });
+}
+
+void transduce_queue_close(transduce_queue* queue) {
+    if (queue) queue->queue->close();
+}
+
+void transduce_queue_free(transduce_queue* queue) {
+    if (queue) queue->queue->close_and_wait();
+    delete queue;
+}
+
+int32_t transduce_queue_load(transduce_queue* queue, transduce_load* load) {
+    return guarded([&] {
+        require(queue && load, "queue and load must not be null");
+        const transduce::Load now = queue->queue->load();
+        *load = {now.n_waiting, now.n_waiting_tokens, now.n_open, now.n_steps, now.n_rows};
+    });
+}
+
+int32_t transduce_client_new(transduce_queue* queue, transduce_client** client) {
+    return guarded([&] {
+        require(queue && client, "queue and client must not be null");
+        auto made = std::unique_ptr<transduce_client>(new transduce_client{transduce::Client(queue->queue), queue->config});
+        queue->queue->join(made->client);
+        *client = made.release();
+    });
+}
+
+void transduce_client_close(transduce_client* client) {
+    if (client) client->client.queue->close(client->client);
+}
+
+void transduce_client_free(transduce_client* client) {
+    if (client) client->client.queue->leave(client->client);
+    delete client;
+}
+
+int32_t transduce_submit(transduce_client* client, const transduce_options* options, const transduce_sentences* sentences,
+                         int64_t first_ticket, double seconds, int32_t works) {
+    return guarded([&] {
+        require(client && options && sentences, "client, options and sentences must not be null");
+        require(0 <= first_ticket && first_ticket <= INT64_MAX - INT32_MAX, "first_ticket: must be from 0 to 2^63 - 2^31");
+        check(*options);
+        const transduce_sentences& s = *sentences;
+        require(s.n >= 0 && s.n <= INT32_MAX, "n: must be from 0 to 2^31 - 1");
+        require(s.n == 0 || (s.ids && s.offsets && s.limits), "ids, offsets and limits must not be null");
+        require(!s.prefixes == !s.prefix_offsets, "prefixes and prefix_offsets: both or none");
+        const transduce::Time deadline = time_after(seconds);
+        std::vector<std::shared_ptr<transduce::Request>> requests;
+        for (int64_t i = 0; i < s.n; i++) {
+            requests.push_back(request_of(client->config, s, i));
+            transduce::Request& request = *requests.back();
+            request.options = {options->beam, options->n_best, options->length_penalty, options->scores == 1, client->config.eos};
+            request.stream = options->stream == 1, request.deadline = deadline, request.ticket = first_ticket + i;
         }
-        job.plan();
-        *result = made.release();
+        client->client.queue->submit(client->client, std::move(requests), works == 1);
     });
 }
 
-int32_t transduce_job_run(transduce_job* job) {
+int32_t transduce_cancel(transduce_client* client, int64_t ticket) {
     return guarded([&] {
-        require(job, "job must not be null");
-        job->job.run();
+        require(client, "client must not be null");
+        client->client.queue->cancel(client->client, ticket);
     });
 }
 
-void transduce_job_cancel(transduce_job* job) {
-    if (job) job->job.cancelled = true;
-}
-
-int32_t transduce_job_sizes(transduce_job* job, int64_t* n_hypotheses, int64_t* n_tokens) {
+int32_t transduce_work(transduce_client* client, double seconds, int64_t* n_open) {
     return guarded([&] {
-        require(job && n_hypotheses && n_tokens, "job and sizes must not be null");
-        *n_hypotheses = *n_tokens = 0;
-        for (const auto& sentence : job->job.results)
-            for (const transduce::Finished& found : sentence) *n_hypotheses += 1, *n_tokens += int64_t(found.ids.size());
+        require(client && n_open, "client and number must not be null");
+        *n_open = client->client.queue->work(&client->client, time_after(seconds));
     });
 }
 
-int32_t transduce_job_results(transduce_job* job, int32_t* counts, int32_t* lengths, float* log_probs, float* scores, int8_t* finished,
-                              int32_t* tokens) {
+int32_t transduce_serve(transduce_queue* queue) {
     return guarded([&] {
-        require(job && counts && lengths && log_probs && scores && finished && tokens, "job and results must not be null");
-        for (const auto& sentence : job->job.results) {
-            *counts++ = int32_t(sentence.size());
-            for (const transduce::Finished& found : sentence) {
+        require(queue, "queue must not be null");
+        const std::shared_ptr<transduce::Queue> kept = queue->queue;
+        kept->work(nullptr, transduce::Time::max());
+    });
+}
+
+int32_t transduce_collect(transduce_client* client, double seconds, int64_t* n_events, int64_t* n_hypotheses, int64_t* n_tokens) {
+    return guarded([&] {
+        require(client && n_events && n_hypotheses && n_tokens, "client and numbers must not be null");
+        client->client.queue->collect(client->client, time_after(seconds));
+        *n_events = int64_t(client->client.collected.size()), *n_hypotheses = *n_tokens = 0;
+        for (const transduce::Event& event : client->client.collected)
+            for (const transduce::Finished& found : event.hypotheses) *n_hypotheses += 1, *n_tokens += int64_t(found.ids.size());
+    });
+}
+
+int32_t transduce_results(transduce_client* client, int64_t* tickets, int32_t* outcomes, int32_t* counts, int32_t* lengths,
+                          float* log_probs, float* scores, int8_t* finished, int32_t* tokens) {
+    return guarded([&] {
+        require(client && tickets && outcomes && counts && lengths && log_probs && scores && finished && tokens,
+                "client and results must not be null");
+        for (const transduce::Event& event : client->client.collected) {
+            *tickets++ = event.ticket, *outcomes++ = int32_t(event.outcome), *counts++ = int32_t(event.hypotheses.size());
+            for (const transduce::Finished& found : event.hypotheses) {
                 *lengths++ = int32_t(found.ids.size());
                 *log_probs++ = found.log_prob, *scores++ = found.score, *finished++ = found.finished;
                 for (const int32_t id : found.ids) *tokens++ = id;
             }
         }
+        client->client.collected.clear();
     });
 }
-
-void transduce_job_free(transduce_job* job) { delete job; }
 
 }  // extern "C"

@@ -44,6 +44,7 @@ struct RowBest {
     int k = 0, n = 0;
     float* values = nullptr;  // k of each
     int32_t* ids = nullptr;
+    float forced = 0;          // the logit of the row's forced token
     float shift = 0;           // sum of 2^((logit - shift) * log2 e)
     alignas(64) float sum[16] = {};
     bool started = false;
@@ -77,9 +78,6 @@ struct Kernels {
     void (*embed)(const float* embedding, float scale, const float* position, int width, float* out);
     // Rotates the planes (i, i + half) of each head by angles [half].
     void (*rotate)(float* x, int heads, int head_width, int half, const float* cos, const float* sin);
-    // A step of a recurrent unit, from `width` logits of gates and as many values side by side: f = sigmoid(gate),
-    // state = f * state + (1 - f) * value, x += max(state, 0).
-    void (*recur)(const float* gate_value, float* state, int width, float* x);
     void (*attend)(const AttentionCall& call);
     // Writes a key and a value of `width` numbers to place `at` of a block.
     void (*store_key_value)(float* keys, float* values, int at, const float* key, const float* value, int width);

@@ -181,15 +181,6 @@ void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
     }
 }
 
-// In place of self-attention: one step of each hypothesis, whose output is added to x.
-void Network::recur(Sentence* const* sentences, int n, int layer, int rows) {
-    const Layer& l = model_.decoder.layers[layer];
-    multiplier_.multiply(l.gate_value, before_sublayer(l.self_norm, rows), width_, rows, wide_.data(), wide_stride_);
-    for (int i = 0, row = 0; i < n; i++)
-        for (int r = 0; r < sentences[i]->n_rows; r++, row++)
-            kernels_.recur(wide_.data() + row * wide_stride_, sentences[i]->states.at(r, layer), int(width_), x_.data() + row * width_);
-}
-
 void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {
     for (int i = 0, row = 0; i < n; i++) {
         const Sentence& s = *sentences[i];
@@ -245,7 +236,6 @@ void Network::start(const Source* sources, Sentence* const* sentences, int n) {
     for (int i = 0; i < n; i++) {
         Sentence& s = *sentences[i];
         s.ancestors.start();
-        if (model_.config.recurrent) s.states.start(model_.config.n_decoder_layers, width_);
         s.position = 0, s.n_rows = 1;
     }
     if (!model_.config.decoder_only) return encode(sources, sentences, n);
@@ -289,9 +279,9 @@ void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>
     row_position_.resize(rows);
     for (int i = 0, row = 0; i < n; i++) {
         Sentence& s = *sentences[i];
-        if (!model_.config.recurrent) s.ancestors.add_tokens(s.places);
+        s.ancestors.add_tokens(s.places);
         while (int(s.blocks.size()) < s.ancestors.n_blocks()) s.blocks.push_back(pool_.take());
-        s.places.resize(s.n_rows), s.masks.resize(s.n_rows);
+        s.masks.resize(s.n_rows);
         for (int r = 0; r < s.n_rows; r++, row++) {
             s.masks[r] = s.ancestors.mask(r);
             embed(model_.decoder, target_positions_, row, tokens[row], s.position);
@@ -307,13 +297,9 @@ void Network::decode(Sentence* const* sentences, int n, int rows) {
     pending_ = nullptr;
     for (int l = 0; l < model_.config.n_decoder_layers; l++) {
         const Layer& layer = model_.decoder.layers[l];
-        if (model_.config.recurrent) {
-            recur(sentences, n, l, rows);
-        } else {
-            project_and_rotate(layer, rows, target_positions_);
-            attend_to_history(sentences, n, l);
-            multiplier_.multiply(layer.self.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
-        }
+        project_and_rotate(layer, rows, target_positions_);
+        attend_to_history(sentences, n, l);
+        multiplier_.multiply(layer.self.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
         after_sublayer(layer.self.output, layer.self_norm, rows);
         if (!model_.config.decoder_only) {
             const float* input = before_sublayer(layer.cross_norm, rows);
@@ -327,10 +313,15 @@ void Network::decode(Sentence* const* sentences, int n, int rows) {
     hidden_ = after_stack(model_.decoder, rows);
 }
 
-void Network::start_best(int rows, int k) {
+void Network::start_best(const std::vector<BestWanted>& parts) {
+    size_t rows = 0, places = 0;
+    for (const BestWanted& part : parts) rows += part.rows, places += size_t(part.rows) * part.k;
     best_.assign(rows, RowBest());
-    best_values_.resize(size_t(rows) * k), best_ids_.resize(size_t(rows) * k);
-    for (int r = 0; r < rows; r++) best_[r].k = k, best_[r].values = &best_values_[size_t(r) * k], best_[r].ids = &best_ids_[size_t(r) * k];
+    best_values_.resize(places), best_ids_.resize(places);
+    RowBest* row = best_.data();
+    size_t at = 0;
+    for (const BestWanted& part : parts)
+        for (int r = 0; r < part.rows; r++, row++, at += part.k) row->k = part.k, row->values = &best_values_[at], row->ids = &best_ids_[at];
     logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitColumns);
 }
 
@@ -341,38 +332,46 @@ void Network::take_exact(int first, int rows, bool scores) {
     for (int column = 0; column < model_.logits.columns; column += kLogitColumns) {
         const int last = std::min(model_.logits.columns, column + kLogitColumns);
         multiplier_.columns(model_.logits, column, last, logits_.data(), kLogitColumns);
-        for (int r = 0; r < rows; r++)
-            kernels_.take_logits(best_[first + r], logits_.data() + r * kLogitColumns, last - column, column, banned, 2, scores);
+        for (int r = 0; r < rows; r++) {
+            float* logits = logits_.data() + r * kLogitColumns;
+            const int32_t forced = forced_ ? forced_[first + r] : -1;
+            if (forced >= column && forced < last) best_[first + r].forced = logits[forced - column];
+            kernels_.take_logits(best_[first + r], logits, last - column, column, banned, 2, scores);
+        }
     }
 }
 
-const RowBest* Network::best_tokens(int rows, int k, bool scores) {
-    start_best(rows, k);
-    for (int first = 0; first < rows; first += kRowsAtOnce) take_exact(first, std::min(kRowsAtOnce, rows - first), scores);
-    return best_.data();
+// The same by int8 bounds: one token a row, no scores.
+void Network::take_screened(int first, int rows) {
+    screens_.resize(std::max(screens_.size(), size_t(rows)));
+    const int32_t banned[] = {model_.config.pad, model_.config.bos};
+    const float* hidden = hidden_ + first * width_;
+    screen_multiplier_.convert(model_.screen, hidden, width_, rows);
+    for (int r = 0; r < rows; r++) kernels_.start_screen(screens_[r], hidden + r * width_, int(width_), screen_multiplier_.scales()[r]);
+    for (int column = 0; column < model_.screen.columns; column += kLogitColumns) {
+        const int last = std::min(model_.screen.columns, column + kLogitColumns);
+        screen_multiplier_.columns(model_.screen, column, last, logits_.data(), kLogitColumns);
+        for (int r = 0; r < rows; r++) {
+            float* logits = logits_.data() + r * kLogitColumns;
+            for (const int32_t id : banned)
+                if (id >= column && id < last) logits[id - column] = 2 * kNever;
+            kernels_.take_bounds(screens_[r], logits, last - column, column, model_.screen.error.data() + column,
+                                 model_.screen.norm.data() + column);
+        }
+    }
+    for (int r = 0; r < rows; r++) decide(screens_[r], first + r);
 }
 
-const RowBest* Network::best_tokens_screened(int rows) {
-    start_best(rows, 1);
-    screens_.resize(std::min(rows, kRowsAtOnce));
-    const int32_t banned[] = {model_.config.pad, model_.config.bos};
-    for (int first = 0; first < rows; first += kRowsAtOnce) {
-        const int n = std::min(kRowsAtOnce, rows - first);
-        const float* hidden = hidden_ + first * width_;
-        screen_multiplier_.convert(model_.screen, hidden, width_, n);
-        for (int r = 0; r < n; r++) kernels_.start_screen(screens_[r], hidden + r * width_, int(width_), screen_multiplier_.scales()[r]);
-        for (int column = 0; column < model_.screen.columns; column += kLogitColumns) {
-            const int last = std::min(model_.screen.columns, column + kLogitColumns);
-            screen_multiplier_.columns(model_.screen, column, last, logits_.data(), kLogitColumns);
-            for (int r = 0; r < n; r++) {
-                float* logits = logits_.data() + r * kLogitColumns;
-                for (const int32_t id : banned)
-                    if (id >= column && id < last) logits[id - column] = 2 * kNever;
-                kernels_.take_bounds(screens_[r], logits, last - column, column, model_.screen.error.data() + column,
-                                     model_.screen.norm.data() + column);
-            }
+const RowBest* Network::best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced) {
+    start_best(parts);
+    forced_ = forced;
+    int first = 0;
+    for (const BestWanted& part : parts) {
+        for (const int end = first + part.rows; first < end;) {
+            const int rows = std::min(kRowsAtOnce, end - first);
+            model_.screened && !part.scores ? take_screened(first, rows) : take_exact(first, rows, part.scores);
+            first += rows;
         }
-        for (int r = 0; r < n; r++) decide(screens_[r], first + r);
     }
     return best_.data();
 }

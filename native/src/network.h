@@ -5,7 +5,6 @@
 
 #include "cache.h"
 #include "model.h"
-#include "recurrent.h"
 
 namespace transduce {
 
@@ -14,24 +13,22 @@ struct Sentence {
     std::vector<float*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
     std::vector<uint16_t> memory_mask;
     Ancestors ancestors;
-    RecurrentStates states;
     std::vector<int> places;             // of the tokens of this pass
     std::vector<const uint16_t*> masks;  // of each of them: the places that it attends to
     int position = 0;                    // of the next token
     int n_rows = 1;                      // live hypotheses
-
-    // From now on hypothesis i continues what was hypothesis parent(i).
-    template <class Parent>
-    void reorder(int rows, Parent parent) {
-        n_rows = rows;
-        ancestors.reorder(rows, parent);
-        states.reorder(rows, parent);
-    }
 };
 
 struct Source {
     const int32_t* ids;
     int n;
+};
+
+// What is wanted of some rows of a step, side by side: the `k` best tokens and, for `scores`, the sum of exponentials. The best
+// token without scores is found by `Model::screened`.
+struct BestWanted {
+    int rows, k;
+    bool scores;
 };
 
 // Vectors or angles of positions, computed when they are first needed.
@@ -62,10 +59,9 @@ public:
     void read(const Source* targets, Sentence* const* sentences, int n);
     // One token of each live hypothesis: rows are hypotheses, sentence by sentence. Takes tokens [rows].
     void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
-    // After a step: the best `k` tokens of each row and, for `scores`, the sum of exponentials. Valid until the next call.
-    const RowBest* best_tokens(int rows, int k, bool scores);
-    // After a step: the best token of each row without its probability, found by `Model::screened`.
-    const RowBest* best_tokens_screened(int rows);
+    // After a step: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
+    // Valid until the next call.
+    const RowBest* best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced);
     // Takes back the blocks of a sentence.
     void forget(Sentence& sentence);
 
@@ -81,12 +77,12 @@ private:
     void encode(const Source* sources, Sentence* const* sentences, int n);
     void decode(Sentence* const* sentences, int n, int rows);
     void attend_to_history(Sentence* const* sentences, int n, int layer);
-    void recur(Sentence* const* sentences, int n, int layer, int rows);
     void attend_to_memory(Sentence* const* sentences, int n, int layer);
     void attend(int first_row, int n_rows, size_t query_stride, int n_blocks);
 
-    void start_best(int rows, int k);
+    void start_best(const std::vector<BestWanted>& parts);
     void take_exact(int first, int rows, bool scores);
+    void take_screened(int first, int rows);
     void decide(Screen& screen, int row);
 
     const Model& model_;
@@ -100,6 +96,7 @@ private:
     Buffer<float> x_, normed_, heads_, wide_, memory_;
     const float* pending_ = nullptr;  // a bias that the next norm adds to x
     const float* hidden_ = nullptr;   // of the last step
+    const int32_t* forced_ = nullptr; // of its rows
     std::vector<int> row_position_;
     Buffer<float> source_keys_, source_values_, scratch_, logits_;
     std::vector<const float*> keys_, values_, queries_;

@@ -2,17 +2,25 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace transduce {
 
-void Search::start(const SearchOptions& options, int limit, int32_t bos) {
-    options_ = options, limit_ = limit, length_ = 0, n_ended_ = 0;
+void Search::start(const SearchOptions& options, int limit, int32_t bos, const std::vector<int32_t>& prefix) {
+    options_ = options, prefix_ = &prefix, limit_ = limit, length_ = 0, n_ended_ = 0;
     live_.assign(1, {0, 0, bos, -1});
     history_.clear(), finished_.clear();
 }
 
 float Search::normalized(float log_prob, int length) const {
     return log_prob / float(std::pow(double(length), double(options_.length_penalty)));
+}
+
+std::vector<int32_t> Search::path_to(int node) const {
+    std::vector<int32_t> tokens;
+    for (; node >= 0; node = history_[node].before) tokens.push_back(history_[node].token);
+    std::reverse(tokens.begin(), tokens.end());
+    return tokens;
 }
 
 // Keeps a hypothesis among the n_best; `node` is that of its last token.
@@ -23,10 +31,7 @@ void Search::finish(float log_prob, int node, bool finished) {
         while (place != finished_.begin() && std::prev(place)->score < score) --place;
     }
     if (place == finished_.end() && int(finished_.size()) == options_.n_best) return;
-    Finished found{log_prob, score, finished, {}};
-    for (; node >= 0; node = history_[node].before) found.ids.push_back(history_[node].token);
-    std::reverse(found.ids.begin(), found.ids.end());
-    finished_.insert(place, std::move(found));
+    finished_.insert(place, {log_prob, score, finished, path_to(node)});
     if (int(finished_.size()) > options_.n_best) finished_.pop_back();
 }
 
@@ -63,6 +68,23 @@ bool Search::extend(const Continuation* best, int n) {
         finish(live.log_prob, live.node, false);
     }
     return true;
+}
+
+// The best result is the best finished hypothesis of now, or continues one that lives: what they share is certain.
+std::vector<int32_t> Search::certain_tokens(int first) const {
+    if (live_.empty()) return {};
+    std::vector<int> nodes;
+    for (const Live& live : live_) nodes.push_back(live.node);
+    while (std::adjacent_find(nodes.begin(), nodes.end(), std::not_equal_to<int>()) != nodes.end())
+        for (int& node : nodes) node = history_[node].before;  // all have the same number of tokens
+    std::vector<int32_t> shared = path_to(nodes[0]);
+    if (!finished_.empty()) {
+        const std::vector<int32_t>& best = finished_[0].ids;
+        const size_t most = std::min(shared.size(), best.size());
+        shared.resize(std::mismatch(shared.begin(), shared.begin() + most, best.begin()).first - shared.begin());
+    }
+    shared.erase(shared.begin(), shared.begin() + std::min(shared.size(), size_t(first)));
+    return shared;
 }
 
 }  // namespace transduce

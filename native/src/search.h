@@ -29,8 +29,8 @@ struct Finished {
 
 class Search {
 public:
-    // Forgets everything; one live hypothesis without tokens.
-    void start(const SearchOptions& options, int limit, int32_t bos);
+    // Forgets everything; one live hypothesis without tokens. Every hypothesis starts with `prefix`, which must outlive the search.
+    void start(const SearchOptions& options, int limit, int32_t bos, const std::vector<int32_t>& prefix);
 
     int n_live() const { return int(live_.size()); }
     int length() const { return length_; }
@@ -38,12 +38,16 @@ public:
     float log_prob(int row) const { return live_[row].log_prob; }
     // The row before the last step that this row continues.
     int parent(int row) const { return live_[row].parent; }
+    // The token of the prefix that comes next; -1: the prefix is complete.
+    int32_t forced_token() const { return length_ < int(prefix_->size()) ? (*prefix_)[length_] : -1; }
 
-    // Extends the live hypotheses by the best of all their continuations, best first: 2 * beam of them or, for a beam of 1, one;
-    // fewer if there are no more. True when the search is done.
+    // Extends the live hypotheses by the best of all their continuations, best first: 2 * beam of them or, for a beam of 1 or in a
+    // prefix, one; fewer if there are no more. True when the search is done.
     bool extend(const Continuation* best, int n);
 
     const std::vector<Finished>& results() const { return finished_; }
+    // The tokens from number `first` on that the best result will start with, whatever comes.
+    std::vector<int32_t> certain_tokens(int first) const;
 
 private:
     struct Live {
@@ -59,8 +63,10 @@ private:
     void finish(float log_prob, int node, bool finished);
     bool is_done() const;
     float normalized(float log_prob, int length) const;
+    std::vector<int32_t> path_to(int node) const;
 
     SearchOptions options_;
+    const std::vector<int32_t>* prefix_ = nullptr;
     int limit_ = 0, length_ = 0, n_ended_ = 0;
     std::vector<Live> live_, next_;
     std::vector<Node> history_;

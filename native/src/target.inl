@@ -8,7 +8,6 @@
 
 #include "attention.inl"
 #include "layers.inl"
-#include "recurrent.inl"
 #include "sampling.inl"
 #include "vocabulary.inl"
 
@@ -19,13 +18,5 @@ constexpr transduce::ProductKernels kInt8 = {kPanel, convert_int8_rows, multiply
 constexpr transduce::ProductKernels kUnavailable = {kPanel, nullptr, nullptr};
 
 [[maybe_unused]] void release_nothing() {}
-
-constexpr transduce::Kernels all_kernels(transduce::Isa isa, transduce::ProductKernels int8, transduce::ProductKernels bf16x3,
-                                         void (*release)()) {
-    return {
-        isa, kFloat32, int8, bf16x3, kMaxQueries, norm, activate, embed, rotate, recur, attend, store_key_value, take_logits, start_screen,
-        take_bounds, drop, dot, group_maxima, weigh, release,
-    };
-}
 
 }  // namespace

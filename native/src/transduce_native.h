@@ -35,7 +35,6 @@ typedef struct {
     int32_t pad, bos, eos;    /* token ids: pad and bos are never chosen, a target starts with bos */
     int32_t precision;        /* 0: float32, 1: bf16x3 (float32 where the CPU has no AMX), 2: int8 */
     int32_t decoder_only;     /* 1: no encoder and no cross-attention; targets continue their sources, n_src is n_tgt */
-    int32_t recurrent;        /* 1: the decoder has recurrent units (SSRU) in place of self-attention */
 } transduce_config;
 
 /* Weights by the names of a run folder's model.safetensors (the embedding of a model without an encoder is `tgt_embedding`); row-major float32. A vector has one row. */
@@ -46,7 +45,8 @@ typedef struct {
 } transduce_tensor;
 
 typedef struct transduce_model transduce_model;
-typedef struct transduce_job transduce_job;
+typedef struct transduce_queue transduce_queue;
+typedef struct transduce_client transduce_client;
 
 TRANSDUCE_API int32_t transduce_abi_version(void);
 TRANSDUCE_API const char* transduce_last_error(void);
@@ -56,31 +56,78 @@ TRANSDUCE_API const char* transduce_isa(void);
 /* Copies and packs the weights. */
 TRANSDUCE_API int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors,
                                           transduce_model** model);
-/* After its last job is freed. */
+/* After its last queue is freed. */
 TRANSDUCE_API void transduce_model_free(transduce_model* model);
+
+/* ---- Translation
+ *
+ * A queue has the sentences of all its clients. A client submits sentences, and collects what comes of them, in the order in which it
+ * comes. Threads that call `transduce_work` or `transduce_serve` decode. Sentences with different options are decoded together; nothing of this changes a
+ * result. All functions may be called from any thread at any time, except that a client has one thread that collects, and that
+ * nothing else uses what is freed. */
+
+/* `n_workers`: the number of threads that decode at the same time. A sentence without a deadline counts as one whose deadline is
+ * `patience` seconds after it was submitted: the earliest is decoded first, then the longest. */
+TRANSDUCE_API int32_t transduce_queue_new(transduce_model* model, int32_t n_workers, double patience, transduce_queue** queue);
+/* Cancels all sentences and lets the threads that decode or collect return. */
+TRANSDUCE_API void transduce_queue_close(transduce_queue* queue);
+/* Closes it and waits for `transduce_work` and `transduce_serve`. Clients may be freed later, but not used. */
+TRANSDUCE_API void transduce_queue_free(transduce_queue* queue);
+
+/* What a queue is doing: sentences that wait, their source tokens, sentences that have not ended; steps and rows decoded so far. */
+typedef struct {
+    int64_t n_waiting, n_waiting_tokens, n_open, n_steps, n_rows;
+} transduce_load;
+TRANSDUCE_API int32_t transduce_queue_load(transduce_queue* queue, transduce_load* load);
+
+TRANSDUCE_API int32_t transduce_client_new(transduce_queue* queue, transduce_client** client);
+/* Cancels its sentences and takes no more; `transduce_collect` no longer waits. */
+TRANSDUCE_API void transduce_client_close(transduce_client* client);
+TRANSDUCE_API void transduce_client_free(transduce_client* client);
 
 /* Beam search, or greedy search with a beam of 1. */
 typedef struct {
     int32_t beam, n_best;
     int32_t scores;  /* 0: greedy search leaves out log-probabilities (they are 0) */
+    int32_t stream;  /* 1: tokens are reported as soon as no hypothesis that may still be the best differs in them */
     float length_penalty;
 } transduce_options;
 
-/* Sentences to translate: the ids of sentence i are ids[offsets[i]] to ids[offsets[i + 1] - 1], its output has at most limits[i]
- * tokens, the end included. Ids and limits are copied. */
-TRANSDUCE_API int32_t transduce_job_new(transduce_model* model, const transduce_options* options, const int32_t* ids, const int64_t* offsets,
-                                        const int32_t* limits, int64_t n_sentences, int32_t n_threads, transduce_job** job);
-/* Translates sentences until none is left. Call it from `n_threads` threads at once, one call each. */
-TRANSDUCE_API int32_t transduce_job_run(transduce_job* job);
-/* Makes calls of `transduce_job_run` return after their current step. From any thread. */
-TRANSDUCE_API void transduce_job_cancel(transduce_job* job);
-/* After all runs: the numbers of hypotheses and of their tokens, over all sentences. */
-TRANSDUCE_API int32_t transduce_job_sizes(transduce_job* job, int64_t* n_hypotheses, int64_t* n_tokens);
-/* Then: the number of hypotheses of each sentence; of each hypothesis, best first, its number of tokens (without the end), its
- * log-probability, its score, and 1 if it is finished (0: cut off at the limit); and all tokens. */
-TRANSDUCE_API int32_t transduce_job_results(transduce_job* job, int32_t* counts, int32_t* lengths, float* log_probs, float* scores,
-                                            int8_t* finished, int32_t* tokens);
-TRANSDUCE_API void transduce_job_free(transduce_job* job);
+/* The ids of sentence i are ids[offsets[i]] to ids[offsets[i + 1] - 1]. Its output starts with its prefix, likewise in `prefixes`
+ * (null: no prefixes), and has at most limits[i] tokens, the prefix and the end included. */
+typedef struct {
+    const int32_t* ids;
+    const int64_t* offsets;
+    const int32_t* prefixes;
+    const int64_t* prefix_offsets;
+    const int32_t* limits;
+    int64_t n;
+} transduce_sentences;
+
+/* Adds sentences, all or none, with the tickets first_ticket, first_ticket + 1, ..., which no sentence of the client may have that
+ * has not ended. They expire after `seconds` (infinity: never). `works`: 1 if this thread calls `transduce_work` next. Everything is
+ * copied. */
+TRANSDUCE_API int32_t transduce_submit(transduce_client* client, const transduce_options* options, const transduce_sentences* sentences,
+                                       int64_t first_ticket, double seconds, int32_t works);
+/* The sentence ends at the next step of the search; its end is reported. No effect if it has ended. */
+TRANSDUCE_API int32_t transduce_cancel(transduce_client* client, int64_t ticket);
+/* Decodes in this thread until all sentences of a client have ended, or for about `seconds`; `n_open`: how many have not ended. */
+TRANSDUCE_API int32_t transduce_work(transduce_client* client, double seconds, int64_t* n_open);
+/* Decodes in this thread until the queue is closed. */
+TRANSDUCE_API int32_t transduce_serve(transduce_queue* queue);
+
+enum { TRANSDUCE_DONE = 0, TRANSDUCE_TOKENS = 1, TRANSDUCE_CANCELLED = 2, TRANSDUCE_EXPIRED = 3, TRANSDUCE_FAILED = 4 };
+
+/* Takes what has come of the client's sentences; waits up to `seconds` until there is something. Gives the numbers of events, of
+ * their hypotheses and of the tokens of these. */
+TRANSDUCE_API int32_t transduce_collect(transduce_client* client, double seconds, int64_t* n_events, int64_t* n_hypotheses,
+                                        int64_t* n_tokens);
+/* What it took. Of each event its ticket, one of the codes above (each sentence has one event, the last, that is not
+ * TRANSDUCE_TOKENS) and its number of hypotheses. Of each hypothesis, best first, its number of tokens (without the end), its
+ * log-probability, its score, and 1 if it is finished (0: cut off at the limit). All tokens. TRANSDUCE_TOKENS has one hypothesis: the
+ * tokens that are new. */
+TRANSDUCE_API int32_t transduce_results(transduce_client* client, int64_t* tickets, int32_t* outcomes, int32_t* counts, int32_t* lengths,
+                                        float* log_probs, float* scores, int8_t* finished, int32_t* tokens);
 
 #ifdef __cplusplus
 }

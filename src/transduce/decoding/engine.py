@@ -7,8 +7,8 @@ with the native library starts without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example, RowExample
@@ -42,6 +42,33 @@ class Hypothesis:
     log_prob: float
     score: float
     finished: bool = True
+
+
+PATIENCE = 60.0
+"""Seconds after which a sentence without a deadline is as urgent as one whose deadline is now."""
+
+Outcome = Literal["done", "tokens", "cancelled", "expired", "failed"]
+OUTCOMES: tuple[Outcome, ...] = ("done", "tokens", "cancelled", "expired", "failed")
+"""All but `tokens` are the end of a sentence. The order is that of the codes of the native library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What came of a sentence.
+
+    Attributes:
+        ticket: Its number.
+        outcome: done, cancelled, expired or failed, once each; before it `tokens`, any number of times.
+        hypotheses: done: as `Engine.translate` returns them.
+        tokens: tokens: those that the best hypothesis continues with, whatever comes.
+        reason: failed: why.
+    """
+
+    ticket: int
+    outcome: Outcome
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    tokens: tuple[int, ...] = ()
+    reason: str = ""
 
 
 @runtime_checkable

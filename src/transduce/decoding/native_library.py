@@ -31,13 +31,24 @@ def load_library() -> ctypes.CDLL | str:
     if version != _ABI_VERSION:
         return "the native library is of another version; `make native` builds it again"
     library.transduce_last_error.restype = library.transduce_isa.restype = ctypes.c_char_p
-    pointer, int64 = ctypes.c_void_p, ctypes.c_int64
-    library.transduce_model_new.argtypes = [pointer, pointer, int64, pointer]
-    library.transduce_job_new.argtypes = [*[pointer] * 5, int64, ctypes.c_int32, pointer]
-    library.transduce_job_sizes.argtypes = [pointer] * 3
-    library.transduce_job_results.argtypes = [pointer] * 7
-    for name in ("model_free", "job_free", "job_cancel", "job_run"):
-        getattr(library, f"transduce_{name}").argtypes = [pointer]
+    pointer, int32, int64, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
+    arguments = {
+        "model_new": [pointer, pointer, int64, pointer],
+        "queue_new": [pointer, int32, double, pointer],
+        "queue_load": [pointer, pointer],
+        "client_new": [pointer, pointer],
+        "submit": [pointer, pointer, pointer, int64, double, int32],
+        "cancel": [pointer, int64],
+        "work": [pointer, double, pointer],
+        "serve": [pointer],
+        "collect": [pointer, double, pointer, pointer, pointer],
+        "results": [pointer] * 9,
+    }
+    for name, types in arguments.items():
+        getattr(library, f"transduce_{name}").argtypes = types
+    for name in ("model_free", "queue_close", "queue_free", "client_close", "client_free"):
+        function = getattr(library, f"transduce_{name}")
+        function.argtypes, function.restype = [pointer], None
     if library.transduce_isa() is None:
         raise SettingsError(library.transduce_last_error().decode())
     return library

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 import os
 import random
 import shutil
@@ -20,7 +22,7 @@ from native_engines import engine_for
 from oracle.stand_in import untrained
 from transduce.config import Settings
 from transduce.decoding.engine import Engine, Hypothesis, Source
-from transduce.decoding.native_engine import NativeEngine, _Options
+from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import (
     Config,
@@ -30,6 +32,7 @@ from transduce.decoding.native_model import (
     plain_weights,
     why_not,
 )
+from transduce.decoding.native_queue import Options, Sentences
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
@@ -49,7 +52,6 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"positions": "learned", "max_positions": 50, "activation": "gelu", "embedding_norm": True, "tie": "none"},
         **{"output_bias": True, "norm_eps": 1e-3, "scale_embeddings": False},
     },
-    "ssru": {"d_model": 72, "decoder_self": "ssru", "residual": "pre", "n_encoder_layers": 3},
 }
 N_TOKENS = 700
 
@@ -126,7 +128,6 @@ def random_settings(seed: int) -> dict[str, Any]:
     }
     if heads == kv and choose([True, False]):
         values["projection"] = "shared"
-    values["decoder_self"] = choose(["attention", "ssru"])
     return values
 
 
@@ -286,7 +287,7 @@ def test_damaged_models_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
     """Shapes in the table of tensors are always those of the memory behind them."""
     pick = random.Random(5)
     config, shaped = tensors_of("odd")
-    options = _Options(2, 1, 1, 1.0)
+    options = Options(2, 1, 1, 0, 1.0)
     n_refused = 0
     for number in range(n_inputs):
         chosen, damaged = dict(shaped), config
@@ -307,27 +308,45 @@ def test_damaged_models_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
     assert n_refused > n_inputs / 3
 
 
+def pointer_to(values: list[int] | None, kind: Any) -> Any:
+    return None if values is None else ctypes.cast((kind * len(values))(*values), ctypes.c_void_p)
+
+
 def translate(
-    handle: ctypes.c_void_p, options: _Options, ids: list[int], offsets: list[int], limits: list[int]
+    handle: ctypes.c_void_p,
+    options: Options,
+    ids: list[int],
+    offsets: list[int],
+    limits: list[int],
+    *,
+    prefixes: list[int] | None = None,
+    prefix_offsets: list[int] | None = None,
+    ticket: int = 0,
+    seconds: float = math.inf,
 ) -> bool:
     """Whether the request was accepted; if so, it ran."""
-    as_ids = (ctypes.c_int32 * len(ids))(*ids)
-    as_limits = (ctypes.c_int32 * len(limits))(*limits)
-    as_offsets = (ctypes.c_int64 * len(offsets))(*offsets)
-    job = ctypes.c_void_p()
-    lib = library()
-    code = lib.transduce_job_new(
-        handle, ctypes.byref(options), as_ids, as_offsets, as_limits, len(limits), 1, ctypes.byref(job)
-    )
+    arrays = [
+        (ids, ctypes.c_int32),
+        (offsets, ctypes.c_int64),
+        (prefixes, ctypes.c_int32),
+        (prefix_offsets, ctypes.c_int64),
+    ]
+    sentences = Sentences(*(pointer_to(*array) for array in (*arrays, (limits, ctypes.c_int32))), len(limits))
+    queue, client, lib = ctypes.c_void_p(), ctypes.c_void_p(), library()
+    assert lib.transduce_queue_new(handle, 1, 1.0, ctypes.byref(queue)) == 0
+    assert lib.transduce_client_new(queue, ctypes.byref(client)) == 0
+    code = lib.transduce_submit(client, ctypes.byref(options), ctypes.byref(sentences), ticket, seconds, 1)
+    sizes = [ctypes.c_int64() for _ in range(3)]
     if code:
         assert code == 1 and lib.transduce_last_error()
-        return False
-    assert lib.transduce_job_run(job) == 0
-    sizes = ctypes.c_int64(), ctypes.c_int64()
-    assert lib.transduce_job_sizes(job, *map(ctypes.byref, sizes)) == 0
-    assert 0 <= sizes[0].value <= len(limits) * options.n_best
-    lib.transduce_job_free(job)
-    return True
+    else:
+        n_open = ctypes.c_int64(7)
+        assert lib.transduce_work(client, math.inf, ctypes.byref(n_open)) == 0 and n_open.value == 0
+        assert lib.transduce_collect(client, 0, *map(ctypes.byref, sizes)) == 0
+        assert sizes[0].value >= len(limits) and 0 <= sizes[1].value <= sizes[0].value * options.n_best
+    lib.transduce_client_free(client)
+    lib.transduce_queue_free(queue)
+    return code == 0
 
 
 def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
@@ -338,11 +357,15 @@ def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None
     odd = [0, -1, 1, 2, 51, 699, 700, 1 << 30, -(1 << 31), (1 << 31) - 1]
     n_accepted = 0
     for number in range(n_inputs):
-        options = _Options(
-            pick.choice([1, 2, 5, *odd]), pick.choice([1, 1, 2, *odd]), pick.choice([0, 1, 1, 1, 7]), 1.0
+        options = Options(
+            pick.choice([1, 2, 5, *odd]),
+            pick.choice([1, 1, 2, *odd]),
+            pick.choice([0, 1, 1, 1, 7]),
+            pick.choice([0, 1]),
+            1.0,
         )
         if number % 2:
-            options = _Options(2, 1, 1, pick.choice([0.0, 1.0, -1.0, float("nan"), 1e30]))
+            options = Options(2, 1, 1, pick.choice([0, 0, 1, 9]), pick.choice([0.0, 1.0, -1.0, float("nan"), 1e30]))
         lengths = [pick.choice([1, 2, 5, 20, 49, 0, 60]) for _ in range(pick.randint(1, 3))]
         offsets = [0]
         for length in lengths:
@@ -356,26 +379,33 @@ def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None
         if pick.random() < 0.3:
             offsets[pick.randrange(len(offsets))] = pick.choice([-5, 1, 1 << 62, -(1 << 62)])
             ids += [5] * 80  # in case that the offsets still fit
-        n_accepted += translate(handle, options, ids, offsets, limits)
-    assert n_inputs / 50 < n_accepted < n_inputs / 2
+        prefixes: dict[str, Any] = {}
+        if pick.random() < 0.5:
+            counts = [pick.choice([0, 1, 2, 3, max(0, min(limit, 60))]) for limit in limits]
+            ends = list(itertools.accumulate(counts, initial=0))
+            forced = [
+                pick.choice([pick.randrange(4, N_TOKENS), pick.randrange(4, N_TOKENS)]) for _ in range(ends[-1] + 1)
+            ]
+            if pick.random() < 0.3:
+                forced[pick.randrange(len(forced))] = pick.choice([*odd, 3])
+            if pick.random() < 0.2:
+                ends[pick.randrange(len(ends))] = pick.choice([-1, 1, 1 << 62])
+                forced += [5] * 130
+            prefixes = {"prefixes": forced, "prefix_offsets": None if pick.random() < 0.1 else ends}
+        if pick.random() < 0.2:
+            prefixes |= {
+                "ticket": pick.choice(odd),
+                "seconds": pick.choice([0.0, -1.0, 1e-6, 1e300, math.nan, math.inf]),
+            }
+        n_accepted += translate(handle, options, ids, offsets, limits, **prefixes)
+    assert n_inputs / 60 < n_accepted < n_inputs / 2
     library().transduce_model_free(handle)
     null = ctypes.c_void_p()
-    assert library().transduce_job_run(null) == 1
-    assert library().transduce_model_new(null, null, 0, null) == 1
-    assert library().transduce_job_new(null, null, null, null, null, 0, 1, null) == 1
-
-
-def test_a_cancelled_job_ends() -> None:
-    config, tensors = tensors_of("paper")
-    handle = new_model(config, tensors)
-    job, options = ctypes.c_void_p(), _Options(2, 1, 1, 1.0)
-    ids, offsets, limits = (ctypes.c_int32 * 2)(5, 3), (ctypes.c_int64 * 2)(0, 2), (ctypes.c_int32 * 1)(1000)
     lib = library()
-    made = lib.transduce_job_new(handle, ctypes.byref(options), ids, offsets, limits, 1, 1, ctypes.byref(job))
-    assert made == 0
-    lib.transduce_job_cancel(job)
-    assert lib.transduce_job_run(job) == 0
-    sizes = ctypes.c_int64(7), ctypes.c_int64(7)
-    assert lib.transduce_job_sizes(job, *map(ctypes.byref, sizes)) == 0 and sizes[0].value == 0
-    lib.transduce_job_free(job)
-    lib.transduce_model_free(handle)
+    assert lib.transduce_model_new(null, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
+    assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, null, 0, 1.0, 0) == 1
+    assert lib.transduce_cancel(null, 0) == lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
+    assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1
+    for function in (lib.transduce_queue_close, lib.transduce_queue_free, lib.transduce_client_close):
+        function(null)
+    lib.transduce_client_free(null)

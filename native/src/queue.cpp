@@ -1,0 +1,245 @@
+#include "queue.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace transduce {
+namespace {
+
+// Denormal numbers, which do not matter here, cost a hundred cycles each: they count as zero while this lives.
+class FlushDenormals {
+public:
+#if defined(__SSE2__)
+    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~FlushDenormals() { _mm_setcsr(before_); }
+
+private:
+    unsigned before_;
+#endif
+};
+
+constexpr int kTokensAtOnce = 256;  // source tokens that are encoded together
+constexpr auto kLongWait = std::chrono::hours(1);
+
+}  // namespace
+
+Queue::Queue(const Model& model, int n_workers, double patience) : model_(model), patience_(patience) {
+    for (int i = 0; i < n_workers; i++) {
+        workers_.push_back(std::make_unique<Worker>(model));
+        free_workers_.push_back(workers_.back().get());
+    }
+}
+
+// ---- clients
+
+void Queue::join(Client& client) {
+    const Lock lock(mutex_);
+    clients_.insert(&client);
+}
+
+void Queue::submit(Client& client, std::vector<std::shared_ptr<Request>> requests, bool works) {
+    const Lock lock(mutex_);
+    if (closed_ || client.closed) throw std::runtime_error("the queue is closed");
+    for (const std::shared_ptr<Request>& request : requests)
+        if (client.open.count(request->ticket)) throw std::invalid_argument("first_ticket: a sentence with this ticket has not ended");
+    const Time due = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience_);
+    for (std::shared_ptr<Request>& request : requests) {
+        request->client = &client;
+        request->number = n_arrived_++;
+        request->due = request->deadline == Time::max() ? due : request->deadline;
+        n_waiting_tokens_ += int64_t(request->ids.size());
+        if (request->deadline != Time::max()) deadlines_.insert({request->deadline, request.get()});
+        client.open.emplace(request->ticket, request);
+        waiting_.insert(std::move(request));
+    }
+    wake(std::min(requests.size() - (works && !requests.empty()), free_workers_.size()));
+}
+
+bool Queue::cancel(Client& client, int64_t ticket) {
+    const Lock lock(mutex_);
+    const auto found = client.open.find(ticket);
+    if (found == client.open.end()) return false;
+    end(*std::shared_ptr<Request>(found->second), Outcome::cancelled);
+    return true;
+}
+
+void Queue::close_client(Client& client) {
+    client.closed = true;
+    while (!client.open.empty()) end(*std::shared_ptr<Request>(client.open.begin()->second), Outcome::cancelled);
+    client.arrived.notify_all();
+}
+
+void Queue::close(Client& client) {
+    const Lock lock(mutex_);
+    close_client(client);
+}
+
+void Queue::leave(Client& client) {
+    const Lock lock(mutex_);
+    close_client(client);
+    clients_.erase(&client);
+}
+
+void Queue::collect(Client& client, Time until) {
+    Lock lock(mutex_);
+    client.collected.clear();
+    while (client.events.empty() && !client.closed && Clock::now() < until)
+        client.arrived.wait_until(lock, std::min(until, Clock::now() + kLongWait));
+    client.events.swap(client.collected);
+}
+
+void Queue::close() {
+    const Lock lock(mutex_);
+    closed_ = true;
+    for (Client* client : clients_) close_client(*client);
+    wake(idle_.size());
+}
+
+void Queue::close_and_wait() {
+    close();
+    Lock lock(mutex_);
+    while (n_working_) all_left_.wait(lock);
+    free_workers_.clear(), workers_.clear();  // clients may outlive them
+}
+
+Load Queue::load() {
+    const Lock lock(mutex_);
+    int64_t n_open = 0;
+    for (const Client* client : clients_) n_open += int64_t(client->open.size());
+    return {int64_t(waiting_.size()), n_waiting_tokens_, n_open, n_steps_, n_rows_};
+}
+
+// ---- sentences, under the lock
+
+void Queue::report(Client& client, Event event) {
+    client.events.push_back(std::move(event));
+    client.arrived.notify_all();
+    if (!client.open.empty()) return;
+    for (Waiter* waiter : idle_)
+        if (waiter->client == &client) waiter->wake.notify_one();
+}
+
+void Queue::end(Request& request, Outcome outcome, std::vector<Finished> hypotheses) {
+    Client& client = *request.client;
+    const int64_t ticket = request.ticket;
+    const auto open = client.open.find(ticket);
+    const std::shared_ptr<Request> kept = open->second;
+    request.ended = true;
+    if (request.waiting) waiting_.erase(kept), n_waiting_tokens_ -= int64_t(request.ids.size());
+    if (request.deadline != Time::max()) deadlines_.erase({request.deadline, &request});
+    client.open.erase(open);
+    report(client, {ticket, outcome, std::move(hypotheses)});
+}
+
+void Queue::expire() {
+    if (deadlines_.empty()) return;
+    const Time now = Clock::now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) end(*deadlines_.begin()->second, Outcome::expired);
+}
+
+void Queue::deliver(Worker::Slot& slot) {
+    Request& request = *slot.request;
+    if (request.ended) return;
+    if (!slot.certain.empty()) report(*request.client, {request.ticket, Outcome::tokens, {{0, 0, false, std::move(slot.certain)}}});
+    slot.certain.clear();
+    if (slot.done) end(request, Outcome::done, slot.search.results());
+}
+
+void Queue::admit(Worker& worker) {
+    if (waiting_.empty() || !worker.wants_more()) return;
+    const size_t n_threads = std::max<size_t>(1, std::min<size_t>(n_working_, workers_.size()));
+    size_t share = (waiting_.size() + n_threads - 1) / n_threads;  // each thread gets some
+    for (int tokens = 0; share && !waiting_.empty(); share--) {
+        const std::shared_ptr<Request> request = *waiting_.begin();
+        const int n = int(request->ids.size());
+        if (!worker.fits(*request) || (tokens && tokens + n > kTokensAtOnce)) break;
+        worker.add(request);
+        waiting_.erase(waiting_.begin());
+        request->waiting = false;
+        tokens += n, n_waiting_tokens_ -= n;
+    }
+}
+
+// ---- threads
+
+bool Queue::stays(const Client* client, Time until) const {
+    return !closed_ && !(client && client->open.empty()) && Clock::now() < until;
+}
+
+// Lets threads that sleep look for work.
+void Queue::wake(size_t n) {
+    for (; n && !idle_.empty(); n--) {
+        idle_.back()->woken = true;
+        idle_.back()->wake.notify_one();
+        idle_.pop_back();
+    }
+}
+
+void Queue::sleep(Lock& lock, const Client* client, Time until) {
+    Waiter waiter;
+    waiter.client = client;
+    idle_.push_back(&waiter);
+    waiter.wake.wait_until(lock, std::min(until, Clock::now() + kLongWait));
+    if (!waiter.woken) idle_.erase(std::find(idle_.begin(), idle_.end(), &waiter));
+}
+
+// A worker that has something to do; null: none is free, or there is nothing to do.
+Worker* Queue::take_worker() {
+    for (size_t i = 0; i < free_workers_.size(); i++) {
+        Worker* worker = free_workers_[i];
+        if (worker->empty() && waiting_.empty()) continue;
+        free_workers_.erase(free_workers_.begin() + i);
+        return worker;
+    }
+    return nullptr;
+}
+
+void Queue::drive(Worker& worker, Lock& lock, const Client* client, Time until) {
+    while (true) {
+        expire();
+        worker.after_step([this](Worker::Slot& slot) { deliver(slot); });
+        if (!stays(client, until)) break;
+        admit(worker);
+        if (worker.empty()) break;
+        lock.unlock();
+        bool failed = false;
+        try {
+            worker.step();
+        } catch (...) {  // out of memory
+            failed = true;
+        }
+        lock.lock();
+        n_steps_++, n_rows_ += worker.n_rows();
+        if (failed) {
+            worker.give_up([this](Worker::Slot& slot) {
+                if (!slot.request->ended) end(*slot.request, Outcome::failed);
+            });
+        }
+    }
+    free_workers_.push_back(&worker);
+}
+
+int64_t Queue::work(const Client* client, Time until) {
+    const FlushDenormals flush;
+    Lock lock(mutex_);
+    n_working_++;
+    while (stays(client, until)) {
+        if (Worker* worker = take_worker())
+            drive(*worker, lock, client, until);
+        else
+            sleep(lock, client, until);
+    }
+    if (Worker* worker = take_worker()) {  // for another thread
+        free_workers_.insert(free_workers_.begin(), worker);
+        wake(1);
+    }
+    model_.kernels.release();
+    if (!--n_working_) all_left_.notify_all();
+    return client ? int64_t(client->open.size()) : 0;
+}
+
+}  // namespace transduce

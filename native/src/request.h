@@ -1,0 +1,36 @@
+// A sentence to translate, and what comes of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "search.h"
+
+namespace transduce {
+
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+
+struct Client;
+
+// What can happen to a sentence. All but `tokens` are its end.
+enum class Outcome : int32_t { done, tokens, cancelled, expired, failed };
+
+struct Request {
+    std::vector<int32_t> ids, prefix;
+    SearchOptions options;
+    int limit = 1;
+    bool stream = false;  // tokens are reported as soon as they are certain
+    int64_t ticket = 0;   // of the client
+    Time deadline = Time::max();
+
+    // The queue's: read and written under its lock.
+    Client* client = nullptr;
+    Time due;            // the order of decoding
+    int64_t number = 0;  // the order of arrival
+    bool waiting = true, ended = false;
+};
+
+}  // namespace transduce

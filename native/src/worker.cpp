@@ -1,0 +1,145 @@
+#include "worker.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace transduce {
+namespace {
+
+// Rows that a thread decodes at once: enough to use each weight often, few enough for the caches to hold their keys and values.
+// Measured with d_model 128 and 512.
+int best_rows(const Model& model, int beam) {
+    const bool large = model.width >= 256;  // weights that do not fit into the L2 cache
+    int rows = 96;
+    if (model.precision == Precision::bf16x3) rows = large ? 192 : 64;
+    if (model.precision == Precision::int8) rows = large ? 128 : 64;
+    return beam == 1 ? rows : std::max(rows, 120);
+}
+
+constexpr double kRefill = 1.0 / 6;  // the part that must be free before sentences are added
+constexpr double kRounding = 1e-9;
+
+// The number of best continuations that a search wants of each row.
+int n_best_tokens(const SearchOptions& options, const Model& model) {
+    return options.beam == 1 ? 1 : std::min(2 * options.beam, model.config.n_tgt);
+}
+
+bool same_wish(const BestWanted& part, int k, bool scores) { return part.k == k && part.scores == scores; }
+
+}  // namespace
+
+// The part of a thread's rows that a sentence takes.
+double Worker::share_of(const Request& request) const {
+    const int beam = request.options.beam;
+    return 1.0 / std::max(1, best_rows(model_, beam) / beam);
+}
+
+bool Worker::wants_more() const { return active_.empty() || load_ <= 1 - kRefill + kRounding; }
+
+bool Worker::fits(const Request& request) const { return active_.empty() || load_ + share_of(request) <= 1 + kRounding; }
+
+void Worker::add(std::shared_ptr<Request> request) {
+    if (free_.empty()) {
+        slots_.push_back(std::make_unique<Slot>());
+        free_.push_back(slots_.back().get());
+    }
+    Slot& slot = *free_.back();
+    active_.push_back(&slot);
+    free_.pop_back();
+    slot.request = std::move(request);
+    slot.done = false, slot.certain.clear(), slot.n_certain = 0;
+    load_ += share_of(*slot.request);
+}
+
+void Worker::release(Slot& slot) {
+    network_->forget(slot.state);
+    load_ -= share_of(*slot.request);
+    slot.request.reset();
+    free_.push_back(&slot);
+}
+
+void Worker::start_new() {
+    sources_.clear(), states_.clear();
+    for (size_t i = n_started_; i < active_.size(); i++) {
+        Slot& slot = *active_[i];
+        const Request& request = *slot.request;
+        const bool prompt = model_.config.decoder_only;  // the last token of a prompt is read in the first step
+        slot.search.start(request.options, request.limit, prompt ? request.ids.back() : model_.config.bos, request.prefix);
+        sources_.push_back({request.ids.data(), int(request.ids.size()) - prompt});
+        states_.push_back(&slot.state);
+    }
+    network_->start(sources_.data(), states_.data(), int(sources_.size()));
+    // Rows that want the same of the vocabulary are side by side.
+    std::stable_sort(active_.begin(), active_.end(), [](const Slot* a, const Slot* b) {
+        const SearchOptions &x = a->request->options, &y = b->request->options;
+        return x.beam != y.beam ? x.beam < y.beam : x.scores < y.scores;
+    });
+}
+
+// Fills in the rows of this step.
+void Worker::gather_rows() {
+    states_.clear(), tokens_.clear(), forced_.clear(), wanted_.clear();
+    any_forced_ = false;
+    for (Slot* slot : active_) {
+        const Search& search = slot->search;
+        const SearchOptions& options = slot->request->options;
+        const int k = n_best_tokens(options, model_), rows = search.n_live();
+        const int32_t forced = search.forced_token();
+        any_forced_ |= forced >= 0;
+        states_.push_back(&slot->state);
+        for (int r = 0; r < rows; r++) tokens_.push_back(search.last_token(r)), forced_.push_back(forced);
+        if (wanted_.empty() || !same_wish(wanted_.back(), k, options.scores)) wanted_.push_back({0, k, options.scores});
+        wanted_.back().rows += rows;
+    }
+}
+
+void Worker::step() {
+    if (!network_) network_ = std::make_unique<Network>(model_);
+    if (n_started_ < active_.size()) start_new();
+    gather_rows();
+    network_->step(states_.data(), int(states_.size()), tokens_);
+    const RowBest* best = network_->best_tokens(wanted_, any_forced_ ? forced_.data() : nullptr);
+    for (Slot* slot : active_) {
+        const int rows = slot->search.n_live();
+        slot->done = extend(*slot, best);
+        best += rows;
+        if (!slot->request->stream || slot->done) continue;
+        slot->certain = slot->search.certain_tokens(slot->n_certain);
+        slot->n_certain += int(slot->certain.size());
+    }
+}
+
+// Extends the hypotheses of a sentence by the best of their continuations; true when it is done.
+bool Worker::extend(Slot& slot, const RowBest* best) {
+    const SearchOptions& options = slot.request->options;
+    const int rows = slot.search.n_live();
+    const int32_t forced = slot.search.forced_token();
+    continuations_.clear();
+    for (int r = 0; r < rows; r++) {
+        const float before = slot.search.log_prob(r), total = options.scores ? log_sum_exp(best[r]) : 0;
+        const auto add = [&](float logit, int32_t token) {
+            continuations_.push_back({options.scores ? before + (logit - total) : 0, r, token});
+        };
+        if (forced >= 0) {
+            add(best[r].forced, forced);
+            continue;
+        }
+        for (int i = 0; i < best[r].n; i++) {
+            if (!(best[r].values[i] > kNever / 2)) break;  // padding, or a token that is never chosen
+            add(best[r].values[i], best[r].ids[i]);
+        }
+    }
+    const size_t n = std::min(continuations_.size(), size_t(n_best_tokens(options, model_)));
+    if (rows > 1) {
+        std::partial_sort(continuations_.begin(), continuations_.begin() + n, continuations_.end(), [](const auto& a, const auto& b) {
+            if (a.log_prob != b.log_prob) return a.log_prob > b.log_prob;
+            return a.parent != b.parent ? a.parent < b.parent : a.token < b.token;
+        });
+    }
+    if (slot.search.extend(continuations_.data(), int(n))) return true;
+    slot.state.n_rows = slot.search.n_live();
+    if (options.beam > 1) slot.state.ancestors.reorder(slot.state.n_rows, [&](int r) { return slot.search.parent(r); });
+    return false;
+}
+
+}  // namespace transduce

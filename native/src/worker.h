@@ -1,0 +1,81 @@
+// The sentences that one thread decodes at a time, with the rows and the memory for them.
+//
+// All live hypotheses of all its sentences advance by one token per step, whatever their options. A sentence's result depends on
+// the sentence, the model and the options only.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model.h"
+#include "network.h"
+#include "request.h"
+
+namespace transduce {
+
+class Worker {
+public:
+    struct Slot {
+        std::shared_ptr<Request> request;
+        Search search;
+        Sentence state;
+        bool done = false;             // the search has ended: its results are final
+        std::vector<int32_t> certain;  // tokens of a request that streams that were not certain before this step
+        int n_certain = 0;             // all of them
+    };
+
+    explicit Worker(const Model& model) : model_(model) {}
+
+    bool empty() const { return active_.empty(); }
+    int n_rows() const { return int(tokens_.size()); }  // of the last step
+    // Whether there is room for some sentences: encoding a few at once is cheaper.
+    bool wants_more() const;
+    // Whether there is room for this one.
+    bool fits(const Request& request) const;
+    void add(std::shared_ptr<Request> request);
+
+    // Advances all sentences by one token. If it throws, call `give_up`.
+    void step();
+    // Calls `look` with each slot; forgets the sentences that have ended. All others have had a step.
+    template <class Look>
+    void after_step(Look look) {
+        size_t kept = 0;
+        for (Slot* slot : active_) {
+            look(*slot);
+            slot->request->ended ? release(*slot) : void(active_[kept++] = slot);
+        }
+        active_.resize(kept);
+        n_started_ = kept;
+        if (!kept) load_ = 0;  // what was rounded off
+    }
+    // Calls `look` with each slot and forgets all sentences and all memory.
+    template <class Look>
+    void give_up(Look look) {
+        for (Slot* slot : active_) look(*slot);
+        active_.clear(), free_.clear(), slots_.clear(), tokens_.clear();
+        network_.reset();
+        n_started_ = 0, load_ = 0;
+    }
+
+private:
+    double share_of(const Request& request) const;
+    void release(Slot& slot);
+    void start_new();
+    void gather_rows();
+    bool extend(Slot& slot, const RowBest* best);
+
+    const Model& model_;
+    std::unique_ptr<Network> network_;
+    std::vector<std::unique_ptr<Slot>> slots_;
+    std::vector<Slot*> free_, active_;
+    size_t n_started_ = 0;  // the first ones of active_
+    double load_ = 0;       // 1: full
+    std::vector<Source> sources_;
+    std::vector<Sentence*> states_;
+    std::vector<int32_t> tokens_, forced_;  // of each row
+    bool any_forced_ = false;
+    std::vector<BestWanted> wanted_;
+    std::vector<Continuation> continuations_;
+};
+
+}  // namespace transduce

@@ -1,0 +1,239 @@
+"""The queue of the native library: the sentences of all callers of a model, and the threads that decode them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transduce.config import DecodingSettings
+from transduce.decoding.engine import OUTCOMES, PATIENCE, Event, Hypothesis, Source
+from transduce.decoding.native_library import check
+from transduce.decoding.native_model import NativeModel
+from transduce.decoding.options import TranslationOptions
+from transduce.errors import TransduceError
+from transduce.text.special import EOS
+
+_LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
+_SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
+
+
+class Options(ctypes.Structure):
+    """`transduce_options` of native/src/transduce_native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("beam", "n_best", "scores", "stream")),
+        ("length_penalty", ctypes.c_float),
+    ]
+
+
+class Sentences(ctypes.Structure):
+    """`transduce_sentences`."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("ids", "offsets", "prefixes", "prefix_offsets", "limits")),
+        ("n", ctypes.c_int64),
+    ]
+
+
+class Load(ctypes.Structure):
+    """`transduce_load`."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in _LOAD]
+
+
+def native_options(options: TranslationOptions, settings: DecodingSettings, *, stream: bool = False) -> Options:
+    """Options, with the settings of a run where they are not given."""
+    decoding = options.over(settings)
+    scores = options.scores or decoding.beam > 1
+    return Options(decoding.beam, options.n_best, scores, stream, decoding.length_penalty)
+
+
+class NativeQueue:
+    """A queue of a native model. Its threads end when it is closed or collected; a forked process gets its own."""
+
+    def __init__(self, model: NativeModel, *, n_threads: int) -> None:
+        self.n_threads, self.library, self._model = n_threads, model.library, model
+        self._lock, self._pid = threading.Lock(), 0
+        self._handle = ctypes.c_void_p()
+        self._threads: list[threading.Thread] = []
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The queue of this process. One of a parent process has no threads here, and perhaps a lock that is held."""
+        if self._pid == os.getpid():
+            return self._handle
+        with self._lock:
+            if self._pid != os.getpid():
+                handle, pid = ctypes.c_void_p(), os.getpid()
+                new = self.library.transduce_queue_new
+                check(self.library, new(self._model.handle, self.n_threads, PATIENCE, ctypes.byref(handle)))
+                self._handle, self._threads = handle, []
+                self._finalizer = weakref.finalize(self, _free, self.library, self._model, handle, self._threads, pid)
+                self._pid = pid
+            return self._handle
+
+    def start_threads(self) -> None:
+        """Start the threads that decode for all; without them, callers decode in `NativeClient.work`."""
+        handle = self.handle
+        if len(self._threads) == self.n_threads:
+            return
+        with self._lock:
+            while len(self._threads) < self.n_threads:
+                # Daemons: they stay in C until `_free` ends them.
+                thread = threading.Thread(target=_decode, args=(self.library, handle), name="decode", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def load(self) -> dict[str, int]:
+        """Numbers of waiting sentences and their tokens, of sentences that have not ended, of steps and their rows."""
+        load = Load()
+        check(self.library, self.library.transduce_queue_load(self.handle, ctypes.byref(load)))
+        return {name: getattr(load, name) for name in _LOAD}
+
+    def close(self) -> None:
+        """Cancel everything and end the threads. Using the queue again starts it again."""
+        with self._lock:
+            self._pid = 0
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def translate(self, sources: Sequence[Source], options: Options) -> list[list[Hypothesis]]:
+        """The hypotheses of each source. The calling thread decodes too."""
+        if len(sources) > 1 and self.n_threads > 1:
+            self.start_threads()
+        client = NativeClient(self)
+        try:
+            client.submit(sources, options, works=True)
+            while client.work(_SLICE):
+                pass
+            found: list[list[Hypothesis]] = [[]] * len(sources)
+            for event in client.collect(0):
+                if event.outcome != "done":
+                    raise TransduceError(
+                        f"a translation was {event.outcome}; {event.reason or 'its engine was closed'}"
+                    )
+                found[event.ticket] = event.hypotheses
+            return found
+        finally:
+            client.free()
+
+
+def _decode(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+    library.transduce_serve(handle)
+
+
+def _free(library: ctypes.CDLL, model: Any, handle: ctypes.c_void_p, threads: list[threading.Thread], pid: int) -> None:
+    """End and free a queue. `model` is an argument so that it lives until then."""
+    if os.getpid() != pid:
+        return
+    library.transduce_queue_close(handle)
+    if threading.current_thread() in threads:
+        return  # collected by one of its own threads, which cannot wait for itself: leave the memory
+    for thread in threads:
+        thread.join()
+    library.transduce_queue_free(handle)
+
+
+class NativeClient:
+    """Sentences of one caller in a queue: submit them, decode or let decode, collect what comes of them."""
+
+    def __init__(self, queue: NativeQueue) -> None:
+        self._queue, self._library, self._pid = queue, queue.library, os.getpid()
+        self._handle = ctypes.c_void_p()
+        check(self._library, self._library.transduce_client_new(queue.handle, ctypes.byref(self._handle)))
+        self.closed = False
+
+    def submit(
+        self,
+        sources: Sequence[Source],
+        options: Options,
+        *,
+        first_ticket: int = 0,
+        seconds: float = math.inf,
+        works: bool = False,
+    ) -> None:
+        """Add sentences with the tickets first_ticket, first_ticket + 1, ...; all or, with an error, none.
+
+        `works`: this thread calls `work` next.
+        """
+        if os.getpid() != self._pid:
+            raise TransduceError("a translation queue cannot be used after a fork; open another one")
+        n = len(sources)
+        ids, offsets = _packed([(*source.ids, EOS) for source in sources])
+        limits = np.fromiter((source.limit for source in sources), np.int32, n)
+        arrays = [array.ctypes.data for array in (ids, offsets)]
+        sentences = Sentences(*arrays, None, None, limits.ctypes.data, n)
+        submit = self._library.transduce_submit
+        references = ctypes.byref(options), ctypes.byref(sentences)
+        check(self._library, submit(self._handle, *references, first_ticket, seconds, works))
+
+    def cancel(self, ticket: int) -> None:
+        """End a sentence at the next step; no effect if it has ended."""
+        check(self._library, self._library.transduce_cancel(self._handle, ticket))
+
+    def work(self, seconds: float) -> int:
+        """Decode in this thread until all sentences have ended or time is up; returns how many have not ended."""
+        n_open = ctypes.c_int64()
+        check(self._library, self._library.transduce_work(self._handle, seconds, ctypes.byref(n_open)))
+        return n_open.value
+
+    def collect(self, seconds: float) -> list[Event]:
+        """What has come of the sentences; waits for it. Empty when time is up or the client is closed."""
+        sizes = [ctypes.c_int64() for _ in range(3)]
+        check(self._library, self._library.transduce_collect(self._handle, seconds, *map(ctypes.byref, sizes)))
+        n_events, n, n_tokens = (size.value for size in sizes)
+        if not n_events:
+            return []
+        tickets, outcomes = np.empty(n_events, np.int64), np.empty(n_events, np.int32)
+        counts, lengths, finished = np.empty(n_events, np.int32), np.empty(n, np.int32), np.empty(n, np.bool_)
+        log_probs, scores = np.empty(n, np.float32), np.empty(n, np.float32)
+        tokens = np.empty(n_tokens, np.int32)
+        arrays = (tickets, outcomes, counts, lengths, log_probs, scores, finished, tokens)
+        check(self._library, self._library.transduce_results(self._handle, *(array.ctypes.data for array in arrays)))
+        ids, ends = tokens.tolist(), lengths.cumsum().tolist()
+        columns = zip(ends, lengths.tolist(), log_probs.tolist(), scores.tolist(), finished.tolist(), strict=True)
+        found = [
+            Hypothesis(tuple(ids[end - length : end]), log_prob, score, done)
+            for end, length, log_prob, score, done in columns
+        ]
+        stops = zip(tickets.tolist(), outcomes.tolist(), counts.cumsum().tolist(), counts.tolist(), strict=True)
+        return [_event(ticket, outcome, found[stop - count : stop]) for ticket, outcome, stop, count in stops]
+
+    def close(self) -> None:
+        """Cancel all and take no more; `collect` no longer waits."""
+        self.closed = True
+        if os.getpid() == self._pid:
+            self._library.transduce_client_close(self._handle)
+
+    def free(self) -> None:
+        """Forget all. No other call may run, or follow."""
+        if self._handle and os.getpid() == self._pid:
+            self._library.transduce_client_free(self._handle)
+        self._handle = ctypes.c_void_p()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.free()
+
+
+def _packed(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids one behind another, and where each begins and the last ends."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+    return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets
+
+
+def _event(ticket: int, code: int, hypotheses: list[Hypothesis]) -> Event:
+    outcome = OUTCOMES[code]
+    if outcome == "tokens":
+        return Event(ticket, outcome, tokens=hypotheses[0].ids)
+    reason = "the native library ran out of memory" if outcome == "failed" else ""
+    return Event(ticket, outcome, hypotheses, reason=reason)
