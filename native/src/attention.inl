@@ -6,6 +6,7 @@
 namespace {
 
 using transduce::AttentionCall;
+using transduce::HeadShape;
 using transduce::kBlockKeys;
 
 #if defined(__AVX512F__)
@@ -23,17 +24,41 @@ constexpr int kKeysOfVec = W / 4;
 constexpr unsigned kVecKeys = (1u << kKeysOfVec) - 1;
 constexpr float kHidden = -1e30f;
 
+// How numbers of keys and values are stored.
+struct Float32Cache {
+    using Number = float;
+    static constexpr bool kScaled = false;
+    static Vec read(const float* p) { return load(p); }
+};
+struct Int8Cache {
+    using Number = int8_t;
+    static constexpr bool kScaled = true;
+    static Vec read(const int8_t* p) { return load_int8(p); }
+};
+
+template <class Cache>
+const typename Cache::Number* numbers_of(const char* block) {
+    return reinterpret_cast<const typename Cache::Number*>(block);
+}
+
+// int8: scales [kBlockKeys][4 heads] of a quad, behind the numbers of a block of keys or values.
+inline size_t scales_at(const HeadShape& heads, int quad) { return size_t(kBlockKeys) * (heads.key_width() + quad * 4 * sizeof(float)); }
+inline const float* scales_of(const HeadShape& heads, const char* block, int quad) {
+    return reinterpret_cast<const float*>(block + scales_at(heads, quad));
+}
+
 // Scores [keys][4 heads] of `quad`; returns the largest of each head, in all lanes of that head.
-template <int Q>
+template <class Cache, int Q>
 void score_quad(const AttentionCall& call, int quad, const uint16_t* any, float* const* scores, Vec* largest) {
-    const int chunks = call.head_width / 4, groups = call.heads / call.kv_heads;
-    const size_t group_size = size_t(call.kv_heads) * call.head_width * 4;  // four keys
+    const HeadShape& heads = call.heads;
+    const int chunks = heads.head_width / 4, groups = heads.heads / heads.kv_heads;
+    const size_t group_size = size_t(heads.key_width()) * 4;  // four keys
     size_t head_at[4];
     const float* query[Q][4];
     for (int h = 0; h < 4; h++) {
-        const int head = quad * 4 + h < call.heads ? quad * 4 + h : call.heads - 1;  // heads that do not exist: any other
-        head_at[h] = size_t(head / groups) * call.head_width * 4;
-        for (int i = 0; i < Q; i++) query[i][h] = call.queries[i] + size_t(head) * call.head_width;
+        const int head = quad * 4 + h < heads.heads ? quad * 4 + h : heads.heads - 1;  // heads that do not exist: any other
+        head_at[h] = size_t(head / groups) * heads.head_width * 4;
+        for (int i = 0; i < Q; i++) query[i][h] = call.queries[i] + size_t(head) * heads.head_width;
     }
     for (int i = 0; i < Q; i++) largest[i] = splat(kHidden);
     for (int block = 0; block < call.n_blocks; block++) {
@@ -43,23 +68,24 @@ void score_quad(const AttentionCall& call, int quad, const uint16_t* any, float*
                 for (int i = 0; i < Q; i++) store(scores[i] + at, splat(kHidden));
                 continue;
             }
-            const float* keys = call.keys[block] + key / 4 * group_size + key % 4 * 4;
+            const auto* keys = numbers_of<Cache>(call.keys[block]) + key / 4 * group_size + key % 4 * 4;
+            const Vec scale = Cache::kScaled ? load(scales_of(heads, call.keys[block], quad) + key * 4) : splat(1.f);
             Vec sum[Q][4];
 #pragma GCC unroll 4
             for (int h = 0; h < 4; h++) {
                 for (int i = 0; i < Q; i++) sum[i][h] = zero();
-                const float* part = keys + head_at[h];
+                const auto* part = keys + head_at[h];
 #pragma GCC unroll 4
                 for (int c = 0; c < chunks; c++) {
-                    const Vec k = load(part + c * 16);
+                    const Vec k = Cache::read(part + c * 16);
 #pragma GCC unroll 5
                     for (int i = 0; i < Q; i++) sum[i][h] = fma(k, repeat4(query[i][h] + c * 4), sum[i][h]);
                 }
             }
 #pragma GCC unroll 5
             for (int i = 0; i < Q; i++) {
-                const Vec score = where_keys(call.masks[i][block] >> key & kVecKeys, sum_quads(sum[i][0], sum[i][1], sum[i][2], sum[i][3]),
-                                             splat(kHidden));
+                const Vec product = sum_quads(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+                const Vec score = where_keys(call.masks[i][block] >> key & kVecKeys, Cache::kScaled ? product * scale : product, splat(kHidden));
                 largest[i] = max(largest[i], score);
                 store(scores[i] + at, score);
             }
@@ -68,14 +94,15 @@ void score_quad(const AttentionCall& call, int quad, const uint16_t* any, float*
     for (int i = 0; i < Q; i++) largest[i] = max_over_keys(largest[i]);
 }
 
-// Turns scores into weights; returns one over their sum for each head.
-void softmax_quad(const AttentionCall& call, const uint16_t* mask, float* scores, Vec largest, float* inverse) {
+// Turns scores into weights, times the scales of int8 values; returns one over the sum of the weights for each head.
+template <class Cache>
+void softmax_quad(const AttentionCall& call, int quad, const uint16_t* mask, float* scores, Vec largest, float* inverse) {
     Vec sum = zero();
     for (int block = 0; block < call.n_blocks; block++) {
         for (int key = 0; key < kBlockKeys; key += kKeysOfVec, scores += W) {
             const Vec weight = where_keys(mask[block] >> key & kVecKeys, exp2(load(scores) - largest), zero());
             sum = sum + weight;
-            store(scores, weight);
+            store(scores, Cache::kScaled ? weight * load(scales_of(call.heads, call.values[block], quad) + key * 4) : weight);
         }
     }
     float sums[W];
@@ -84,24 +111,24 @@ void softmax_quad(const AttentionCall& call, const uint16_t* mask, float* scores
 }
 
 // VECS vectors of the outputs of HEADS heads: sums of values weighted by `weights` [keys][4 heads].
-template <int Q, int HEADS, int VECS>
+template <class Cache, int Q, int HEADS, int VECS>
 void sum_values(const AttentionCall& call, const uint16_t* any, const float* const* weights, const size_t* value_at, int head,
                 size_t output_at, const float (*inverse)[4]) {
     Vec sum[Q][HEADS][VECS];
     for (int i = 0; i < Q; i++)
         for (int h = 0; h < HEADS; h++)
             for (int v = 0; v < VECS; v++) sum[i][h][v] = zero();
-    const size_t row = size_t(call.kv_heads) * call.head_width;
+    const size_t row = size_t(call.heads.key_width());
     for (int block = 0; block < call.n_blocks; block++) {
         for (unsigned keys = any[block]; keys; keys &= keys - 1) {
             const int key = __builtin_ctz(keys);
-            const float* values = call.values[block] + key * row;
+            const auto* values = numbers_of<Cache>(call.values[block]) + key * row;
             const size_t at = (size_t(block) * kBlockKeys + key) * 4 + head;
 #pragma GCC unroll 4
             for (int h = 0; h < HEADS; h++) {
 #pragma GCC unroll 8
                 for (int v = 0; v < VECS; v++) {
-                    const Vec value = load(values + value_at[h] + v * W);
+                    const Vec value = Cache::read(values + value_at[h] + v * W);
 #pragma GCC unroll 5
                     for (int i = 0; i < Q; i++) sum[i][h][v] = fma(value, splat(weights[i][at + h]), sum[i][h][v]);
                 }
@@ -111,28 +138,29 @@ void sum_values(const AttentionCall& call, const uint16_t* any, const float* con
     for (int i = 0; i < Q; i++)
         for (int h = 0; h < HEADS; h++)
             for (int v = 0; v < VECS; v++)
-                store(call.outputs[i] + output_at + size_t(h) * call.head_width + v * W, sum[i][h][v] * splat(inverse[i][head + h]));
+                store(call.outputs[i] + output_at + size_t(h) * call.heads.head_width + v * W, sum[i][h][v] * splat(inverse[i][head + h]));
 }
 
 // The outputs of one quad, as many heads and vectors at once as fit into registers.
-template <int Q, int HEADS, int VECS>
+template <class Cache, int Q, int HEADS, int VECS>
 void sum_quad(const AttentionCall& call, int quad, const uint16_t* any, const float* const* weights, const float (*inverse)[4]) {
-    const int groups = call.heads / call.kv_heads, n_heads = call.heads - quad * 4 < 4 ? call.heads - quad * 4 : 4;
+    const int width = call.heads.head_width, groups = call.heads.heads / call.heads.kv_heads;
+    const int n_heads = call.heads.heads - quad * 4 < 4 ? call.heads.heads - quad * 4 : 4;
     auto columns = [&](auto heads, auto vecs, int h, int column) {
         size_t value_at[4];
-        for (int i = 0; i < heads.value; i++) value_at[i] = size_t((quad * 4 + h + i) / groups) * call.head_width + column;
-        sum_values<Q, decltype(heads)::value, decltype(vecs)::value>(call, any, weights, value_at, h,
-                                                                     size_t(quad * 4 + h) * call.head_width + column, inverse);
+        for (int i = 0; i < heads.value; i++) value_at[i] = size_t((quad * 4 + h + i) / groups) * width + column;
+        sum_values<Cache, Q, decltype(heads)::value, decltype(vecs)::value>(call, any, weights, value_at, h,
+                                                                            size_t(quad * 4 + h) * width + column, inverse);
     };
     int h = 0;
     for (; h + HEADS <= n_heads; h += HEADS)
-        for (int column = 0; column < call.head_width; column += VECS * W)
+        for (int column = 0; column < width; column += VECS * W)
             columns(Constant<HEADS>(), Constant<VECS>(), h, column);
     for (; h < n_heads; h++)
-        for (int column = 0; column < call.head_width; column += VECS * W) columns(Constant<1>(), Constant<VECS>(), h, column);
+        for (int column = 0; column < width; column += VECS * W) columns(Constant<1>(), Constant<VECS>(), h, column);
 }
 
-template <int Q>
+template <class Cache, int Q>
 void attend_queries(const AttentionCall& call) {
     const size_t n_keys = size_t(call.n_blocks) * kBlockKeys;
     float* scores[Q];
@@ -143,36 +171,61 @@ void attend_queries(const AttentionCall& call) {
         for (int i = 0; i < Q; i++) any[b] |= call.masks[i][b];
     }
     constexpr int kSums = Q == 1 ? kSumsOne : kSumsMany;
-    const int vecs = call.head_width / W;
-    for (int quad = 0; quad * 4 < call.heads; quad++) {
+    const int vecs = call.heads.head_width / W;
+    for (int quad = 0; quad * 4 < call.heads.heads; quad++) {
         Vec largest[Q];
         float inverse[Q][4];
-        score_quad<Q>(call, quad, any, scores, largest);
-        for (int i = 0; i < Q; i++) softmax_quad(call, call.masks[i], scores[i], largest[i], inverse[i]);
-        if (vecs % 4 == 0) sum_quad<Q, kSums / 4, 4>(call, quad, any, scores, inverse);
-        else if (vecs % 2 == 0) sum_quad<Q, kSums / 2, 2>(call, quad, any, scores, inverse);
-        else sum_quad<Q, 4, 1>(call, quad, any, scores, inverse);
+        score_quad<Cache, Q>(call, quad, any, scores, largest);
+        for (int i = 0; i < Q; i++) softmax_quad<Cache>(call, quad, call.masks[i], scores[i], largest[i], inverse[i]);
+        if (vecs % 4 == 0) sum_quad<Cache, Q, kSums / 4, 4>(call, quad, any, scores, inverse);
+        else if (vecs % 2 == 0) sum_quad<Cache, Q, kSums / 2, 2>(call, quad, any, scores, inverse);
+        else sum_quad<Cache, Q, 4, 1>(call, quad, any, scores, inverse);
     }
 }
 
+template <class Cache>
 void attend(const AttentionCall& call) {
     switch (call.n_queries) {
-    case 1: return attend_queries<1>(call);
+    case 1: return attend_queries<Cache, 1>(call);
 #if defined(__AVX2__)
-    case 2: return attend_queries<2>(call);
+    case 2: return attend_queries<Cache, 2>(call);
 #endif
 #if defined(__AVX512F__)
-    case 3: return attend_queries<3>(call);
-    case 4: return attend_queries<4>(call);
-    case 5: return attend_queries<5>(call);
+    case 3: return attend_queries<Cache, 3>(call);
+    case 4: return attend_queries<Cache, 4>(call);
+    case 5: return attend_queries<Cache, 5>(call);
 #endif
     }
 }
 
-void store_key_value(float* keys, float* values, int at, const float* key, const float* value, int width) {
-    float* to = keys + size_t(at / 4) * 4 * width + at % 4 * 4;
+void store_float32(const HeadShape& heads, char* keys, char* values, int at, const float* key, const float* value) {
+    const int width = heads.key_width();
+    float* to = reinterpret_cast<float*>(keys) + size_t(at / 4) * 4 * width + at % 4 * 4;
     for (int c = 0; c < width; c += 4) std::memcpy(to + c * 4, key + c, 16);
-    std::memcpy(values + size_t(at) * width, value, size_t(width) * 4);
+    std::memcpy(reinterpret_cast<float*>(values) + size_t(at) * width, value, size_t(width) * 4);
 }
+
+// Each key and value of each head has a scale, which is stored for all query heads that share it.
+void store_int8(const HeadShape& heads, char* keys, char* values, int at, const float* key, const float* value) {
+    const int width = heads.head_width, groups = heads.heads / heads.kv_heads;
+    char *to_key = keys + size_t(at / 4) * 4 * heads.key_width() + at % 4 * 4, *to_value = values + size_t(at) * heads.key_width();
+    for (int h = 0; h < heads.kv_heads; h++, key += width, value += width, to_key += 4 * width, to_value += width) {
+        const float key_scale = quantize_row(key, width, 0, [=](int k, Bytes q) {
+            for (int i = 0; i < 16; i += 4) std::memcpy(to_key + (k + i) * 4, reinterpret_cast<const char*>(&q) + i, 4);
+        });
+        const float value_scale = quantize_row(value, width, 0, [=](int k, Bytes q) { std::memcpy(to_value + k, &q, 16); });
+        for (int head = h * groups; head < (h + 1) * groups; head++) {
+            const size_t place = scales_at(heads, head / 4) + (at * 4 + head % 4) * sizeof(float);
+            std::memcpy(keys + place, &key_scale, 4);
+            std::memcpy(values + place, &value_scale, 4);
+        }
+    }
+}
+
+size_t float32_bytes(const HeadShape& heads) { return size_t(kBlockKeys) * heads.key_width() * sizeof(float); }
+size_t int8_bytes(const HeadShape& heads) { return scales_at(heads, (heads.heads + 3) / 4); }
+
+constexpr transduce::AttentionKernels kFloat32Attention = {float32_bytes, attend<Float32Cache>, store_float32};
+constexpr transduce::AttentionKernels kInt8Attention = {int8_bytes, attend<Int8Cache>, store_int8};
 
 }  // namespace

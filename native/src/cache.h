@@ -12,33 +12,34 @@ namespace transduce {
 // A block: kBlockKeys keys and values of every decoder layer, those of a layer side by side.
 class BlockPool {
 public:
-    BlockPool(int n_layers, int key_width) : part_(size_t(kBlockKeys) * key_width), block_(part_ * 2 * n_layers) {}
+    // `part`: bytes of a layer's keys in a block.
+    BlockPool(int n_layers, size_t part) : part_(part), block_(part * 2 * n_layers) {}
 
-    float* take() {
+    char* take() {
         if (free_.empty()) grow();
-        float* block = free_.back();
+        char* block = free_.back();
         free_.pop_back();
         return block;
     }
     // Empties `blocks`.
-    void put_back(std::vector<float*>& blocks) {
+    void put_back(std::vector<char*>& blocks) {
         free_.insert(free_.end(), blocks.begin(), blocks.end());
         blocks.clear();
     }
-    float* keys(float* block, int layer) const { return block + part_ * 2 * layer; }
-    float* values(float* block, int layer) const { return keys(block, layer) + part_; }
+    char* keys(char* block, int layer) const { return block + part_ * 2 * layer; }
+    char* values(char* block, int layer) const { return keys(block, layer) + part_; }
 
 private:
     void grow() {
-        const size_t n = std::max<size_t>(1, (size_t(1) << 20) / block_);  // 4 MB at once
+        const size_t n = std::max<size_t>(1, (size_t(4) << 20) / block_);  // 4 MB at once
         slabs_.emplace_back(block_ * n);
         n_blocks_ += n;
         free_.reserve(n_blocks_);
         for (size_t i = n; i-- > 0;) free_.push_back(slabs_.back().data() + i * block_);
     }
     size_t part_, block_, n_blocks_ = 0;
-    std::vector<Buffer<float>> slabs_;
-    std::vector<float*> free_;
+    std::vector<Buffer<char>> slabs_;
+    std::vector<char*> free_;
 };
 
 // One bit for each of n keys.

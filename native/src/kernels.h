@@ -18,17 +18,24 @@ struct NormWeights {
     Buffer<float> gain, bias;  // padded with zeros
 };
 
+// The heads of attention. head_width: padded to a multiple of 16.
+struct HeadShape {
+    int heads = 0, kv_heads = 0, head_width = 0;
+    int key_width() const { return kv_heads * head_width; }
+};
+
 // One attention call: a few queries that share keys and values, of all heads.
 //
-// Keys and values are stored in blocks of kBlockKeys. Keys: [4 groups][kv_heads * head_width / 4][4 keys][4 numbers], so that
-// a vector register has the same four numbers of several keys, and the scores of four heads come out side by side.
-// Values: [kBlockKeys][kv_heads * head_width]. Queries are already scaled by log2(e) / sqrt(head width): softmax uses 2^x.
+// Keys and values are stored in blocks of kBlockKeys. Keys: [4 groups][key_width / 4][4 keys][4 numbers], so that a vector
+// register has the same four numbers of several keys, and the scores of four heads come out side by side. Values:
+// [kBlockKeys][key_width]. In int8, a number is q * scale; scales [heads / 4][kBlockKeys][4 heads] follow the numbers.
+// Queries are already scaled by log2(e) / sqrt(head width): softmax uses 2^x.
 constexpr int kBlockKeys = 16;
 struct AttentionCall {
-    int heads = 0, kv_heads = 0, head_width = 0;  // head_width: padded to a multiple of 16
+    HeadShape heads;
     int n_blocks = 0;
-    const float* const* keys = nullptr;  // of each block
-    const float* const* values = nullptr;
+    const char* const* keys = nullptr;  // of each block
+    const char* const* values = nullptr;
     int n_queries = 0;
     const float* const* queries = nullptr;
     const uint16_t* const* masks = nullptr;  // of each query: one number per block, one bit per key that it attends to
@@ -38,6 +45,14 @@ struct AttentionCall {
 inline size_t attention_scratch(int n_blocks, int n_queries) {
     return size_t(n_queries) * n_blocks * kBlockKeys * 4 + size_t(n_blocks) * kBlockKeys;
 }
+
+// Attention over keys and values of one type.
+struct AttentionKernels {
+    size_t (*bytes)(const HeadShape& heads);  // of the keys of a block, and of its values; a multiple of 64
+    void (*attend)(const AttentionCall& call);
+    // Writes a key and a value to place `at` of a block.
+    void (*store)(const HeadShape& heads, char* keys, char* values, int at, const float* key, const float* value);
+};
 
 // What is known of a row of logits after some of its columns: the best `k`, best first, and the sum of exponentials.
 struct RowBest {
@@ -78,9 +93,7 @@ struct Kernels {
     void (*embed)(const float* embedding, float scale, const float* position, int width, float* out);
     // Rotates the planes (i, i + half) of each head by angles [half].
     void (*rotate)(float* x, int heads, int head_width, int half, const float* cos, const float* sin);
-    void (*attend)(const AttentionCall& call);
-    // Writes a key and a value of `width` numbers to place `at` of a block.
-    void (*store_key_value)(float* keys, float* values, int at, const float* key, const float* value, int width);
+    AttentionKernels attention_float32, attention_int8;
     // Takes the next `n` logits of a row, columns from `first` on; `scores`: sums exponentials too. Columns in `banned` count in
     // the sum but are never chosen; changes `logits`.
     void (*take_logits)(RowBest& row, float* logits, int n, int first, const int32_t* banned, int n_banned, bool scores);

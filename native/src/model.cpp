@@ -99,7 +99,7 @@ class Loader {
 public:
     Loader(const Model& model, const Weights& weights)
         : m_(model), c_(model.config), weights_(weights), d_head_(c_.d_model / c_.n_heads),
-          query_{c_.n_heads, d_head_, model.head_width}, key_{c_.n_kv_heads, d_head_, model.head_width},
+          query_{c_.n_heads, d_head_, model.heads.head_width}, key_{c_.n_kv_heads, d_head_, model.heads.head_width},
           // Softmax is computed with powers of 2.
           query_scale_(1.4426950408889634f / std::sqrt(float(d_head_))) {}
 
@@ -262,11 +262,12 @@ const ProductKernels& products_of(Precision precision, const Kernels& kernels) {
 
 Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors)
     : config(checked(given)), kernels(kernels_for(chosen_isa())), precision(precision_of(config, kernels)),
-      products(products_of(precision, kernels)) {
+      products(products_of(precision, kernels)),
+      attention(precision == Precision::int8 ? kernels.attention_int8 : kernels.attention_float32) {
     width = int(round_up(config.d_model, kPad));
     inner = int(round_up(config.d_ff, kPad));
-    head_width = int(round_up(config.d_model / config.n_heads, 16));
-    query_width = config.n_heads * head_width, key_width = config.n_kv_heads * head_width;
+    heads = {config.n_heads, config.n_kv_heads, int(round_up(config.d_model / config.n_heads, 16))};
+    query_width = heads.heads * heads.head_width, key_width = heads.key_width();
     const Weights weights(tensors, n_tensors);
     const Loader loader(*this, weights);
     loader.load(decoder, true);

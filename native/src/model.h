@@ -35,9 +35,10 @@ struct Model {
     const Kernels& kernels;
     Precision precision;
     const ProductKernels& products;
+    const AttentionKernels& attention;  // of the decoder; the encoder's is in float32
     int width;                   // d_model, padded
     int inner;                   // d_ff, padded; a gated network has twice as many inner columns
-    int head_width;              // d_model / n_heads, padded to a multiple of 16: zeros change no score
+    HeadShape heads;             // head_width: d_model / n_heads, padded to a multiple of 16: zeros change no score
     int query_width, key_width;  // of all heads, with padding inside heads only
     int max_depth, max_columns;  // of all products but the logits
     Stack encoder, decoder;

@@ -66,7 +66,7 @@ const float* Positions::cosines(int position) { return row(position); }
 Network::Network(const Model& model)
     : model_(model), kernels_(model.kernels), multiplier_(model.products, model.max_depth),
       screen_multiplier_(model.kernels.int8, model.screened ? model.width : 1),
-      pool_(model.config.n_decoder_layers, model.key_width), source_positions_(model, model.encoder),
+      pool_(model.config.n_decoder_layers, model.attention.bytes(model.heads)), source_positions_(model, model.encoder),
       target_positions_(model, model.decoder), width_(model.width), heads_stride_(round_up(model.query_width, kPad)),
       wide_stride_(model.max_columns), memory_stride_(model.memory.columns) {}
 
@@ -106,8 +106,8 @@ void Network::project_and_rotate(const Layer& layer, int rows, Positions& positi
     multiplier_.multiply(layer.self.query, input, width_, rows, wide_.data(), wide_stride_);
     if (!positions.half()) return;
     for (int r = 0; r < rows; r++) {  // queries and keys are side by side
-        kernels_.rotate(wide_.data() + r * wide_stride_, model_.config.n_heads + model_.config.n_kv_heads, model_.head_width, positions.half(),
-                        positions.cosines(row_position_[r]), positions.sines(row_position_[r]));
+        kernels_.rotate(wide_.data() + r * wide_stride_, model_.heads.heads + model_.heads.kv_heads, model_.heads.head_width,
+                        positions.half(), positions.cosines(row_position_[r]), positions.sines(row_position_[r]));
     }
 }
 
@@ -122,16 +122,15 @@ void Network::feed_forward(const Layer& layer, int rows) {
 // ---- attention
 
 // Queries in `wide_`, rows [first_row, first_row + n_rows), over keys_ and values_; masks_ of each row.
-void Network::attend(int first_row, int n_rows, size_t query_stride, int n_blocks) {
+void Network::attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks) {
     queries_.resize(n_rows), outputs_.resize(n_rows);
     for (int r = 0; r < n_rows; r++) {
-        queries_[r] = wide_.data() + (first_row + r) * query_stride;
+        queries_[r] = wide_.data() + (first_row + r) * wide_stride_;
         outputs_[r] = heads_.data() + (first_row + r) * heads_stride_;
     }
     scratch_.reserve(attention_scratch(n_blocks, kernels_.max_queries));
     AttentionCall call;
-    call.heads = model_.config.n_heads, call.kv_heads = model_.config.n_kv_heads, call.head_width = model_.head_width;
-    call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data();
+    call.heads = model_.heads, call.keys = keys_.data(), call.values = values_.data(), call.scratch = scratch_.data();
     for (int r = 0; r < n_rows; r += call.n_queries) {
         call.n_queries = std::min(kernels_.max_queries, n_rows - r);
         call.queries = &queries_[r], call.masks = &masks_[r], call.outputs = &outputs_[r];
@@ -139,14 +138,14 @@ void Network::attend(int first_row, int n_rows, size_t query_stride, int n_block
             return std::any_of(call.masks, call.masks + call.n_queries, [=](const uint16_t* mask) { return mask[block]; });
         };
         for (call.n_blocks = n_blocks; call.n_blocks > 1 && !is_seen(call.n_blocks - 1);) call.n_blocks--;
-        kernels_.attend(call);
+        kernels.attend(call);
     }
 }
 
 // The encoder's self-attention; sentence i has rows starts[i] to starts[i + 1].
 void Network::attend_within(const std::vector<int>& starts) {
-    const int key_width = model_.key_width;
-    const size_t block = size_t(kBlockKeys) * key_width;
+    const AttentionKernels& kernels = kernels_.attention_float32;
+    const size_t block = kernels.bytes(model_.heads);
     for (size_t i = 0; i + 1 < starts.size(); i++) {
         const int first = starts[i], n = starts[i + 1] - first, n_blocks = (n + kBlockKeys - 1) / kBlockKeys;
         source_keys_.reserve(n_blocks * block), source_values_.reserve(n_blocks * block);
@@ -154,29 +153,34 @@ void Network::attend_within(const std::vector<int>& starts) {
         for (int b = 0; b < n_blocks; b++) keys_[b] = source_keys_.data() + b * block, values_[b] = source_values_.data() + b * block;
         for (int k = 0; k < n; k++) {
             const float* key = wide_.data() + (first + k) * wide_stride_ + model_.query_width;
-            kernels_.store_key_value(source_keys_.data() + k / kBlockKeys * block, source_values_.data() + k / kBlockKeys * block,
-                                     k % kBlockKeys, key, key + key_width, key_width);
+            kernels.store(model_.heads, source_keys_.data() + k / kBlockKeys * block, source_values_.data() + k / kBlockKeys * block,
+                          k % kBlockKeys, key, key + model_.key_width);
         }
         fill_mask(full_mask_, n);
         masks_.assign(n, full_mask_.data());
-        attend(first, n, wide_stride_, n_blocks);
+        attend(kernels, first, n, n_blocks);
     }
+}
+
+// Keys and values of a layer in these blocks.
+void Network::point_at(const std::vector<char*>& blocks, int layer) {
+    keys_.clear(), values_.clear();
+    for (char* block : blocks) keys_.push_back(pool_.keys(block, layer)), values_.push_back(pool_.values(block, layer));
 }
 
 void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
     for (int i = 0, row = 0; i < n; i++) {
         Sentence& s = *sentences[i];
-        const int rows = int(s.places.size()), n_blocks = int(s.blocks.size());
+        const int rows = int(s.places.size());
         for (int r = 0; r < rows; r++) {
             const float* key = wide_.data() + (row + r) * wide_stride_ + model_.query_width;
-            float* block = s.blocks[s.places[r] / kBlockKeys];
-            kernels_.store_key_value(pool_.keys(block, layer), pool_.values(block, layer), s.places[r] % kBlockKeys, key,
-                                     key + model_.key_width, model_.key_width);
+            char* block = s.blocks[s.places[r] / kBlockKeys];
+            model_.attention.store(model_.heads, pool_.keys(block, layer), pool_.values(block, layer), s.places[r] % kBlockKeys, key,
+                                   key + model_.key_width);
         }
-        keys_.resize(n_blocks), values_.resize(n_blocks);
-        for (int b = 0; b < n_blocks; b++) keys_[b] = pool_.keys(s.blocks[b], layer), values_[b] = pool_.values(s.blocks[b], layer);
+        point_at(s.blocks, layer);
         masks_ = s.masks;
-        attend(row, rows, wide_stride_, n_blocks);
+        attend(model_.attention, row, rows, int(s.blocks.size()));
         row += rows;
     }
 }
@@ -184,12 +188,10 @@ void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
 void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {
     for (int i = 0, row = 0; i < n; i++) {
         const Sentence& s = *sentences[i];
-        const int rows = int(s.places.size()), n_blocks = int(s.memory_blocks.size());
-        keys_.resize(n_blocks), values_.resize(n_blocks);
-        for (int b = 0; b < n_blocks; b++)
-            keys_[b] = pool_.keys(s.memory_blocks[b], layer), values_[b] = pool_.values(s.memory_blocks[b], layer);
+        const int rows = int(s.places.size());
+        point_at(s.memory_blocks, layer);
         masks_.assign(rows, s.memory_mask.data());
-        attend(row, rows, wide_stride_, n_blocks);
+        attend(model_.attention, row, rows, int(s.memory_blocks.size()));
         row += rows;
     }
 }
@@ -222,11 +224,11 @@ void Network::encode(const Source* sources, Sentence* const* sentences, int n) {
         fill_mask(s.memory_mask, length);
         for (size_t b = 0; b < s.memory_mask.size(); b++) s.memory_blocks.push_back(pool_.take());
         for (int k = 0; k < length; k++) {
-            float* block = s.memory_blocks[k / kBlockKeys];
+            char* block = s.memory_blocks[k / kBlockKeys];
             const float* row = memory_.data() + (starts[i] + k) * memory_stride_;
             for (int l = 0; l < model_.config.n_decoder_layers; l++, row += 2 * model_.key_width) {
-                kernels_.store_key_value(pool_.keys(block, l), pool_.values(block, l), k % kBlockKeys, row, row + model_.key_width,
-                                         model_.key_width);
+                model_.attention.store(model_.heads, pool_.keys(block, l), pool_.values(block, l), k % kBlockKeys, row,
+                                       row + model_.key_width);
             }
         }
     }

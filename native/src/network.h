@@ -10,7 +10,7 @@ namespace transduce {
 
 // What the network keeps of a sentence.
 struct Sentence {
-    std::vector<float*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
+    std::vector<char*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
     std::vector<uint16_t> memory_mask;
     Ancestors ancestors;
     std::vector<int> places;             // of the tokens of this pass
@@ -78,7 +78,8 @@ private:
     void decode(Sentence* const* sentences, int n, int rows);
     void attend_to_history(Sentence* const* sentences, int n, int layer);
     void attend_to_memory(Sentence* const* sentences, int n, int layer);
-    void attend(int first_row, int n_rows, size_t query_stride, int n_blocks);
+    void attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks);
+    void point_at(const std::vector<char*>& blocks, int layer);
 
     void start_best(const std::vector<BestWanted>& parts);
     void take_exact(int first, int rows, bool scores);
@@ -98,8 +99,10 @@ private:
     const float* hidden_ = nullptr;   // of the last step
     const int32_t* forced_ = nullptr; // of its rows
     std::vector<int> row_position_;
-    Buffer<float> source_keys_, source_values_, scratch_, logits_;
-    std::vector<const float*> keys_, values_, queries_;
+    Buffer<char> source_keys_, source_values_;
+    Buffer<float> scratch_, logits_;
+    std::vector<const char*> keys_, values_;
+    std::vector<const float*> queries_;
     std::vector<const uint16_t*> masks_;
     std::vector<float*> outputs_;
     std::vector<uint16_t> full_mask_;

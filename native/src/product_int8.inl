@@ -9,31 +9,36 @@ constexpr int kFlip = 0x80;  // VNNI multiplies unsigned by signed numbers: acti
 constexpr int kFlip = 0;
 #endif
 
-// Round a row of activations to q * scale with |q| <= 127, and write 16 numbers at a time to `at(k)`. Returns the scale.
-template <class At>
-float quantize_row(const float* a, int n, int flip, At at) {
+typedef int8_t Bytes __attribute__((vector_size(16)));
+
+inline Bytes quantize16(const float* a, Vec inverse, int flip) {
+    Bytes bytes;
+#if defined(__AVX512F__)
+    const __m128i q = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(load(a) * inverse));
+    bytes = reinterpret_cast<Bytes>(_mm_xor_si128(q, _mm_set1_epi8(char(flip))));
+#else
+    float rounded[16];
+    for (int i = 0; i < 16; i += W) store(rounded + i, min(max(nearest(load(a + i) * inverse), splat(-127.f)), splat(127.f)));
+    for (int i = 0; i < 16; i++) bytes[i] = int8_t(int(rounded[i]) ^ flip);
+#endif
+    return bytes;
+}
+
+// Rounds a row of numbers to q * scale with |q| <= 127: put(k, 16 of q). Returns the scale.
+template <class Put>
+float quantize_row(const float* a, int n, int flip, Put put) {
     Vec top = zero();
     for (int k = 0; k < n; k += W) top = max(top, abs(load(a + k)));
     const float largest = max_of(top);
     const Vec inverse = splat(largest > 0 ? 127 / largest : 0);
-    for (int k = 0; k < n; k += 16) {
-        int8_t* to = at(k);
-#if defined(__AVX512F__)
-        const __m128i q = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(load(a + k) * inverse));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_xor_si128(q, _mm_set1_epi8(char(flip))));
-#else
-        float rounded[16];
-        for (int i = 0; i < 16; i += W) store(rounded + i, min(max(nearest(load(a + k + i) * inverse), splat(-127.f)), splat(127.f)));
-        for (int i = 0; i < 16; i++) to[i] = int8_t(int(rounded[i]) ^ flip);
-#endif
-    }
+    for (int k = 0; k < n; k += 16) put(k, quantize16(a + k, inverse, flip));
     return largest / 127;
 }
 
 void convert_int8_rows(transduce::Activations& a, int depth) {
     for (int r = 0; r < a.rows; r++) {
         int8_t* row = a.quantized + size_t(r) * depth;
-        a.scale[r] = quantize_row(a.values + r * a.stride, depth, kFlip, [row](int k) { return row + k; });
+        a.scale[r] = quantize_row(a.values + r * a.stride, depth, kFlip, [row](int k, Bytes q) { std::memcpy(row + k, &q, 16); });
     }
 }
 

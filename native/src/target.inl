@@ -19,4 +19,12 @@ constexpr transduce::ProductKernels kUnavailable = {kPanel, nullptr, nullptr};
 
 [[maybe_unused]] void release_nothing() {}
 
+constexpr transduce::Kernels all_kernels(transduce::Isa isa, transduce::ProductKernels int8, transduce::ProductKernels bf16x3,
+                                         void (*release)()) {
+    return {
+        isa, kFloat32, int8, bf16x3, kMaxQueries, norm, activate, embed, rotate, kFloat32Attention, kInt8Attention, take_logits,
+        start_screen, take_bounds, drop, dot, group_maxima, weigh, release,
+    };
+}
+
 }  // namespace

@@ -10,7 +10,4 @@ constexpr transduce::ProductKernels kBf16x3 = {kPanel, convert_bf16x3, multiply_
 
 }  // namespace
 
-const transduce::Kernels transduce::kAmxKernels = {
-    Isa::amx, kFloat32, kInt8Tiles, kBf16x3, kMaxQueries, norm, activate, embed, rotate, attend, store_key_value, take_logits, start_screen,
-    take_bounds, drop, dot, group_maxima, weigh, release_tiles,
-};
+constexpr transduce::Kernels transduce::kAmxKernels = all_kernels(Isa::amx, kInt8Tiles, kBf16x3, release_tiles);

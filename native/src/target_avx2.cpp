@@ -1,7 +1,4 @@
 // Kernels for CPUs with AVX2 and FMA.
 #include "target.inl"
 
-const transduce::Kernels transduce::kAvx2Kernels = {
-    Isa::avx2, kFloat32, kInt8, kUnavailable, kMaxQueries, norm, activate, embed, rotate, attend, store_key_value, take_logits, start_screen,
-    take_bounds, drop, dot, group_maxima, weigh, release_nothing,
-};
+constexpr transduce::Kernels transduce::kAvx2Kernels = all_kernels(Isa::avx2, kInt8, kUnavailable, release_nothing);

@@ -35,6 +35,10 @@ inline float max_of(Vec a) { return _mm512_reduce_max_ps(a); }
 inline unsigned at_least(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }  // one bit per lane
 inline Vec first_lanes(Vec a, int n) { return _mm512_maskz_mov_ps(__mmask16((1u << n) - 1), a); }
 
+inline Vec load_int8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
 // Attention works on 4 lanes per key: 4 numbers of a key, or its scores for 4 heads.
 inline Vec repeat4(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 inline __mmask16 key_lanes(unsigned keys) { return __mmask16(_pdep_u32(keys, 0x1111u) * 15u); }
@@ -87,6 +91,9 @@ inline unsigned at_least(Vec a, Vec b) { return unsigned(_mm256_movemask_ps(_mm2
 inline Vec first_lanes(Vec a, int n) {
     const Ints lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)));
+}
+inline Vec load_int8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline Vec repeat4(const float* p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)); }
 inline Vec where_keys(unsigned keys, Vec a, Vec b) {
@@ -141,6 +148,7 @@ inline Vec first_lanes(Vec a, int n) {
     for (int i = n; i < W; i++) a[i] = 0;
     return a;
 }
+inline Vec load_int8(const int8_t* p) { return Vec{float(p[0]), float(p[1]), float(p[2]), float(p[3])}; }
 inline Vec repeat4(const float* p) { return load(p); }
 inline Vec where_keys(unsigned keys, Vec a, Vec b) { return keys & 1 ? a : b; }
 inline Vec sum_quads(Vec a, Vec b, Vec c, Vec d) { return Vec{sum_of(a), sum_of(b), sum_of(c), sum_of(d)}; }
