@@ -93,6 +93,9 @@ struct Kernels {
     void (*embed)(const float* embedding, float scale, const float* position, int width, float* out);
     // Rotates the planes (i, i + half) of each head by angles [half].
     void (*rotate)(float* x, int heads, int head_width, int half, const float* cos, const float* sin);
+    // A step of a recurrent unit, from `width` logits of gates and as many values side by side: f = sigmoid(gate),
+    // state = f * state + (1 - f) * value, x += max(state, 0).
+    void (*recur)(const float* gate_value, float* state, int width, float* x);
     AttentionKernels attention_float32, attention_int8;
     // Takes the next `n` logits of a row, columns from `first` on; `scores`: sums exponentials too. Columns in `banned` count in
     // the sum but are never chosen; changes `logits`.

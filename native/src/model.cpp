@@ -46,6 +46,8 @@ transduce_config checked(const transduce_config& c) {
     check_range("eos", c.eos, 0, c.n_tgt - 1);
     check_range("precision", c.precision, 0, 2);
     check_range("decoder_only", c.decoder_only, 0, 1);
+    check_range("recurrent", c.recurrent, 0, 1);
+    check(!c.recurrent || !c.decoder_only, "recurrent", c.recurrent, "must be 0 in a model without an encoder");
     check(!c.decoder_only || c.n_src == c.n_tgt, "n_src", c.n_src, "must be n_tgt in a model without an encoder");
     return c;
 }
@@ -157,6 +159,13 @@ public:
         return pack_matrix(dense);
     }
 
+    PackedMatrix gate_value(const std::string& name) const {
+        const int d_model = c_.d_model, width = m_.width;
+        DenseMatrix dense(2 * width, d_model);
+        fill(dense, name, 2 * d_model, d_model, [=](int i) { return i < d_model ? i : width + i - d_model; }, [](int k) { return k; });
+        return pack_matrix(dense);
+    }
+
     PackedMatrix memory_projection() const {
         DenseMatrix dense(2 * m_.key_width * c_.n_decoder_layers, c_.d_model);
         const int n_key = key_.total();
@@ -206,7 +215,8 @@ public:
         for (int i = 0; i < (decoder ? c_.n_decoder_layers : c_.n_encoder_layers); i++) {
             const std::string block = name + ".blocks." + std::to_string(i);
             Layer layer;
-            layer.self = self_attention(block + ".self_attention");
+            if (decoder && c_.recurrent) layer.gate_value = gate_value(block + ".self_attention.gate_value");
+            else layer.self = self_attention(block + ".self_attention");
             layer.self_norm = norm(block + ".self_attention_residual.norm");
             if (decoder && !c_.decoder_only) {
                 layer.cross = cross_attention(block + ".cross_attention");
@@ -278,7 +288,7 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     screened = precision != Precision::int8 && kernels.isa >= Isa::avx512_vnni;
     if (screened) screen = pack(dense, Precision::int8, kernels.int8.panel), output_rows = loader.output_rows();
     max_depth = int(round_up(std::max({width, inner, query_width}), kPad));
-    max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, width});
+    max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, config.recurrent ? 2 * width : width});
 }
 
 }  // namespace transduce

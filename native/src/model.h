@@ -17,6 +17,7 @@ struct AttentionWeights {
 
 struct Layer {
     AttentionWeights self, cross;  // cross: of decoder layers
+    PackedMatrix gate_value;       // of a recurrent unit, in place of `self`: gates, then values, each padded to the width
     PackedMatrix expand, contract;
     NormWeights self_norm, cross_norm, feed_forward_norm;
 };

@@ -185,6 +185,15 @@ void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
     }
 }
 
+// In place of self-attention: one step of each hypothesis, whose output is added to x.
+void Network::recur(Sentence* const* sentences, int n, int layer, int rows) {
+    const Layer& l = model_.decoder.layers[layer];
+    multiplier_.multiply(l.gate_value, before_sublayer(l.self_norm, rows), width_, rows, wide_.data(), wide_stride_);
+    for (int i = 0, row = 0; i < n; i++)
+        for (int r = 0; r < sentences[i]->n_rows; r++, row++)
+            kernels_.recur(wide_.data() + row * wide_stride_, sentences[i]->states.at(r, layer), int(width_), x_.data() + row * width_);
+}
+
 void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {
     for (int i = 0, row = 0; i < n; i++) {
         const Sentence& s = *sentences[i];
@@ -238,6 +247,7 @@ void Network::start(const Source* sources, Sentence* const* sentences, int n) {
     for (int i = 0; i < n; i++) {
         Sentence& s = *sentences[i];
         s.ancestors.start();
+        if (model_.config.recurrent) s.states.start(model_.config.n_decoder_layers, width_);
         s.position = 0, s.n_rows = 1;
     }
     if (!model_.config.decoder_only) return encode(sources, sentences, n);
@@ -281,9 +291,9 @@ void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>
     row_position_.resize(rows);
     for (int i = 0, row = 0; i < n; i++) {
         Sentence& s = *sentences[i];
-        s.ancestors.add_tokens(s.places);
+        if (!model_.config.recurrent) s.ancestors.add_tokens(s.places);
         while (int(s.blocks.size()) < s.ancestors.n_blocks()) s.blocks.push_back(pool_.take());
-        s.masks.resize(s.n_rows);
+        s.places.resize(s.n_rows), s.masks.resize(s.n_rows);
         for (int r = 0; r < s.n_rows; r++, row++) {
             s.masks[r] = s.ancestors.mask(r);
             embed(model_.decoder, target_positions_, row, tokens[row], s.position);
@@ -299,9 +309,13 @@ void Network::decode(Sentence* const* sentences, int n, int rows) {
     pending_ = nullptr;
     for (int l = 0; l < model_.config.n_decoder_layers; l++) {
         const Layer& layer = model_.decoder.layers[l];
-        project_and_rotate(layer, rows, target_positions_);
-        attend_to_history(sentences, n, l);
-        multiplier_.multiply(layer.self.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
+        if (model_.config.recurrent) {
+            recur(sentences, n, l, rows);
+        } else {
+            project_and_rotate(layer, rows, target_positions_);
+            attend_to_history(sentences, n, l);
+            multiplier_.multiply(layer.self.output, heads_.data(), heads_stride_, rows, x_.data(), width_, x_.data(), width_);
+        }
         after_sublayer(layer.self.output, layer.self_norm, rows);
         if (!model_.config.decoder_only) {
             const float* input = before_sublayer(layer.cross_norm, rows);

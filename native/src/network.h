@@ -5,6 +5,7 @@
 
 #include "cache.h"
 #include "model.h"
+#include "recurrent.h"
 
 namespace transduce {
 
@@ -13,10 +14,19 @@ struct Sentence {
     std::vector<char*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
     std::vector<uint16_t> memory_mask;
     Ancestors ancestors;
+    RecurrentStates states;
     std::vector<int> places;             // of the tokens of this pass
     std::vector<const uint16_t*> masks;  // of each of them: the places that it attends to
     int position = 0;                    // of the next token
     int n_rows = 1;                      // live hypotheses
+
+    // From now on hypothesis i continues what was hypothesis parent(i).
+    template <class Parent>
+    void reorder(int rows, Parent parent) {
+        n_rows = rows;
+        ancestors.reorder(rows, parent);
+        states.reorder(rows, parent);
+    }
 };
 
 struct Source {
@@ -77,6 +87,7 @@ private:
     void encode(const Source* sources, Sentence* const* sentences, int n);
     void decode(Sentence* const* sentences, int n, int rows);
     void attend_to_history(Sentence* const* sentences, int n, int layer);
+    void recur(Sentence* const* sentences, int n, int layer, int rows);
     void attend_to_memory(Sentence* const* sentences, int n, int layer);
     void attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks);
     void point_at(const std::vector<char*>& blocks, int layer);

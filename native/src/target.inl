@@ -8,6 +8,7 @@
 
 #include "attention.inl"
 #include "layers.inl"
+#include "recurrent.inl"
 #include "sampling.inl"
 #include "vocabulary.inl"
 
@@ -22,7 +23,7 @@ constexpr transduce::ProductKernels kUnavailable = {kPanel, nullptr, nullptr};
 constexpr transduce::Kernels all_kernels(transduce::Isa isa, transduce::ProductKernels int8, transduce::ProductKernels bf16x3,
                                          void (*release)()) {
     return {
-        isa, kFloat32, int8, bf16x3, kMaxQueries, norm, activate, embed, rotate, kFloat32Attention, kInt8Attention, take_logits,
+        isa, kFloat32, int8, bf16x3, kMaxQueries, norm, activate, embed, rotate, recur, kFloat32Attention, kInt8Attention, take_logits,
         start_screen, take_bounds, drop, dot, group_maxima, weigh, release,
     };
 }

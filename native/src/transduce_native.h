@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 3
+#define TRANSDUCE_ABI_VERSION 4
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -35,6 +35,7 @@ typedef struct {
     int32_t pad, bos, eos;    /* token ids: pad and bos are never chosen, a target starts with bos */
     int32_t precision;        /* 0: float32, 1: bf16x3 (float32 where the CPU has no AMX), 2: int8 */
     int32_t decoder_only;     /* 1: no encoder and no cross-attention; targets continue their sources, n_src is n_tgt */
+    int32_t recurrent;        /* 1: the decoder has recurrent units (SSRU) in place of self-attention */
 } transduce_config;
 
 /* Weights by the names of a run folder's model.safetensors (the embedding of a model without an encoder is `tgt_embedding`); row-major float32. A vector has one row. */

@@ -137,8 +137,7 @@ bool Worker::extend(Slot& slot, const RowBest* best) {
         });
     }
     if (slot.search.extend(continuations_.data(), int(n))) return true;
-    slot.state.n_rows = slot.search.n_live();
-    if (options.beam > 1) slot.state.ancestors.reorder(slot.state.n_rows, [&](int r) { return slot.search.parent(r); });
+    if (options.beam > 1) slot.state.reorder(slot.search.n_live(), [&](int r) { return slot.search.parent(r); });
     return false;
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 3
+_ABI_VERSION = 4
 _LIBRARY = Path(__file__).with_name("libtransduce_native.so")
 _INVALID = 1
 

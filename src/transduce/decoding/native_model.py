@@ -38,7 +38,7 @@ class Config(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("max_positions", "pre_norm", "norm", "embedding_norm")),
         *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embedding_scale")),
-        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only")),
+        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only", "recurrent")),
     ]
 
 
@@ -63,7 +63,6 @@ def why_not(settings: NativeSettings) -> str | None:
         f"model.norm = '{s.norm}'": s.norm not in _NORMS,
         f"model.residual = '{s.residual}'": s.residual not in ("post", "pre"),
         f"model.window = {s.window}": s.window is not None,
-        "model.decoder_self = 'ssru'": isinstance(s, TransformerSettings) and s.decoder_self == "ssru",
     }
     return next((name for name, found in unsupported.items() if found), None)
 
@@ -146,4 +145,5 @@ def native_config(settings: NativeSettings, precision: NativePrecision, *, n_src
         eos=EOS,
         precision=PRECISIONS.index(precision),
         decoder_only=isinstance(s, GPTSettings),
+        recurrent=isinstance(s, TransformerSettings) and s.decoder_self == "ssru",
     )

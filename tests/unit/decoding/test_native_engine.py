@@ -52,6 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"positions": "learned", "max_positions": 50, "activation": "gelu", "embedding_norm": True, "tie": "none"},
         **{"output_bias": True, "norm_eps": 1e-3, "scale_embeddings": False},
     },
+    "ssru": {"d_model": 72, "decoder_self": "ssru", "residual": "pre", "n_encoder_layers": 3},
 }
 N_TOKENS = 700
 
@@ -128,6 +129,7 @@ def random_settings(seed: int) -> dict[str, Any]:
     }
     if heads == kv and choose([True, False]):
         values["projection"] = "shared"
+    values["decoder_self"] = choose(["attention", "ssru"])
     return values
 
 
