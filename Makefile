@@ -7,7 +7,7 @@ TESTS  ?= tests
 # Options for pip, such as the index of PyTorch's CPU builds on a machine without a GPU.
 PIP_FLAGS ?=
 
-.PHONY: help install native demo test lint format clean
+.PHONY: help install native wheels demo test lint format clean
 
 help:                ## show this list
 	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ native:              ## build the native decoding library (half a minute), if th
 	else echo 'no C++ compiler ($(CXX)): PyTorch will decode'; fi
 
 install: $(READY) native ## create .venv with pinned versions, build the native library
+
+wheels: $(READY)     ## build the wheels of the package and of its native library into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./native
 
 demo: $(READY) native ## train on the built-in corpus (a few minutes), translate, show
 	$(BIN)/transduce demo

@@ -1,35 +1,40 @@
 """Find and load the C++ library (`native/`), and check what its functions return.
 
-`make` builds the library where there is a C++ compiler.
+`make` builds the library next to this file where there is a C++ compiler; the wheel transduce-native contains it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from transduce.errors import SettingsError, TransduceError
 
 _ABI_VERSION = 4
-_LIBRARY = Path(__file__).with_name("libtransduce_native.so")
+_NAME = "libtransduce_native.so"
 _INVALID = 1
 
 
 @cache
 def load_library() -> ctypes.CDLL | str:
     """The library, or the reason why it cannot be used. TRANSDUCE_NATIVE_LIBRARY names another file."""
-    path = Path(os.environ.get("TRANSDUCE_NATIVE_LIBRARY") or _LIBRARY)
-    if not path.exists():
-        return "the native library is not built; `make native` builds it where there is a C++ compiler"
+    path = next((path for path in _places() if path.exists()), None)
+    if path is None:
+        return (
+            "the native library is not built; `make native` builds it where there is a C++ compiler, "
+            "or install transduce-native"
+        )
     try:
         library = ctypes.CDLL(str(path))
         version = library.transduce_abi_version()
     except (OSError, AttributeError) as error:
         return f"the native library cannot be loaded: {error}"
     if version != _ABI_VERSION:
-        return "the native library is of another version; `make native` builds it again"
+        return f"{path} is of another version; `make native` builds it again, or install the same transduce-native"
     library.transduce_last_error.restype = library.transduce_isa.restype = ctypes.c_char_p
     pointer, int32, int64, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
     arguments = {
@@ -52,6 +57,16 @@ def load_library() -> ctypes.CDLL | str:
     if library.transduce_isa() is None:
         raise SettingsError(library.transduce_last_error().decode())
     return library
+
+
+def _places() -> Iterator[Path]:
+    """Where the library may be, the first that exists counts."""
+    if asked := os.environ.get("TRANSDUCE_NATIVE_LIBRARY"):
+        yield Path(asked)
+        return
+    yield Path(__file__).with_name(_NAME)
+    wheel = find_spec("transduce_native")
+    yield from (Path(folder) / _NAME for folder in (wheel.submodule_search_locations or () if wheel else ()))
 
 
 def check(library: ctypes.CDLL, code: int) -> None:

@@ -1,0 +1,1 @@
+"""The decoding library of transduce, compiled. transduce finds it here; there is nothing to call."""
