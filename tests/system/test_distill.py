@@ -98,19 +98,29 @@ def test_the_comparison_agrees_with_sacrebleu(folder: Path, plain: Done) -> None
 
 
 def test_a_finished_student_is_compared_again_without_its_text(folder: Path, plain: Done) -> None:
-    """Also with a baseline that is trained then, from the text that is still there."""
-    done = run(folder, "plain", "--beam", 3, "--baseline", folder / "base")
-    assert done.code == 0, done.err
-    assert "student against baseline" in done.out and "teacher  " in done.out
-    assert "translating" not in done.err
-    base = RunFolder.open(folder / "base").settings
-    assert [corpus.tgt.parent.name for corpus in base.data.train if corpus.tgt] == ["references"] * 2
-    aside = folder / "aside"
-    (folder / "plain.distilled" / "translations").rename(aside)
+    """Also with a baseline that is trained then: of the text, only the pairs are made again."""
+    text, aside = folder / "plain.distilled", folder / "aside"
+    text.rename(aside)
     try:
         assert run(folder, "plain", "--beam", 3).code == 0
+        assert not text.exists()
+        done = run(folder, "plain", "--beam", 3, "--baseline", folder / "base")
+        assert done.code == 0, done.err
+        assert {path.name for path in text.glob("*")} == {"sources", "references", "distillation.json"}
     finally:
-        aside.rename(folder / "plain.distilled" / "translations")
+        shutil.rmtree(text, ignore_errors=True)
+        aside.rename(text)
+    assert "student against baseline" in done.out and "translating" not in done.err
+    base = RunFolder.open(folder / "base").settings
+    assert [corpus.tgt.parent.name for corpus in base.data.train if corpus.tgt] == ["references"] * 2
+
+
+def test_an_unfinished_baseline_with_other_settings_is_refused_at_once(folder: Path, plain: Done) -> None:
+    settings = RunFolder.open(folder / "plain").settings
+    RunFolder.create(folder / "begun", settings, "").close()
+    done = run(folder, "never", "--baseline", folder / "begun")
+    assert done.code == 2 and "begun contains another run" in done.err, done.err
+    assert not (folder / "never").exists()
 
 
 def test_students_share_the_text_of_their_teacher_and_may_mix_it_with_the_original(folder: Path, plain: Done) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from transduce.decoding.translator import Translator
 from transduce.evaluation.evaluate import Comparison, paired_bootstrap
 from transduce.evaluation.metrics import evaluate
 from transduce.logging import Log
+from transduce.runs.tensor_file import shapes
 
 ROUNDS = 3
 TIMED = 1000  # sentences translated per round
@@ -23,11 +25,16 @@ TIMED = 1000  # sentences translated per round
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One model. `sentences_per_second`: median of the rounds; `bleu`: by test set."""
+    """One model.
+
+    `sentences_per_second`: median of the rounds. `slow_because`: why PyTorch decodes on the CPU and not the native
+    library, or empty. `bleu`: by test set.
+    """
 
     run: str
     n_parameters: int
     sentences_per_second: float
+    slow_because: str
     bleu: Mapping[str, float]
 
 
@@ -58,6 +65,11 @@ class SideBySide:
             f"({one.sentences_per_second / speed:.2f} times the teacher)  {one.run}"
             for role, one in self.systems.items()
         ]
+        lines += [
+            f"note: the {role} is decoded with PyTorch, which is slower: {one.slow_because}"
+            for role, one in self.systems.items()
+            if one.slow_because
+        ]
         for name, found in self.comparisons.items():
             lines.append(f"{name}, BLEU:")
             lines += [f"  {role:<{width}}  {one.bleu[name]:6.2f}" for role, one in self.systems.items()]
@@ -80,7 +92,7 @@ def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySid
         sets = {"valid": [pair for source in sources.valid for pair in source.read()]}
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
     first = next(iter(sets.values()))
-    seconds = _measure(translators, [pair.src for pair in first[:TIMED]], log)
+    speeds = _measure(translators, [pair.src for pair in first[:TIMED]], log)
     scoring = settings.evaluation.model_dump()
     bleu: dict[str, dict[str, float]] = {role: {} for role in runs}
     comparisons: dict[str, dict[str, Comparison]] = {}
@@ -100,7 +112,13 @@ def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySid
             if role != "student"
         }
     systems = {
-        role: System(str(run), sum(p.numel() for p in translators[role].model.parameters()), seconds[role], bleu[role])
+        role: System(
+            run=str(run),
+            n_parameters=sum(map(math.prod, shapes(run / "model.safetensors").values())),
+            sentences_per_second=speeds[role],
+            slow_because=translators[role].slow_because,
+            bleu=bleu[role],
+        )
         for role, run in runs.items()
     }
     return SideBySide(systems, comparisons, signature)

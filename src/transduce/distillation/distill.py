@@ -66,19 +66,21 @@ def distill(
         options,
     )
     runs = {"teacher": Path(teacher), "student": run}
-    if baseline is not None and is_finished(baseline):
-        _open_translator(baseline)
     student = _student_settings(folder, made.data(distilled=True), given)
     start = find_start(student)
     check(student if start is None else start.settings)
-    if not has_read_text(run):
-        _make_text(made, run, student, check_text="data" not in given, log=log)
-    train(student, run, log=log)
+    to_train = [run]
     if baseline is not None:
         runs["baseline"] = baseline
-        if not is_finished(baseline):
-            log.say(f"training the same model without distillation: {baseline}")
-            train(_student_settings(folder, made.data(distilled=False), given), baseline, log=log)
+        plain = _student_settings(folder, made.data(distilled=False), given)
+        if _check_baseline(baseline, plain):
+            to_train.append(baseline)
+    if not all(map(has_read_text, to_train)):
+        _make_text(made, run, student, check_text="data" not in given, log=log)
+    train(student, run, log=log)
+    if baseline in to_train[1:]:
+        log.say(f"training the same model without distillation: {baseline}")
+        train(plain, baseline, log=log)
     found = compare(runs, student, log)
     with RunFolder.create(run, student, to_toml(student)) as finished:
         finished.write_record(_RECORD, found.to_json())
@@ -92,12 +94,22 @@ def _open_translator(path: Path) -> RunFolder:
     return folder
 
 
+def _check_baseline(baseline: Path, settings: Settings) -> bool:
+    """Whether the baseline is still to be trained. Raises for another run that is not finished, or no translator."""
+    if is_finished(baseline):
+        _open_translator(baseline)
+        return False
+    if (baseline / "manifest.json").exists():
+        RunFolder.create(baseline, settings, to_toml(settings)).close()
+    return True
+
+
 def _make_text(made: DistilledText, run: Path, student: Settings, *, check_text: bool, log: Log) -> None:
     """Make the text; the run folder exists from the start, so that another student in it is refused at once."""
     with RunFolder.create(run, student, to_toml(student)) as folder:
         pass
     try:
-        made.make(check_text=check_text, log=log)
+        made.make(check_text=check_text, translate=not has_read_text(run), log=log)
     except UserError:
         if not folder.resumed:
             shutil.rmtree(run, ignore_errors=True)

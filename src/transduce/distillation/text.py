@@ -99,16 +99,24 @@ class DistilledText:
             }
         )
 
-    def make(self, *, check_text: bool, log: Log) -> None:
+    def make(self, *, check_text: bool, translate: bool, log: Log) -> None:
         """Write the text as far as it is missing; resumes where a kill has interrupted it.
 
-        `check_text`: the text must be that of the teacher's training. Raises `DataError` if it is not, or if the folder
-        has text that was made in another way.
+        Args:
+            check_text: Whether the text must be that of the teacher's training.
+            translate: False: only sources and references, which a baseline needs.
+            log: For progress.
+
+        Raises:
+            DataError: The text is not that of the teacher's training, or the folder has text that was made in another
+                way.
         """
         with _locked(self.folder, log):
             remove_leftovers(self.folder)
             if not self._is_complete():
                 self._write_pairs(check_text=check_text, log=log)
+            if not translate:
+                return
             self._translate(log)
             if self.options.rerank:
                 self._rerank(log)
