@@ -92,6 +92,9 @@ class DecoderSettings(OutputSettings):
     )
 
 
+_FAST: Preset = {"n_encoder_layers": 6, "n_decoder_layers": 2, "decoder_self": "ssru"}  # Kim et al. 2019
+
+
 class TransformerSettings(DecoderSettings):
     """The encoder-decoder Transformer (Vaswani et al. 2017)."""
 
@@ -104,6 +107,9 @@ class TransformerSettings(DecoderSettings):
             ("base", 6, 512, 2048, 8),
             ("big", 6, 1024, 4096, 16),
         )
+    } | {
+        name: {**_FAST, "d_model": d, "d_ff": ff, "n_heads": h}
+        for name, d, ff, h in (("fast-small", 256, 1024, 4), ("fast", 512, 2048, 8))
     }
 
     kind: Literal["transformer"] = Field("transformer", description="Architecture: an encoder and a decoder.")

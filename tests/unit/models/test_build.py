@@ -56,7 +56,12 @@ def test_parameter_counts_of_the_paper(preset: str, exact: int, papers: float) -
 
 @pytest.mark.parametrize(
     ("preset", "sizes"),
-    [("tiny", (4, 4, 128, 256, 4)), ("base", (6, 6, 512, 2048, 8)), ("big", (6, 6, 1024, 4096, 16))],
+    [
+        ("tiny", (4, 4, 128, 256, 4)),
+        ("base", (6, 6, 512, 2048, 8)),
+        ("big", (6, 6, 1024, 4096, 16)),
+        ("fast", (6, 2, 512, 2048, 8)),
+    ],
 )
 def test_presets_have_the_published_sizes(preset: str, sizes: tuple[int, ...]) -> None:
     s = resolve_preset(model_settings(preset=preset))
