@@ -6,6 +6,7 @@ with the native library starts without it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -71,6 +72,44 @@ class Event:
     reason: str = ""
 
 
+Deliver = Callable[[Event], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """A sentence to translate. `deadline`: a time of `time.monotonic`; infinite: none."""
+
+    ticket: int
+    source: Source
+    options: TranslationOptions
+    deadline: float
+    stream: bool
+    submitted: float
+
+    @property
+    def urgency(self) -> tuple[float, int, int]:
+        """Sorts by deadline, then the longest first, then by arrival."""
+        due = self.submitted + PATIENCE if self.deadline == math.inf else self.deadline
+        return due, -len(self.source.ids), self.ticket
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Translates orders with threads of its own, until it is closed."""
+
+    def takes(self, source: Source, options: TranslationOptions) -> bool:
+        """Whether it can do this."""
+
+    def submit(self, order: Order) -> None:
+        """Start; one event that is an end follows, perhaps before this returns. Errors: nothing follows."""
+
+    def cancel(self, ticket: int) -> None:
+        """End a sentence at the next step; no effect if it has ended."""
+
+    def close(self) -> None:
+        """Cancel all, and end the threads when they have delivered their events."""
+
+
 @runtime_checkable
 class Engine(Protocol):
     """What `Translator` and `Generator` need of a model. Safe to call from several threads."""
@@ -88,6 +127,9 @@ class Engine(Protocol):
 
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
         """`options.n_best` hypotheses per source, best first; drawn instead where `options.sampling` is set."""
+
+    def backends(self, deliver: Deliver) -> Sequence[Backend]:
+        """What translates for a `TranslationQueue`: the first that takes a sentence gets it, and the last takes all."""
 
     def sample(
         self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None

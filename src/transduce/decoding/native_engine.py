@@ -12,11 +12,12 @@ from typing import Any
 
 from transduce.config import DecodingSettings, resolve_preset
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.engine import Engine, Hypothesis, Source, Watch
+from transduce.decoding.engine import Backend, Deliver, Engine, Hypothesis, Source, Watch
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, why_not
-from transduce.decoding.native_queue import NativeQueue, native_options
+from transduce.decoding.native_queue import NativeBackend, NativeQueue, native_options
 from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.queue import BatchingBackend
 from transduce.errors import SettingsError
 from transduce.process import n_threads_to_use
 from transduce.runs.folder import RunFolder
@@ -89,9 +90,21 @@ class NativeEngine:
 
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`."""
-        if options.sampling is not None or any(self._is_out_of_range(source) for source in sources):
+        if not self._supports(sources, options):
             return self._reference().translate(sources, options)
         return self._queue.translate(sources, native_options(options, self.settings))
+
+    def backends(self, deliver: Deliver) -> list[Backend]:
+        """See `Engine.backends`."""
+        native = NativeBackend(self._queue, self.settings, self._supports, deliver)
+        return [native, BatchingBackend(self.translate, deliver)]
+
+    def close(self) -> None:
+        """End the threads; what is being translated is cancelled. Without it, they end when the engine is collected."""
+        self._queue.close()
+
+    def _supports(self, sources: Sequence[Source], options: TranslationOptions) -> bool:
+        return options.sampling is None and not any(map(self._is_out_of_range, sources))
 
     def _is_out_of_range(self, source: Source) -> bool:
         """Whether only PyTorch knows what to do with a sentence: padding inside, or longer than the library takes."""

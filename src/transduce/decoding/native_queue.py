@@ -7,13 +7,13 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from transduce.config import DecodingSettings
-from transduce.decoding.engine import OUTCOMES, PATIENCE, Event, Hypothesis, Source
+from transduce.decoding.engine import OUTCOMES, PATIENCE, Deliver, Event, Hypothesis, Order, Source
 from transduce.decoding.native_library import check
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.options import TranslationOptions
@@ -237,3 +237,50 @@ def _event(ticket: int, code: int, hypotheses: list[Hypothesis]) -> Event:
         return Event(ticket, outcome, tokens=hypotheses[0].ids)
     reason = "the native library ran out of memory" if outcome == "failed" else ""
     return Event(ticket, outcome, hypotheses, reason=reason)
+
+
+class NativeBackend:
+    """A backend of `TranslationQueue` that admits sentences at every decoding step."""
+
+    def __init__(
+        self,
+        queue: NativeQueue,
+        settings: DecodingSettings,
+        supports: Callable[[Sequence[Source], TranslationOptions], bool],
+        deliver: Deliver,
+    ) -> None:
+        self._settings, self._supports = settings, supports
+        queue.start_threads()
+        self._client = NativeClient(queue)
+        self._thread = threading.Thread(target=_deliver_all, args=(self._client, deliver), name="deliver", daemon=True)
+        self._thread.start()
+
+    def takes(self, source: Source, options: TranslationOptions) -> bool:
+        """See `Backend.takes`."""
+        return self._supports([source], options)
+
+    def submit(self, order: Order) -> None:
+        """See `Backend.submit`."""
+        options = native_options(order.options, self._settings, stream=order.stream)
+        seconds = order.deadline - order.submitted
+        self._client.submit([order.source], options, first_ticket=order.ticket, seconds=seconds)
+
+    def cancel(self, ticket: int) -> None:
+        """See `Backend.cancel`."""
+        self._client.cancel(ticket)
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self._client.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _deliver_all(client: NativeClient, deliver: Deliver) -> None:
+    while True:
+        closed = client.closed  # looked at first: what `close` reports is still delivered
+        events = client.collect(math.inf)
+        for event in events:
+            deliver(event)
+        if closed and not events:
+            return

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transduce.config import DecodingSettings
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.engine import Hypothesis, Source, Watch
+from transduce.decoding.engine import Backend, Deliver, Hypothesis, Source, Watch
 from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.queue import BatchingBackend
 from transduce.decoding.sample import sample
 from transduce.decoding.search import beam_search
 from transduce.text.tokenizer import PAD
@@ -68,6 +69,10 @@ class TorchEngine:
             for (place, _), of_source in zip(batch, hypotheses, strict=True):
                 found[place] = of_source
         return found
+
+    def backends(self, deliver: Deliver) -> list[Backend]:
+        """See `Engine.backends`."""
+        return [BatchingBackend(self.translate, deliver)]
 
     def _translate(
         self, batch: Sequence[Source], options: TranslationOptions, decoding: DecodingSettings
