@@ -8,10 +8,12 @@
 #include <string>
 
 #include "queue.h"
+#include "scorer.h"
 #include "transduce_native.h"
 
 struct transduce_model {
     transduce::Model model;
+    transduce::Scorer scorer{model};
 };
 struct transduce_queue {
     std::shared_ptr<transduce::Queue> queue;
@@ -98,6 +100,36 @@ transduce::Time time_after(double seconds) {
     require(!std::isnan(seconds), "seconds: must be a number");
     if (seconds >= kForever) return transduce::Time::max();
     return transduce::Clock::now() + std::chrono::microseconds(int64_t(std::max(seconds, 0.0) * 1e6));
+}
+
+// The lengths of a list of items that lie one behind another, and their ids.
+void check_items(const int32_t* ids, const int64_t* offsets, int64_t n, int64_t most, int32_t n_ids) {
+    require(ids && offsets && offsets[0] == 0, "ids and offsets must not be null, and offsets must start with 0");
+    for (int64_t i = 0; i < n; i++) {
+        require(offsets[i] < offsets[i + 1] && offsets[i + 1] - offsets[i] <= most, "offsets: a sentence is empty or too long");
+        for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) require(0 <= ids[k] && ids[k] < n_ids, "ids: must be tokens of the vocabulary");
+    }
+}
+
+void check(const transduce_config& config, const transduce_pairs& p) {
+    const int64_t most = config.positions == 3 ? std::min(config.max_positions, kMaxSource) : kMaxSource;
+    require(p.n >= 0 && p.n <= INT32_MAX, "n: must be from 0 to 2^31 - 1");
+    require(!p.sources == (config.decoder_only || p.n == 0), "sources: needed by a model with an encoder, and by no other");
+    if (p.n) check_items(p.inputs, p.offsets, p.n, most, config.n_tgt);
+    if (p.sources) check_items(p.sources, p.source_offsets, p.n, most, config.n_src);
+    require(p.n == 0 || p.tokens, "tokens must not be null");
+    for (int64_t k = 0; p.n && k < p.offsets[p.n]; k++) require(-1 <= p.tokens[k] && p.tokens[k] < config.n_tgt, "tokens: must be of the vocabulary, or -1");
+}
+
+std::vector<transduce::Head> heads_of(const transduce_config& config, const int32_t* heads, int32_t n) {
+    require(n >= 0 && n <= 1 << 20 && (n == 0 || (heads && !config.decoder_only)), "heads: must not be null, and need an encoder");
+    std::vector<transduce::Head> found;
+    for (int32_t i = 0; i < n; i++) {
+        found.push_back({heads[2 * i], heads[2 * i + 1]});
+        require(0 <= found[i].layer && found[i].layer < config.n_decoder_layers, "heads: there is no such layer");
+        require(0 <= found[i].head && found[i].head < config.n_heads, "heads: there is no such head");
+    }
+    return found;
 }
 
 }  // namespace
@@ -235,6 +267,18 @@ int32_t transduce_results(transduce_client* client, int64_t* tickets, int32_t* o
             }
         }
         client->client.collected.clear();
+    });
+}
+
+int32_t transduce_score(transduce_model* model, const transduce_pairs* pairs, float* log_probs, const int32_t* heads, int32_t n_heads,
+                        float* weights) {
+    return guarded([&] {
+        require(model && pairs && log_probs, "model, pairs and log_probs must not be null");
+        check(model->model.config, *pairs);
+        const std::vector<transduce::Head> wanted = heads_of(model->model.config, heads, n_heads);
+        require(wanted.empty() == !weights, "weights: must be null if and only if there are no heads");
+        model->scorer.score({pairs->sources, pairs->source_offsets, pairs->inputs, pairs->offsets, pairs->n}, pairs->tokens, log_probs, wanted,
+                            weights);
     });
 }
 

@@ -7,7 +7,6 @@ namespace transduce {
 namespace {
 
 constexpr int kLogitColumns = 512;  // logits of a row that are computed and searched at once, in the L2 cache
-
 constexpr int kReadAtOnce = 512;    // tokens of a prompt
 
 enum { kNoPositions, kSinusoidal, kSinusoidalHalves, kLearned, kRotary };
@@ -203,6 +202,7 @@ void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {
         attend(model_.attention, row, rows, int(s.memory_blocks.size()));
         row += rows;
     }
+    if (captured_) capture(sentences, n, layer);
 }
 
 // ---- encoder, decoder, logits
@@ -248,7 +248,7 @@ void Network::start(const Source* sources, Sentence* const* sentences, int n) {
         Sentence& s = *sentences[i];
         s.ancestors.start();
         if (model_.config.recurrent) s.states.start(model_.config.n_decoder_layers, width_);
-        s.position = 0, s.n_rows = 1;
+        s.position = 0, s.n_rows = 1, s.n_source = sources[i].n;
     }
     if (!model_.config.decoder_only) return encode(sources, sentences, n);
     std::vector<Source> parts(n);
@@ -263,7 +263,7 @@ void Network::start(const Source* sources, Sentence* const* sentences, int n) {
     }
 }
 
-void Network::read(const Source* targets, Sentence* const* sentences, int n) {
+void Network::read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads, float* weights) {
     int rows = 0, n_blocks = 0;
     for (int i = 0; i < n; i++) {
         rows += targets[i].n;
@@ -282,7 +282,9 @@ void Network::read(const Source* targets, Sentence* const* sentences, int n) {
         }
         s.ancestors.start(s.position);
     }
+    heads_wanted_ = &heads, captured_ = weights;
     decode(sentences, n, rows);
+    captured_ = nullptr;
 }
 
 void Network::step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens) {

@@ -13,6 +13,7 @@ namespace transduce {
 struct Sentence {
     std::vector<char*> memory_blocks, blocks;  // keys and values of the source; of the hypotheses
     std::vector<uint16_t> memory_mask;
+    int n_source = 0;
     Ancestors ancestors;
     RecurrentStates states;
     std::vector<int> places;             // of the tokens of this pass
@@ -41,6 +42,11 @@ struct BestWanted {
     bool scores;
 };
 
+// A head of cross-attention.
+struct Head {
+    int layer, head;
+};
+
 // Vectors or angles of positions, computed when they are first needed.
 class Positions {
 public:
@@ -65,11 +71,13 @@ public:
 
     // Starts `n` sentences: fills in the memory of each or, without an encoder, reads its source as the beginning of its target.
     void start(const Source* sources, Sentence* const* sentences, int n);
-    // The next tokens of sentences of one hypothesis each, all at once. Rows are tokens, sentence by sentence.
-    void read(const Source* targets, Sentence* const* sentences, int n);
+    // The next tokens of sentences of one hypothesis each, all at once. Rows are tokens, sentence by sentence. The attention of
+    // `heads` goes to `weights` [heads, tokens, source] of each sentence, one behind another; then the call comes right after
+    // `start` of the same sentences.
+    void read(const Source* targets, Sentence* const* sentences, int n, const std::vector<Head>& heads = {}, float* weights = nullptr);
     // One token of each live hypothesis: rows are hypotheses, sentence by sentence. Takes tokens [rows].
     void step(Sentence* const* sentences, int n, const std::vector<int32_t>& tokens);
-    // After a step: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
+    // After `step` or `read`: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
     // Valid until the next call.
     const RowBest* best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced);
     // Takes back the blocks of a sentence.
@@ -91,6 +99,7 @@ private:
     void attend_to_memory(Sentence* const* sentences, int n, int layer);
     void attend(const AttentionKernels& kernels, int first_row, int n_rows, int n_blocks);
     void point_at(const std::vector<char*>& blocks, int layer);
+    void capture(Sentence* const* sentences, int n, int layer);
 
     void start_best(const std::vector<BestWanted>& parts);
     void take_exact(int first, int rows, bool scores);
@@ -118,6 +127,8 @@ private:
     std::vector<float*> outputs_;
     std::vector<uint16_t> full_mask_;
     CausalMasks causal_;
+    const std::vector<Head>* heads_wanted_ = nullptr;
+    float* captured_ = nullptr;  // null: nothing is wanted
     std::vector<RowBest> best_;
     std::vector<float> best_values_;
     std::vector<int32_t> best_ids_;

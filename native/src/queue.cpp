@@ -3,24 +3,10 @@
 #include <algorithm>
 #include <stdexcept>
 
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
+#include "denormals.h"
 
 namespace transduce {
 namespace {
-
-// Denormal numbers, which do not matter here, cost a hundred cycles each: they count as zero while this lives.
-class FlushDenormals {
-public:
-#if defined(__SSE2__)
-    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-    ~FlushDenormals() { _mm_setcsr(before_); }
-
-private:
-    unsigned before_;
-#endif
-};
 
 constexpr int kTokensAtOnce = 256;  // source tokens that are encoded together
 constexpr auto kLongWait = std::chrono::hours(1);

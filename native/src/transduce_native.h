@@ -130,6 +130,26 @@ TRANSDUCE_API int32_t transduce_collect(transduce_client* client, double seconds
 TRANSDUCE_API int32_t transduce_results(transduce_client* client, int64_t* tickets, int32_t* outcomes, int32_t* counts, int32_t* lengths,
                                         float* log_probs, float* scores, int8_t* finished, int32_t* tokens);
 
+/* ---- Scoring */
+
+/* Pairs of a source and a target. Source i: sources[source_offsets[i]] to sources[source_offsets[i + 1] - 1], with its end; null in a
+ * model without an encoder. The model reads inputs[offsets[i]] to inputs[offsets[i + 1] - 1]; after each of them, `tokens` has the
+ * token whose log-probability is wanted, or -1. */
+typedef struct {
+    const int32_t* sources;
+    const int64_t* source_offsets;
+    const int32_t* inputs;
+    const int32_t* tokens;
+    const int64_t* offsets;
+    int64_t n;
+} transduce_pairs;
+
+/* Log-probabilities in nats, one for each input; 0 where none is wanted. `heads`: n_heads times a decoder layer and a head of its
+ * cross-attention, whose weights [n_heads, inputs, source] of each pair, one pair behind another, go to `weights`; both may be null.
+ * Several threads may score at the same time. */
+TRANSDUCE_API int32_t transduce_score(transduce_model* model, const transduce_pairs* pairs, float* log_probs, const int32_t* heads,
+                                      int32_t n_heads, float* weights);
+
 #ifdef __cplusplus
 }
 #endif
