@@ -12,6 +12,7 @@
 #include "transduce_native.h"
 
 struct transduce_model {
+    transduce_model(const transduce_config& config, const transduce_tensor* tensors, int64_t n) : model(config, tensors, n) {}
     transduce::Model model;
     transduce::Scorer scorer{model};
 };
@@ -149,7 +150,7 @@ const char* transduce_isa(void) {
 int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors, transduce_model** model) {
     return guarded([&] {
         require(config && tensors && model && n_tensors >= 0, "config, tensors and model must not be null");
-        *model = new transduce_model{transduce::Model(*config, tensors, n_tensors)};
+        *model = new transduce_model(*config, tensors, n_tensors);
     });
 }
 

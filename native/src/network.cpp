@@ -184,13 +184,15 @@ void Network::attend_to_history(Sentence* const* sentences, int n, int layer) {
     }
 }
 
-// In place of self-attention: one step of each hypothesis, whose output is added to x.
+// In place of self-attention: one step of each hypothesis, or several of one, whose output is added to x.
 void Network::recur(Sentence* const* sentences, int n, int layer, int rows) {
     const Layer& l = model_.decoder.layers[layer];
     multiplier_.multiply(l.gate_value, before_sublayer(l.self_norm, rows), width_, rows, wide_.data(), wide_stride_);
     for (int i = 0, row = 0; i < n; i++)
-        for (int r = 0; r < sentences[i]->n_rows; r++, row++)
-            kernels_.recur(wide_.data() + row * wide_stride_, sentences[i]->states.at(r, layer), int(width_), x_.data() + row * width_);
+        for (int r = 0, last = sentences[i]->n_rows - 1; r < int(sentences[i]->places.size()); r++, row++) {
+            float* state = sentences[i]->states.at(std::min(r, last), layer);
+            kernels_.recur(wide_.data() + row * wide_stride_, state, int(width_), x_.data() + row * width_);
+        }
 }
 
 void Network::attend_to_memory(Sentence* const* sentences, int n, int layer) {

@@ -51,12 +51,10 @@ void Scorer::score(const Pairs& pairs, const int32_t* tokens, float* log_probs, 
     idle_.push_back(std::move(network));
 }
 
-// ---- what only scoring needs of a pass
-
 // The weights of one head, from the queries of this layer and the keys that `encode` has left in memory_; queries have a factor
 // of log2(e).
 void Network::capture(Sentence* const* sentences, int n, int layer) {
-    const int head_width = model_.head_width, groups = model_.config.n_heads / model_.config.n_kv_heads;
+    const int head_width = model_.heads.head_width, groups = model_.heads.heads / model_.heads.kv_heads;
     float* to = captured_;
     size_t source = 0, row = 0;
     for (int i = 0; i < n; i++) {

@@ -16,6 +16,7 @@ from transduce.decoding.engine import Backend, Deliver, Engine, Hypothesis, Sour
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, why_not
 from transduce.decoding.native_queue import NativeBackend, NativeQueue, native_options
+from transduce.decoding.native_scoring import Head, NativeScorer
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import BatchingBackend
 from transduce.errors import SettingsError
@@ -57,7 +58,9 @@ class NativeEngine:
         learned = native.settings.positions == "learned"
         self._longest = native.settings.max_positions if learned else _MOST_SOURCE
         self._limit = self._longest if learned else 1_000_000
-        self._queue = NativeQueue(native, n_threads=n_threads or n_threads_to_use())
+        n_threads = n_threads or n_threads_to_use()
+        self._queue = NativeQueue(native, n_threads=n_threads)
+        self._scorer = NativeScorer(native, longest=self._longest, n_threads=n_threads)
         self._make_reference, self._lock = reference, threading.Lock()
         self._found: Engine | None = None
 
@@ -80,13 +83,21 @@ class NativeEngine:
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
         """See `Engine.score`."""
-        return self._reference().score(pairs, batch_tokens=batch_tokens)
+        if not all(self._scorer.takes(pair.src, pair.tgt) for pair in pairs):
+            return self._reference().score(pairs, batch_tokens=batch_tokens)
+        return self._scorer.score(pairs)
 
     def score_rows(
         self, rows: Sequence[RowExample], *, separate: bool, batch_tokens: int | None = None
     ) -> list[list[float]]:
         """See `Engine.score_rows`."""
-        return self._reference().score_rows(rows, separate=separate, batch_tokens=batch_tokens)
+        if not all(len(row.ids) and self._scorer.takes(row.ids[1:]) for row in rows):
+            return self._reference().score_rows(rows, separate=separate, batch_tokens=batch_tokens)
+        return self._scorer.score_rows(rows, separate=separate)
+
+    def attention(self, pairs: Sequence[Example], heads: Sequence[Head]) -> list[np.ndarray]:
+        """Weights of cross-attention of each pair, [heads, targets, sources]: see `NativeScorer.attention`."""
+        return self._scorer.attention(pairs, heads)
 
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 4
+_ABI_VERSION = 5
 _NAME = "libtransduce_native.so"
 _INVALID = 1
 

@@ -1,0 +1,162 @@
+"""Log-probabilities of given outputs, and attention weights, from the C++ library."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transduce.config import GPTSettings
+from transduce.data.examples import Example, Ids, RowExample
+from transduce.decoding.native_library import check
+from transduce.decoding.native_model import NativeModel
+from transduce.text.special import BOS, EOS, PAD
+
+Head = tuple[int, int]
+"""A decoder layer and a head of its cross-attention, both from 0."""
+
+_SHARE = 4096  # tokens that a thread scores before it takes more
+
+
+class _Pairs(ctypes.Structure):
+    """`transduce_pairs` of native/src/transduce_native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("sources", "source_offsets", "inputs", "tokens", "offsets")),
+        ("n", ctypes.c_int64),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What the model reads, and the token after each input whose log-probability is wanted (-1: none)."""
+
+    source: Ids
+    inputs: Ids
+    tokens: Ids
+
+    @property
+    def size(self) -> int:
+        return len(self.source) + len(self.inputs)
+
+
+class NativeScorer:
+    """Scores with a native model. Safe to call from several threads."""
+
+    def __init__(self, native: NativeModel, *, longest: int, n_threads: int) -> None:
+        """`longest`: most tokens that the model takes."""
+        self._native, self._longest, self._n_threads = native, longest, n_threads
+        settings = native.settings
+        self._begin = EOS if isinstance(settings, GPTSettings) and settings.one_end else BOS
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        library, pointer = native.library, ctypes.c_void_p
+        library.transduce_score.argtypes = [*[pointer] * 4, ctypes.c_int32, pointer]
+
+    def takes(self, *sides: Ids) -> bool:
+        """Whether the library scores these ids: without padding inside, and not too long with an end."""
+        return all(len(ids) < self._longest and PAD not in ids for ids in sides)
+
+    def score(self, pairs: Sequence[Example]) -> list[list[float]]:
+        """See `Engine.score`; `takes` must be true of both sides of each pair."""
+        return [found.tolist() for found, _ in self._map([_pair(pair) for pair in pairs], ())]
+
+    def score_rows(self, rows: Sequence[RowExample], *, separate: bool) -> list[list[float]]:
+        """See `Engine.score_rows`; `takes` must be true of the ids."""
+        items, owners = list[_Item](), list[int]()
+        for number, row in enumerate(rows):
+            ids = np.asarray(row.ids)
+            tokens = np.where(np.equal(row.targets, PAD), -1, row.targets)
+            # A document sees nothing of the others, and its positions count from its own beginning.
+            starts = {0, *np.flatnonzero(ids == BOS).tolist(), len(ids)} if separate else {0, len(ids)}
+            ids = np.where(ids == BOS, self._begin, ids)
+            places = sorted(starts)
+            for start, stop in itertools.pairwise(places):
+                items.append(_Item((), ids[start:stop].tolist(), tokens[start:stop].tolist()))
+                owners.append(number)
+        found: list[list[float]] = [[] for _ in rows]
+        for number, (log_probs, _) in zip(owners, self._map(items, ()), strict=True):
+            found[number] += log_probs.tolist()
+        return found
+
+    def attention(self, pairs: Sequence[Example], heads: Sequence[Head]) -> list[np.ndarray]:
+        """Weights of cross-attention of each pair: [heads, targets, sources], with the ends of both sides.
+
+        Row t has the weights with which target token t is predicted.
+        """
+        return [weights for _, weights in self._map([_pair(pair) for pair in pairs], heads)]
+
+    def _map(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Log-probabilities and weights of each item, in order."""
+        shares: list[list[int]] = [[]]
+        room = _SHARE
+        for place in sorted(range(len(items)), key=lambda i: -items[i].size):
+            if room < items[place].size and shares[-1]:
+                shares.append([])
+                room = _SHARE
+            shares[-1].append(place)
+            room -= items[place].size
+        found: list[Any] = [None] * len(items)
+
+        def work(share: list[int]) -> None:
+            for place, one in zip(share, self._score([items[i] for i in share], heads), strict=True):
+                found[place] = one
+
+        list(self._mapper(len(shares))(work, shares))
+        return found
+
+    def _mapper(self, n_shares: int) -> Callable[..., Any]:
+        """`map`, on several threads where that helps."""
+        if n_shares == 1 or self._n_threads == 1:
+            return map
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._n_threads, thread_name_prefix="score")
+        return self._pool.map
+
+    def _score(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The same in this thread."""
+        sources, source_offsets = _packed([item.source for item in items])
+        inputs, offsets = _packed([item.inputs for item in items])
+        tokens, _ = _packed([item.tokens for item in items])
+        sizes = [len(heads) * len(item.inputs) * len(item.source) for item in items]
+        log_probs, weights = np.zeros(len(inputs), np.float32), np.empty(sum(sizes), np.float32)
+        given = np.array(heads, np.int32)
+        pairs = _Pairs(n=len(items))
+        if len(sources):
+            pairs.sources, pairs.source_offsets = sources.ctypes.data, source_offsets.ctypes.data
+        pairs.inputs, pairs.tokens, pairs.offsets = (x.ctypes.data for x in (inputs, tokens, offsets))
+        code = self._native.library.transduce_score(
+            self._native.handle,
+            ctypes.byref(pairs),
+            log_probs.ctypes.data,
+            given.ctypes.data if heads else None,
+            len(heads),
+            weights.ctypes.data if heads else None,
+        )
+        check(self._native.library, code)
+        stops = np.cumsum(sizes)
+        return [
+            (
+                log_probs[offsets[i] : offsets[i + 1]],
+                weights[stop - size : stop].reshape(len(heads), len(item.inputs), len(item.source)),
+            )
+            for i, (item, size, stop) in enumerate(zip(items, sizes, stops, strict=True))
+        ]
+
+
+def _pair(pair: Example) -> _Item:
+    return _Item((*pair.src, EOS), (BOS, *pair.tgt), (*pair.tgt, EOS))
+
+
+def _packed(rows: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
+    """All rows one behind another, and where each begins and the last one ends."""
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets

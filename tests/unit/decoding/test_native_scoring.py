@@ -1,0 +1,141 @@
+"""Scores of the native library against PyTorch: random models, any batch, any input."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from native_engines import engine_for
+from oracle.stand_in import untrained
+from transduce.config import Settings
+from transduce.data.batch import collate
+from transduce.data.examples import Example, RowExample
+from transduce.decoding.native_library import load_library
+from transduce.decoding.native_model import NativePrecision
+from transduce.decoding.native_scoring import _Pairs
+from transduce.decoding.torch_engine import TorchEngine
+from transduce.errors import SettingsError
+from transduce.inspection.attention import attention_maps
+from transduce.text.special import BOS, EOS, PAD
+
+pytestmark = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
+N_TOKENS = 700
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    "paper": {"d_model": 64, "d_ff": 128, "n_heads": 2},
+    "odd": {
+        **{"d_model": 42, "d_ff": 33, "n_heads": 6, "n_kv_heads": 3, "n_encoder_layers": 1, "n_decoder_layers": 3},
+        **{"positions": "learned", "max_positions": 90, "residual": "pre", "output_bias": True, "tie": "none"},
+    },
+}
+TRANSLATORS["ssru"] = TRANSLATORS["paper"] | {"decoder_self": "ssru"}
+GPTS: dict[str, dict[str, Any]] = {
+    "gpt2": {"positions": "learned", "max_positions": 150, "one_end": True, "activation": "gelu_tanh"},
+    "rotary": {"positions": "rotary", "n_heads": 8, "n_kv_heads": 2, "norm": "rms", "bias": False, "tie": "none"},
+}
+
+
+@cache
+def model_of(name: str) -> tuple[Settings, nn.Module]:
+    if name in GPTS:
+        sizes = {"kind": "gpt", "d_model": 64, "d_ff": 96, "n_heads": 2, "n_decoder_layers": 2, "residual": "pre"}
+        settings = Settings.from_mapping({"task": "causal", "model": sizes | GPTS[name]})
+    else:
+        settings = Settings.from_mapping({"model": {"n_encoder_layers": 2, "n_decoder_layers": 2} | TRANSLATORS[name]})
+    return settings, untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
+
+
+@cache
+def pairs(n: int = 30, *, longest: int = 80) -> list[Example]:
+    pick = random.Random(2)
+    lengths = [(0, 0), (0, 5), (5, 0), (1, 1), (16, 15), (15, 16), (longest, longest)]
+    lengths += [(pick.randint(1, 40), pick.randint(1, 40)) for _ in range(n)]
+    return [Example(*([pick.randrange(4, N_TOKENS) for _ in range(m)] for m in both)) for both in lengths]
+
+
+@cache
+def rows(n: int = 20, *, longest: int = 150) -> list[RowExample]:
+    pick = random.Random(3)
+    found = []
+    for length in [1, 2, 16, 17, longest, *(pick.randint(1, longest) for _ in range(n))]:
+        ids = [pick.choice([BOS, EOS, *[pick.randrange(4, N_TOKENS)] * 20]) for _ in range(length + 1)]
+        found.append(RowExample(np.array(ids[:-1]), np.array([PAD if i == BOS else i for i in ids[1:]])))
+    return found
+
+
+def assert_close(ours: list[list[float]], theirs: list[list[float]], *, tolerance: float) -> None:
+    assert [len(row) for row in ours] == [len(row) for row in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 2e-4), ("float32-fast", 5e-3), ("int8", 1.5)])
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_scores_are_those_of_pytorch(name: str, precision: NativePrecision, tolerance: float) -> None:
+    settings, model = model_of(name)
+    ours = engine_for(model, settings, precision=precision).score(pairs())
+    assert_close(ours, TorchEngine(model, settings.decoding).score(pairs()), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("name", GPTS)
+def test_scores_of_running_text_are_those_of_pytorch(name: str, separate: bool) -> None:
+    settings, model = model_of(name)
+    ours = engine_for(model, settings).score_rows(rows(), separate=separate)
+    assert_close(ours, TorchEngine(model, settings.decoding).score_rows(rows(), separate=separate), tolerance=2e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
+def test_a_score_is_bit_identical_alone_and_in_any_batch(precision: NativePrecision) -> None:
+    for name in (*TRANSLATORS, *GPTS):
+        one, two = (engine_for(*reversed(model_of(name)), precision=precision, n_threads=n) for n in (1, 2))  # type: ignore[arg-type]
+        if name in TRANSLATORS:
+            many = pairs() * 4
+            alone = [one.score([pair])[0] for pair in pairs()] * 4
+            assert one.score(many) == two.score(many) == alone
+        else:
+            alone = [one.score_rows([row], separate=True)[0] for row in rows()] * 2
+            assert two.score_rows(rows() * 2, separate=True) == alone
+    assert one.score([]) == []
+
+
+def test_padding_and_long_sentences_are_scored_by_pytorch() -> None:
+    settings, model = model_of("odd")
+    engine, reference = engine_for(model, settings), TorchEngine(model, settings.decoding)
+    unusual = [Example([5, PAD, 6], [7]), Example([5], [7, PAD, 8])]
+    assert engine.score(unusual) == reference.score(unusual)
+    with pytest.raises(ValueError, match="90 learned positions"):  # as PyTorch's engine
+        engine.score([Example([5] * 90, [6])])
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_attention_is_that_of_pytorch(name: str) -> None:
+    settings, model = model_of(name)
+    heads = [(1, 0), (0, 1), (1, settings.model.n_heads - 1), (1, 0)]
+    for pair, weights in zip(pairs(), engine_for(model, settings).attention(pairs(), heads), strict=True):
+        batch = collate([pair])
+        recorded = attention_maps(model, batch.src, batch.tgt_in).cross
+        assert recorded is not None
+        assert weights.shape == (len(heads), len(pair.tgt) + 1, len(pair.src) + 1)
+        for one, (layer, head) in zip(weights, heads, strict=True):
+            np.testing.assert_allclose(one, recorded[layer][head], atol=1e-4)
+
+
+def test_hostile_requests_are_refused() -> None:
+    settings, model = model_of("odd")
+    engine = engine_for(model, settings)
+    for heads in ([(3, 0)], [(0, 6)], [(-1, 0)]):
+        with pytest.raises(SettingsError, match="heads"):
+            engine.attention(pairs(), heads)
+    for ids in ([N_TOKENS], [-1], [5] * 91):
+        for pair in (Example(ids, [5]), Example([5], ids)):
+            with pytest.raises(SettingsError):
+                engine.attention([pair], [])
+    library, null = engine._library, ctypes.c_void_p()
+    assert library.transduce_score(null, null, null, null, 0, null) == 1
+    assert library.transduce_score(engine._native.handle, ctypes.byref(_Pairs(n=1)), null, null, 0, null) == 1
