@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from transduce.config import DecodingSettings, resolve_preset
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.engine import Backend, Deliver, Engine, Hypothesis, Source, Watch

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
+from transduce.data.examples import Ids
 from transduce.errors import SettingsError, TransduceError
 
 _ABI_VERSION = 5
@@ -74,3 +77,10 @@ def check(library: ctypes.CDLL, code: int) -> None:
     if code:
         message = library.transduce_last_error().decode(errors="replace")
         raise SettingsError(message) if code == _INVALID else TransduceError(f"native library: {message}")
+
+
+def packed(rows: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids one behind another (int32), and where each begins and the last ends (int64)."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+    return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets

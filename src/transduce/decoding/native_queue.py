@@ -14,7 +14,7 @@ import numpy as np
 
 from transduce.config import DecodingSettings
 from transduce.decoding.engine import OUTCOMES, PATIENCE, Deliver, Event, Hypothesis, Order, Source
-from transduce.decoding.native_library import check
+from transduce.decoding.native_library import check, packed
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.options import TranslationOptions
 from transduce.errors import TransduceError
@@ -167,7 +167,7 @@ class NativeClient:
         if os.getpid() != self._pid:
             raise TransduceError("a translation queue cannot be used after a fork; open another one")
         n = len(sources)
-        ids, offsets = _packed([(*source.ids, EOS) for source in sources])
+        ids, offsets = packed([(*source.ids, EOS) for source in sources])
         limits = np.fromiter((source.limit for source in sources), np.int32, n)
         arrays = [array.ctypes.data for array in (ids, offsets)]
         sentences = Sentences(*arrays, None, None, limits.ctypes.data, n)
@@ -222,13 +222,6 @@ class NativeClient:
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.free()
-
-
-def _packed(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids one behind another, and where each begins and the last ends."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
-    return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets
 
 
 def _event(ticket: int, code: int, hypotheses: list[Hypothesis]) -> Event:

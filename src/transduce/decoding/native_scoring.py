@@ -14,7 +14,7 @@ import numpy as np
 
 from transduce.config import GPTSettings
 from transduce.data.examples import Example, Ids, RowExample
-from transduce.decoding.native_library import check
+from transduce.decoding.native_library import check, packed
 from transduce.decoding.native_model import NativeModel
 from transduce.text.special import BOS, EOS, PAD
 
@@ -122,9 +122,9 @@ class NativeScorer:
 
     def _score(self, items: Sequence[_Item], heads: Sequence[Head]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The same in this thread."""
-        sources, source_offsets = _packed([item.source for item in items])
-        inputs, offsets = _packed([item.inputs for item in items])
-        tokens, _ = _packed([item.tokens for item in items])
+        sources, source_offsets = packed([item.source for item in items])
+        inputs, offsets = packed([item.inputs for item in items])
+        tokens, _ = packed([item.tokens for item in items])
         sizes = [len(heads) * len(item.inputs) * len(item.source) for item in items]
         log_probs, weights = np.zeros(len(inputs), np.float32), np.empty(sum(sizes), np.float32)
         given = np.array(heads, np.int32)
@@ -153,10 +153,3 @@ class NativeScorer:
 
 def _pair(pair: Example) -> _Item:
     return _Item((*pair.src, EOS), (BOS, *pair.tgt), (*pair.tgt, EOS))
-
-
-def _packed(rows: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
-    """All rows one behind another, and where each begins and the last one ends."""
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets

@@ -136,6 +136,6 @@ def test_hostile_requests_are_refused() -> None:
         for pair in (Example(ids, [5]), Example([5], ids)):
             with pytest.raises(SettingsError):
                 engine.attention([pair], [])
-    library, null = engine._library, ctypes.c_void_p()
+    library, null = engine._scorer._native.library, ctypes.c_void_p()
     assert library.transduce_score(null, null, null, null, 0, null) == 1
-    assert library.transduce_score(engine._native.handle, ctypes.byref(_Pairs(n=1)), null, null, 0, null) == 1
+    assert library.transduce_score(engine._scorer._native.handle, ctypes.byref(_Pairs(n=1)), null, null, 0, null) == 1
