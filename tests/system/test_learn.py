@@ -14,11 +14,11 @@ from transduce.decoding.search import beam_search
 from transduce.runs.folder import RunFolder
 
 VOCAB_SIZE = 16
-STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 8}
+STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 6}
 MODEL = {"d_model": 64, "d_ff": 128, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}
 TRAINING = {
     "optimizer": "muon", "label_smoothing": 0.0, "ema_decay": 0.98, "lr": 5e-3, "matrix_lr": 0.02,
-    "batch_tokens": 512, "micro_batch_tokens": 512, "max_updates": 700, "valid_updates": 350, "warmup_updates": 30,
+    "batch_tokens": 512, "micro_batch_tokens": 512, "max_updates": 350, "valid_updates": 175, "warmup_updates": 30,
 }  # fmt: skip
 
 
@@ -34,10 +34,14 @@ def one_thread() -> Any:
 @pytest.mark.parametrize(
     ("reverse", "options", "training"),
     [
-        (False, {"residual": "post"}, {"optimizer": "adam"}),
+        (False, {"residual": "post"}, {"optimizer": "adam", "max_updates": 500, "valid_updates": 250}),
         (True, {"residual": "pre"}, {}),
-        (False, {"residual": "pre", "positions": "alibi", "decoder_self": "ssru"}, {}),
-        (False, {"residual": "pre", "positions": "t5", "window": 4}, {"max_updates": 250, "valid_updates": 125}),
+        (
+            False,
+            {"residual": "pre", "positions": "alibi", "decoder_self": "ssru"},
+            {"max_updates": 420, "valid_updates": 210},
+        ),
+        (False, {"residual": "pre", "positions": "t5", "window": 4}, {"max_updates": 240, "valid_updates": 120}),
     ],
     ids=["as in the paper", "reverse, pre-norm", "ALiBi and SSRU", "T5 and a window"],
 )

@@ -23,7 +23,7 @@ from transduce.decoding.engine import Hypothesis
 from transduce.decoding.search import beam_search
 
 SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 2}
-N_TOKENS = 700
+N_TOKENS = 300
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {},
     "modern": {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1},
@@ -39,7 +39,7 @@ def model_of(name: str) -> nn.Module:
 
 
 @cache
-def sentences(n: int = 40) -> list[list[int]]:
+def sentences(n: int = 24) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
     lengths = [1, 2, 15, 16, 17, 31, 32, 33, *torch.randint(1, 40, (n - 8,), generator=generator).tolist()]
     return [torch.randint(4, N_TOKENS, (length,), generator=generator).tolist() for length in lengths]
@@ -47,7 +47,7 @@ def sentences(n: int = 40) -> list[list[int]]:
 
 def search(name: str, chosen: list[int], *, beam: int) -> list[list[Hypothesis]]:
     ids = [sentences()[i] for i in chosen]
-    limits = [min(2 * len(i) + 4, 24) for i in ids]
+    limits = [min(2 * len(i) + 4, 14) for i in ids]
     return beam_search(model_of(name), pad_sources(ids), max_length=limits, beam=beam, n_best=min(beam, 2))
 
 
@@ -56,10 +56,10 @@ def alone(name: str, i: int, beam: int) -> list[Hypothesis]:
     return search(name, [i], beam=beam)[0]
 
 
-@pytest.mark.parametrize("beam", [1, 2, 5])
+@pytest.mark.parametrize("beam", [1, 5])
 @pytest.mark.parametrize("name", MODELS)
-@hypothesis_settings(max_examples=12, deadline=None)
-@given(chosen=st.lists(st.integers(0, 39), min_size=2, max_size=30))
+@hypothesis_settings(max_examples=8, deadline=None)
+@given(chosen=st.lists(st.integers(0, 23), min_size=2, max_size=20))
 def test_neighbours_order_and_padding_change_nothing(name: str, beam: int, chosen: list[int]) -> None:
     for i, found in zip(chosen, search(name, chosen, beam=beam), strict=True):
         assert found == alone(name, i, beam)  # ids, and scores bit by bit
@@ -71,7 +71,7 @@ def test_cut_off_hypotheses_stay_behind_finished_ones() -> None:
 
 
 def test_the_outputs_under_test_are_diverse() -> None:
-    found = [alone(name, i, 5)[0] for name in MODELS for i in range(40)]
+    found = [alone(name, i, 5)[0] for name in MODELS for i in range(24)]
     assert len({h.ids for h in found}) > 40
     assert {h.finished for h in found} == {True, False}
     assert len({len(h.ids) for h in found}) > 5
