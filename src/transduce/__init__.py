@@ -10,6 +10,7 @@ _LAZY = {
     "GenerationOptions": "transduce.decoding.options",
     "Generator": "transduce.decoding.generator",
     "MaskFiller": "transduce.decoding.mask_filler",
+    "RayCluster": "transduce.decoding.bulk_ray",
     "Sampling": "transduce.decoding.options",
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",

@@ -19,7 +19,7 @@ from pathlib import Path
 import zstandard
 
 from fuzz.mutations import ARRAYS, BYTES, JSON, JSONL, PIECES, TENSORS, TEXT, TMX, TOML, Mutation
-from fuzz.originals import PACK
+from fuzz.originals import BULK, PACK
 
 Command = Callable[[Path, Path], list[str]]
 """Makes the arguments of a command from the case's folder and the damaged file."""
@@ -53,6 +53,10 @@ class Case:
 
 def _translate(folder: Path, file: Path) -> list[str]:
     return ["translate", str(folder / "finished"), str(folder.parent / "in.txt"), "--beam", "1", "--max-length", "3"]
+
+
+def _bulk(folder: Path, file: Path) -> list[str]:
+    return [*BULK, str(folder / "finished"), str(folder / "lines.txt"), "--output-dir", str(folder / "bulk")]
 
 
 def _fill(folder: Path, file: Path) -> list[str]:
@@ -123,6 +127,8 @@ TARGETS = (
     Target("run: config", "translation", ("finished/config.json",), _translate, 14, True),
     Target("run: SentencePiece", "translation", ("finished/tokenizer.model",), _translate, 18, True),
     Target("run: weights", "translation", ("finished/model.safetensors",), _translate, 16, True),
+    Target("run: precisions", "translation", ("finished/precisions.json",), _translate, 4, True),
+    Target("bulk translation", "translation", ("bulk/.transduce/*",), _bulk, 8, True),
     Target("run: records", "translation", tuple(f"finished/{name}" for name in ("metrics.jsonl", "*.json", "report.html", "README.md", "recipe.toml", "model.safetensors")), _train("finished"), 8, True),
     Target("run: half-way", "translation", ("halfway/*",), _train("halfway"), 2, True),
     Target("run: checkpoint", "translation", ("halfway/checkpoints/*/*",), _train("halfway"), 5, True),
@@ -165,7 +171,18 @@ def mutations_of(file: Path) -> dict[str, Mutation]:
         return ARRAYS
     if name.endswith((".model", ".spm")):
         return JSON if file.read_bytes()[:1] == b"{" else PIECES
+    if name.endswith(".journal"):
+        return {"line with a valid checksum": _journal_line}
     return TMX if name.endswith(".tmx") else TEXT if name.endswith((".txt", ".tsv", ".html", ".md")) else {}
+
+
+def _journal_line(content: bytes, draw: random.Random) -> bytes:
+    """Other JSON in a line, behind its checksum."""
+    lines = content.splitlines(keepends=True)
+    place = draw.randrange(len(lines))
+    text = JSON[draw.choice(sorted(JSON))](lines[place][9:-1], draw).replace(b"\n", b" ")
+    lines[place] = b"%08x %s\n" % (zlib.crc32(text), text)
+    return b"".join(lines)
 
 
 def make_case(original: Path, folder: Path, target: Target, draw: random.Random) -> Case:

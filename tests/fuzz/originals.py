@@ -35,6 +35,9 @@ PAIRS = ("data.max_length=64", "training.valid_bleu_sentences=0")  # for transla
 TEXT = "A dog sleeps.\nThe cat reads a book in the garden.\n\nTwo men play.\n"
 
 
+BULK = ("translate", "--beam", "1", "--max-length", "3", "--device", "cpu")
+
+
 def done(*arguments: object) -> None:
     result = transduce(*arguments)
     assert result.code == 0, result.err
@@ -55,6 +58,24 @@ def stopped_after_one_update() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def stopped_after_two_chunks() -> Iterator[None]:
+    """Stop a bulk translation, of a line per chunk, with SIGTERM."""
+    from transduce.decoding import bulk
+    from transduce.decoding.bulk_journal import Shard
+
+    append, left = Shard.append, [2]
+
+    def last(*args: Any, **kwargs: Any) -> None:
+        append(*args, **kwargs)
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with mock.patch.object(Shard, "append", last), mock.patch.object(bulk, "CHUNK_LINES", 1):
+        yield
+
+
 def _train(folder: Path, arguments: list[Any], *more: str) -> None:
     """Make `finished` and `halfway` in a folder, and store the command's arguments in command.json."""
     command = ["train", *arguments, "--quiet", *(part for value in (*SETTINGS, *more) for part in ("--set", value))]
@@ -68,7 +89,11 @@ def translation(folder: Path) -> None:
     src, tgt = write_corpus(folder, "train", 40)
     test = write_corpus(folder, "test", 4, split="test")
     sides = ["--src", src, "--tgt", tgt, "--valid-src", test[0], "--valid-tgt", test[1], "--test-src", test[0], "--test-tgt", test[1]]  # fmt: skip
-    _train(folder, sides, *PAIRS, "training.keep_checkpoints=1")
+    _train(folder, sides, *PAIRS, "training.keep_checkpoints=1", "training.valid_bleu_sentences=2")
+    lines = folder / "lines.txt"
+    lines.write_text(TEXT, encoding="utf-8")
+    with stopped_after_two_chunks():
+        assert transduce(*BULK, folder / "finished", lines, "--output-dir", folder / "bulk").code == 143
 
 
 def averaged(folder: Path) -> None:

@@ -7,12 +7,15 @@ import gzip
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +76,8 @@ def start(folder: Path, out: str, *options: str) -> tuple[multiprocessing.Proces
 def progress(out: Path) -> int:
     """Bytes of all outputs, finished and partial."""
     with contextlib.suppress(OSError):
-        return sum(path.stat().st_size for path in [*out.glob("*.*"), *out.glob(".transduce/*.partial")])
+        files = [path for path in out.iterdir() if path.is_file()] + [*out.glob(".transduce/*.partial")]
+        return sum(path.stat().st_size for path in files)
     return 0
 
 
@@ -138,15 +142,19 @@ def test_kills_at_random_moments_change_nothing(workers: int, folder: Path, whol
 def process(
     request: pytest.FixtureRequest, folder: Path, whole: dict[str, bytes]
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A translation started from a shell, at a moment when something is written."""
-    workers, out = str(request.param), f"stopped-{request.node.name}"
+    """A translation by one or two processes, or on a Ray cluster, at a moment when something is written."""
+    out = f"stopped-{request.node.name}"
+    if request.param == "ray":
+        options = ["--ray", request.getfixturevalue("cluster").address]
+    else:
+        options = ["--workers", str(request.param)]
     code = f"""
 from transduce.__main__ import main
 from transduce.decoding import bulk
 bulk.CHUNK_LINES = {CHUNK_LINES}
 main()"""
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *command(folder, out, "--workers", workers)],
+        [sys.executable, "-c", code, *command(folder, out, *options)],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -195,10 +203,68 @@ def test_a_killed_worker_is_reported_and_the_same_command_resumes(
     assert outputs(out) == whole
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of one core each."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: the paths of its sockets have a limit
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # for Ray, this machine is 127.0.0.1
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_USAGE_STATS_REPORT_URL", "http://127.0.0.1:9")  # it would report that they are disabled
+        Path(folder, "ray_bootstrap_config.yaml").touch()  # it would ask the network which cloud this is
+        patch.setenv("HOME", folder)
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder, "include_dashboard": False})
+        try:
+            cluster.add_node(**node)
+            yield cluster
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.loopback
+@pytest.mark.parametrize("process", ["ray"], indirect=True)
+def test_a_killed_node_of_a_ray_cluster_changes_nothing(
+    process: tuple[subprocess.Popen[str], Path], cluster: Any, whole: dict[str, bytes]
+) -> None:
+    translation, out = process
+    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+    before = progress(out)
+    _, err = translation.communicate(timeout=120)
+    assert translation.returncode == 0, err
+    assert "lost the worker on " in err and "1 are left" in err and "Traceback" not in err
+    assert 0 < before < sum(map(len, whole.values()))
+    assert outputs(out) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.loopback
+@pytest.mark.parametrize(
+    ("process", "number"), [("ray", signal.SIGTERM), ("ray", signal.SIGKILL)], indirect=["process"]
+)
+def test_a_stopped_translation_on_a_ray_cluster_resumes(
+    process: tuple[subprocess.Popen[str], Path], number: int, folder: Path, whole: dict[str, bytes]
+) -> None:
+    translation, out = process
+    translation.send_signal(number)
+    _, err = translation.communicate(timeout=60)
+    assert translation.returncode == (143 if number == signal.SIGTERM else -number), err
+    assert outputs(out) != whole and "Traceback" not in err
+    done = transduce(*command(folder, out.name))
+    assert done.code == 0, done.err
+    assert outputs(out) == whole
+
+
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     for options, message in (
         (("x", "-o", "y", "--output-dir", "z"), "--output and --output-dir"),
-        (("x", "--workers", "2"), "--workers is for --output-dir"),
+        (("x", "--ray", "auto"), "--workers and --ray are for --output-dir"),
+        (("x", "--workers", "2"), "--workers and --ray are for --output-dir"),
         (("--output-dir", "z"), "needs the names of files"),
     ):
         done = transduce("translate", tmp_path / "run", *options)

@@ -17,6 +17,7 @@ import torch
 
 from system.commands import small, transduce, write_corpus
 from transduce import Translator
+from transduce.decoding.native_library import load_library
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 
@@ -45,6 +46,7 @@ def run(texts: Path) -> Path:
 def test_a_run_folder_contains_the_model_and_its_records(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     records = {"recipe.toml", "config.json", "metrics.jsonl", "data.json", "scores.json", "samples.json", "report.html"}
+    records |= set() if isinstance(load_library(), str) else {"precisions.json"}
     assert names == records | {
         "manifest.json",
         "model.safetensors",
@@ -170,7 +172,7 @@ def test_sampling_depends_on_the_seed(run: Path, texts: Path) -> None:
 
 
 def test_score_equals_the_score_of_the_search(run: Path, texts: Path, tmp_path: Path) -> None:
-    options = ["--beam", "2", "--length-penalty", "0", "--max-length", "60", "--json"]
+    options = ["--beam", "2", "--length-penalty", "0", "--max-length", "60", "--json", "--precision", "float32"]
     values = [json.loads(line) for line in transduce("translate", run, texts / "test.en", *options).out.splitlines()]
     found = {v["src"]: v["candidates"][0] for v in values if v["candidates"][0]["finished"]}
     assert all(candidate["score"] == pytest.approx(candidate["log_prob"]) for candidate in found.values())
@@ -191,7 +193,8 @@ def test_score_equals_the_score_of_the_search(run: Path, texts: Path, tmp_path: 
 def test_evaluate_equals_sacrebleu_of_the_translations(run: Path, texts: Path, tmp_path: Path) -> None:
     files = ["--src", texts / "test.en", "--ref", texts / "test.de"]
     value = json.loads(transduce("evaluate", run, *files, "--json", "-o", tmp_path / "out.de").out)
-    assert (tmp_path / "out.de").read_text(encoding="utf-8") == transduce("translate", run, texts / "test.en").out
+    translated = transduce("translate", run, texts / "test.en", "--precision", "float32")
+    assert (tmp_path / "out.de").read_text(encoding="utf-8") == translated.out
     command = [
         sys.executable,
         "-m",
@@ -210,6 +213,23 @@ def test_evaluate_equals_sacrebleu_of_the_translations(run: Path, texts: Path, t
         assert value[name]["signature"] == found["signature"]
     trained = json.loads((run / "scores.json").read_text())["sets"][0]["scores"]
     assert trained["chrf"]["value"] == pytest.approx(value["chrf"]["value"])
+
+
+def test_precisions_are_measured_once_and_stated(run: Path, texts: Path, tmp_path: Path) -> None:
+    if isinstance(load_library(), str):
+        pytest.skip("the native library is not built")
+    stored = json.loads((run / "precisions.json").read_text())
+    assert stored["sentences"] == 4 and set(stored["bleu"]) == {"float32", "float32-fast", "int8"}
+    assert json.loads((run / "scores.json").read_text())["sets"][0]["search"]["precision"] == "float32"
+    shutil.copytree(run, tmp_path / "run")
+    files = ["--src", texts / "test.en", "--ref", texts / "test.de"]
+    done = transduce("evaluate", tmp_path / "run", *files, "--precision", "int8", "--measure-precisions", "--json")
+    found = json.loads(done.out)
+    assert found["precision"] == "int8" and found["bleu"]["value"] == pytest.approx(found["precisions"]["int8"])
+    stored = json.loads((tmp_path / "run" / "precisions.json").read_text())
+    assert stored["bleu"] == found["precisions"] and not (tmp_path / "run" / ".lock").exists()
+    lines = transduce("evaluate", run, *files).out
+    assert "\nprecision float32\n" in lines and "BLEU by precision" not in lines
 
 
 def test_evaluate_against_another_run_or_its_output(run: Path, texts: Path) -> None:

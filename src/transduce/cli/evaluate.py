@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json
 from transduce.errors import SettingsError
 
-_SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens"})
+_SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens", "--precision"})
 """Options without effect if the translations are given."""
 _INPUTS = {"--src": "--src and --ref", "--text": "--text", "--labels": "--labels"}
 _NAMES = {"lowercase": "--lowercase or --cased"}
@@ -45,6 +45,16 @@ class EvaluationOptions:
     max_length: opt.MaxLength = None
     length_penalty: opt.LengthPenalty = None
     batch_tokens: opt.BatchTokens = None
+    precision: Annotated[
+        str | None, opt.option(help="Precision of translation; see `transduce translate` (default: float32).")
+    ] = None
+    measure_precisions: Annotated[
+        bool | None,
+        opt.option(
+            "--measure-precisions",
+            help="Also compute BLEU of each precision on these files, and store it in RUN for --precision auto.",
+        ),
+    ] = None
     device: opt.Device = "auto"
 
     def given(self) -> set[str]:
@@ -60,6 +70,7 @@ def evaluate(options: EvaluationOptions, json: opt.Json = False) -> None:
     \b
     transduce evaluate runs/x --src test.en --ref test.de
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
+    transduce evaluate runs/imported --src valid.en --ref valid.de --measure-precisions
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none
     transduce evaluate runs/book --text other.txt
     transduce evaluate runs/bert --text other.txt
@@ -92,12 +103,18 @@ def _translation_scores(options: EvaluationOptions) -> Any:
         batch_tokens=options.batch_tokens,
     )
 
-    def translate(system: Path, sources: Sequence[str]) -> list[str]:
-        return [found.text for found in Translator.load(system, device=options.device).translate(sources, decoding)]
+    used: list[str] = []
 
-    return evaluate_translations(
+    def translate(system: Path, sources: Sequence[str]) -> list[str]:
+        precision = cast(Any, options.precision or "float32")  # `load` checks it
+        translator = Translator.load(system, device=options.device, precision=precision)
+        used.append(translator.precision)
+        return [found.text for found in translator.translate(sources, decoding)]
+
+    files = (options.src, options.ref)
+    found = evaluate_translations(
         options.run,
-        (options.src, options.ref),
+        files,
         translate=translate,
         hypotheses=options.hyp,
         against=options.against,
@@ -105,6 +122,21 @@ def _translation_scores(options: EvaluationOptions) -> Any:
         lowercase=options.lowercase,
         output=options.output,
     )
+    bleu = _measure_precisions(options.run, files) if options.measure_precisions else {}
+    return replace(found, precision=" and ".join(dict.fromkeys(used)), precisions=bleu)
+
+
+def _measure_precisions(run: Path, files: tuple[Path, Path]) -> Mapping[str, float]:
+    """BLEU by precision, stored in the run folder."""
+    from transduce.evaluation.evaluate import read_parallel
+    from transduce.evaluation.precisions import measure_precisions
+    from transduce.runs.folder import RunFolder
+
+    with RunFolder.open_locked(run) as folder:
+        found = measure_precisions(folder, list(zip(*read_parallel(*files), strict=True)))
+    if isinstance(found, str):
+        raise SettingsError(f"--measure-precisions needs the native library: {found}")
+    return found
 
 
 def _text_scores(options: EvaluationOptions, text: Path, task: str) -> Any:

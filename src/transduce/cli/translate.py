@@ -40,11 +40,17 @@ def translate(
     seed: opt.Seed = 1,
     batch_tokens: opt.BatchTokens = None,
     device: opt.Device = "auto",
-    precision: Annotated[str, Option(help="float32, float32-fast (on CPUs with AMX), int8 or bfloat16.")] = "float32",
+    precision: opt.Precision = "auto",
     output_dir: Annotated[
         Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
     ] = None,
-    workers: Annotated[int, Option(help="Processes for --output-dir, each with its own model.", min=1)] = 1,
+    workers: Annotated[
+        int, Option(help="Processes for --output-dir, each with its own model; with --ray: per node.", min=1)
+    ] = 1,
+    ray: Annotated[
+        str | None,
+        opt.option(metavar="ADDRESS", help="Translate on the nodes of this Ray cluster: HOST:PORT, or auto."),
+    ] = None,
 ) -> None:
     """Translate text line by line. Empty lines stay empty.
 
@@ -59,6 +65,7 @@ def translate(
     transduce translate runs/x in.en.gz -o out.de --beam 1
     transduce translate runs/x in.en --nbest 5 --json
     transduce translate runs/x shards/*.en.gz --output-dir out
+    transduce translate runs/x shards/*.en.gz --output-dir out --ray auto
     """
     from transduce.decoding.options import Sampling, TranslationOptions
     from transduce.errors import SettingsError
@@ -78,14 +85,16 @@ def translate(
     )
     if output_dir is not None:
         from transduce.decoding.bulk import translate_to_folder
+        from transduce.decoding.bulk_ray import RayCluster
 
         if output is not None:
             raise SettingsError("--output and --output-dir: give only one of them")
-        how = {"style": style, "workers": workers, "device": device, "precision": precision}
+        where = workers if ray is None else RayCluster(ray, workers)
+        how = {"style": style, "workers": where, "device": device, "precision": precision}
         translate_to_folder(run, files or [], output_dir, options, **cast(Any, how))
         return
-    if workers > 1:
-        raise SettingsError("--workers is for --output-dir DIR")
+    if workers > 1 or ray is not None:
+        raise SettingsError("--workers and --ray are for --output-dir DIR")
     check_output(output, *(files or ()))
     lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style)
     write_lines(output, lines) if output else print_lines(lines)
@@ -148,13 +157,13 @@ def inspect(
 
 
 def load_translator(run: Path, device: str, precision: str) -> Translator:
-    """The translator of a run; one line to stderr says why, if PyTorch decodes and not the native library."""
-    from transduce.decoding.translator import Translator
+    """The translator of a run; lines to stderr say what is slower or less exact than it could be."""
+    from transduce.decoding.translator import Translator, engine_notes
     from transduce.logging import Log
 
     translator = Translator.load(run, device=device, precision=cast(Any, precision))  # `load` checks it
-    if translator.slow_because:
-        Log().say(f"decoding with PyTorch, which is slower: {translator.slow_because}")
+    for note in engine_notes(translator):
+        Log().say(note)
     return translator
 
 

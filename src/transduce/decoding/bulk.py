@@ -14,10 +14,10 @@ from pathlib import Path
 
 from transduce.data.lines import check_is_text, decode_lines, open_watched
 from transduce.decoding.bulk_journal import FOLDER, Shard
-from transduce.decoding.bulk_workers import ChunkTranslator, Setup, Translated, Translators, open_translators
-from transduce.decoding.loading import Precision
-from transduce.decoding.native_model import NativePrecision
+from transduce.decoding.bulk_ray import RayCluster
+from transduce.decoding.bulk_workers import Setup, Translated, Translators, open_translators
 from transduce.decoding.options import TranslationOptions
+from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks
 from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError
@@ -37,9 +37,9 @@ def translate_to_folder(
     options: TranslationOptions = _DEFAULT,
     *,
     style: Style = "text",
-    workers: int = 1,
+    workers: int | RayCluster = 1,
     device: str = "auto",
-    precision: Precision | NativePrecision = "float32",
+    precision: AnyPrecision = "float32",
 ) -> list[Path]:
     """Translate each file into a file of the same name and compression in `output_dir`; returns these.
 
@@ -53,7 +53,8 @@ def translate_to_folder(
         output_dir: Created if it does not exist. Its folder `.transduce` has the journals.
         options: How to translate.
         style: What is written for a line; see `format_rows`.
-        workers: Processes that translate, each with its own copy of the model. 1: this process only.
+        workers: Processes that translate, each with its own copy of the model (1: this process only), or a Ray
+            cluster.
         device: auto, cpu or cuda.
         precision: See `Translator.load`.
 
@@ -64,26 +65,17 @@ def translate_to_folder(
     """
     sources, folder, log = [Path(file) for file in files], Path(output_dir), Log()
     _check_files(sources, folder)
-    if workers < 1:
-        raise SettingsError(f"workers = {workers}: must be at least 1")
+    n_workers = workers if isinstance(workers, int) else workers.workers_per_node
+    if n_workers < 1:
+        raise SettingsError(f"workers = {n_workers}: must be at least 1")
     setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
-    with _interruptible() as signals, _locked(folder, log), open_translators(setup, workers) as translators:
-        if translators.slow_because:
-            log.say(f"decoding with PyTorch, which is slower: {translators.slow_because}")
+    opened = open_translators(setup, workers) if isinstance(workers, int) else workers.open_translators(setup)
+    with _interruptible() as signals, _locked(folder, log), opened as translators:
+        for note in translators.notes:
+            log.say(note)
         shards = [Shard(source, folder, translators.how) for source in sources]
         _translate(shards, translators, log, signals)
     return [shard.output for shard in shards]
-
-
-def translate_shard(translator: ChunkTranslator, source: Path, output_dir: Path) -> Path:
-    """Translate one file of `translate_to_folder`, in this process; does nothing if it is finished.
-
-    For schedulers that distribute files over machines. The caller sees to it that no two processes translate the same
-    file at the same time, and that `output_dir`/.transduce exists.
-    """
-    shard = Shard(source, output_dir, translator.how)
-    _translate([shard], Translators.one(translator), Log(quiet=True))
-    return shard.output
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,12 +181,18 @@ def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             checksum, _, text = line.removesuffix(b"\n").partition(b" ")
             if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
                 return
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError):  # not ours, in spite of the checksum
+                return
+            if not isinstance(value, dict):
+                return
             end += len(line)
-            yield json.loads(text), end
+            yield value, end
 
 
 def _as_position(value: Mapping[str, Any]) -> Position | None:
     types = {"lines": int, "bytes": int, "read": int, "done": bool}
-    if {name: type(one) for name, one in value.items()} != types:
+    if {name: type(one) for name, one in value.items()} != types or min(value.values()) < 0:
         return None
     return Position(**value)

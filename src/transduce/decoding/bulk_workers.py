@@ -22,11 +22,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import transduce
-from transduce.decoding.loading import Precision
-from transduce.decoding.native_model import NativePrecision
 from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Style, format_rows
-from transduce.decoding.translator import Translator
+from transduce.decoding.translator import Translator, engine_notes
 from transduce.errors import RunFolderError, TransduceError, UserError, is_out_of_memory
 from transduce.process import child_environment, exit_with_parent, n_cores
 from transduce.runs.folder import RunFolder
@@ -50,7 +49,7 @@ class Setup:
     options: TranslationOptions
     style: Style = "text"
     device: str = "auto"
-    precision: Precision | NativePrecision = "float32"
+    precision: AnyPrecision = "float32"
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Setup:
@@ -70,14 +69,14 @@ class ChunkTranslator:
         self._translator = Translator.load(setup.run, device=setup.device, precision=setup.precision)
         if run_identity(setup.run) != identity:
             raise RunFolderError(f"{setup.run} was changed while it was loaded; wait until its training has ended")
-        self.slow_because = self._translator.slow_because
+        self.notes = engine_notes(self._translator)
         options = asdict(self._options)
         del options["batch_tokens"]  # a translation does not depend on its batch
         self.how = {
             "transduce": transduce.__version__,
             "run": identity,
             "style": setup.style,
-            "precision": setup.precision,
+            "precision": self._translator.precision,
             "engine": f"{type(self._translator.engine).__name__} on {self._translator.device}",
             **options,
         }
@@ -106,18 +105,56 @@ def run_identity(run: str) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+class Worker:
+    """A chunk translator in another process. Its methods take and return JSON; errors are in the answer."""
+
+    def load(self, setup: Mapping[str, Any]) -> dict[str, Any]:
+        """Load the model."""
+        return _answer_of(lambda: self._load(Setup.from_json(setup)))
+
+    def _load(self, setup: Setup) -> dict[str, Any]:
+        self._translator = ChunkTranslator(setup)
+        return {"how": self._translator.how, "notes": self._translator.notes}
+
+    def translate(self, first: int, lines: list[str]) -> dict[str, Any]:
+        """See `ChunkTranslator.translate`."""
+        return _answer_of(lambda: self._translator.translate(first, lines)._asdict())
+
+
+def _answer_of(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a worker answers: the result of its work, or the error."""
+    try:
+        return work()
+    except TransduceError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"error": "out of memory; fewer workers or smaller --batch-tokens may help", "exit_code": 1}
+
+
+def result_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """The result in the answer of a `Worker`. Raises `TransduceError` if it is an error."""
+    if "error" in answer:
+        raise (UserError if answer["exit_code"] == UserError.exit_code else TransduceError)(answer["error"])
+    return answer
+
+
 class Translators(NamedTuple):
-    """`n` chunk translators. `submit` takes the arguments of `translate`, and returns a function that waits for it."""
+    """`n` chunk translators. `submit` takes the arguments of `translate`, and returns a function that waits for it.
+
+    `notes`: see `engine_notes`.
+    """
 
     how: dict[str, Any]
-    slow_because: str
+    notes: list[str]
     n: int
     submit: Callable[[int, list[str]], Callable[[], Translated]]
 
     @classmethod
     def one(cls, translator: ChunkTranslator) -> Translators:
         """A translator in this process, which works when it is waited for."""
-        return cls(translator.how, translator.slow_because, 1, lambda *chunk: partial(translator.translate, *chunk))
+        return cls(translator.how, translator.notes, 1, lambda *chunk: partial(translator.translate, *chunk))
 
 
 @contextlib.contextmanager
@@ -179,10 +216,7 @@ def _receive(worker: subprocess.Popen[bytes]) -> dict[str, Any]:
         code = worker.wait(_SECONDS_TO_EXIT)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         raise TransduceError(f"a worker process {how}; the same command resumes")
-    answer: dict[str, Any] = json.loads(line)
-    if "error" in answer:
-        raise (UserError if answer["exit_code"] == UserError.exit_code else TransduceError)(answer["error"])
-    return answer
+    return result_of(json.loads(line))
 
 
 def main() -> None:
@@ -195,17 +229,10 @@ def main() -> None:
         answers.write(json.dumps(value).encode() + b"\n")
         answers.flush()
 
-    try:
-        translator = ChunkTranslator(Setup.from_json(json.loads(sys.stdin.buffer.readline())))
-        answer({"how": translator.how, "slow_because": translator.slow_because})
-        for line in sys.stdin.buffer:
-            answer(translator.translate(**json.loads(line))._asdict())
-    except TransduceError as error:
-        answer({"error": str(error), "exit_code": error.exit_code})
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        answer({"error": "out of memory; fewer workers or smaller --batch-tokens may help", "exit_code": 1})
+    worker = Worker()
+    answer(worker.load(json.loads(sys.stdin.buffer.readline())))
+    for line in sys.stdin.buffer:
+        answer(worker.translate(**json.loads(line)))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transduce.data.lines import read_lines
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, UserError
 from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
+from transduce.evaluation.precisions import format_precisions
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
 
@@ -55,21 +56,30 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of one system, and its comparison with another one if there is any."""
+    """Scores of one system, and its comparison with another one if there is any.
+
+    `precision`: of the translation; empty if the translations were given. `precisions`: BLEU by precision, if measured.
+    """
 
     scores: Scores
     against: Path | None = None
     comparison: Sequence[Comparison] = ()
+    precision: str = ""
+    precisions: Mapping[str, float] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Format for people."""
         head = [f"against {self.against}, paired bootstrap:"] if self.comparison else []
-        return [*self.scores.lines(), *head, *(row.line() for row in self.comparison)]
+        lines = [*self.scores.lines(), *([f"precision {self.precision}"] if self.precision else [])]
+        lines += [format_precisions(self.precisions)] if self.precisions else []
+        return [*lines, *head, *(row.line() for row in self.comparison)]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         rows = [row.to_json() for row in self.comparison]
-        return self.scores.to_json() | ({"against": str(self.against), "comparison": rows} if rows else {})
+        found = self.scores.to_json() | ({"against": str(self.against), "comparison": rows} if rows else {})
+        found |= {"precision": self.precision} if self.precision else {}
+        return found | ({"precisions": dict(self.precisions)} if self.precisions else {})
 
 
 def read_parallel(src: Path, tgt: Path) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card
 from transduce.evaluation.metrics import Scores, evaluate
+from transduce.evaluation.precisions import format_precisions, measure_precisions
 from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set, shown
 from transduce.evaluation.report import report_html, write_report
 from transduce.inspection.attention import attention_maps
@@ -25,9 +26,15 @@ N_DRAWN, DRAWN_WORDS = 3, (6, 16)  # sentences with attention maps in the report
 
 
 def finalize_translation(
-    folder: RunFolder, sets: Mapping[str, Sequence[tuple[str, str]]], wording: Wording, *, update: int, log: Log
+    folder: RunFolder,
+    sets: Mapping[str, Sequence[tuple[str, str]]],
+    wording: Wording,
+    *,
+    validation: Sequence[tuple[str, str]],
+    update: int,
+    log: Log,
 ) -> None:
-    """Score a translator on sets of pairs, and finalize the run.
+    """Score a translator on sets of pairs, measure its precisions on validation pairs, and finalize the run.
 
     `update` is the one whose weights are kept. After a kill everything here is done again.
     """
@@ -44,6 +51,10 @@ def finalize_translation(
     else:
         held_out = [src for found in sets.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _choose_for_attention(held_out)])
+    if validation:
+        bleu = measure_precisions(folder, validation)
+        if not isinstance(bleu, str):
+            log.say(f"valid, {format_precisions(bleu)}")
     finalize(folder, wording, log)
 
 
@@ -112,7 +123,7 @@ def _score(
     sources, references = [src for src, _ in pairs], [ref for _, ref in pairs]
     hypotheses = [translation.text for translation in translator.translate(sources)]
     scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
-    options = {"beam": search.beam, "length_penalty": search.length_penalty}
+    options = {"beam": search.beam, "length_penalty": search.length_penalty, "precision": translator.precision}
     save_set(folder, "scores", name, {"scores": scores.to_json(), "search": options})
     some = list(zip(pairs, hypotheses, strict=True))[:N_SAMPLES]
     samples = [{"src": src, "ref": ref, "hyp": hyp} for (src, ref), hyp in some]

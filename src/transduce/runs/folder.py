@@ -5,7 +5,7 @@
     config.json          all settings, resolved
     tokenizer*.model     vocabulary
     model.safetensors    weights for translation, with their own checksum
-    metrics.jsonl, data.json, scores.json, samples.json, attention.json    records of the run
+    metrics.jsonl, data.json, scores.json, precisions.json, samples.json, attention.json    records of the run
     report.html, README.md   report and model card, made from the records; the card may be edited
     time_limit.json      the number of updates that a limit in minutes became
     bad_loss.json        the sentences behind losses that were not finite or diverged
@@ -107,6 +107,13 @@ class RunFolder:
                     f"{path / 'model.safetensors'} is missing: it was removed, or training has not got that far"
                 )
             load_metadata(path / "model.safetensors")  # finds a truncated file; `load_model` checks every byte
+        return run
+
+    @classmethod
+    def open_locked(cls, path: Path) -> RunFolder:
+        """A run to add a record to, locked until `close`. Raises `RunFolderError` if it cannot be written."""
+        run = cls.open(path)
+        run._lock = _make_and_lock(run.path)
         return run
 
     @classmethod

@@ -73,6 +73,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         {
             *("--ref", "--hyp", "--against", "--tokenize", "--lowercase or --cased", "--output"),
             *("--beam", "--max-length", "--length-penalty", "--batch-tokens"),
+            *("--precision", "--measure-precisions"),
         }
     )
     inherited = (
@@ -218,9 +219,10 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         path = folder.path / "tokens" / "tests.json"
         with expecting(path):
             sets = {str(name): _pairs(pairs) for name, pairs in read_json(path)}
-        if not sets and (judged := _read_judged(path.parent)):
+        judged = _read_judged(path.parent)
+        if not sets and judged:
             sets = {"valid": judged}
-        finalize_translation(folder, sets, self.wording, update=update, log=log)
+        finalize_translation(folder, sets, self.wording, validation=judged, update=update, log=log)
 
 
 def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[Batch]:

@@ -17,8 +17,9 @@ import zstandard
 
 import transduce
 from transduce.decoding import bulk, bulk_journal
-from transduce.decoding.bulk import translate_shard, translate_to_folder
-from transduce.decoding.bulk_workers import ChunkTranslator, Setup, Translated
+from transduce.decoding.bulk import translate_to_folder
+from transduce.decoding.bulk_journal import Shard
+from transduce.decoding.bulk_workers import ChunkTranslator, Setup, Translated, Translators
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import format_rows
 from transduce.decoding.translator import Translator
@@ -42,11 +43,18 @@ class Numbering(ChunkTranslator):
     """Writes the number of every line before it, so that a lost or doubled line shows."""
 
     def __init__(self, **how: Any) -> None:
-        self.how, self.slow_because, self.n_translated = {"run": "a", "beam": 1, **how}, "", 0
+        self.how, self.notes, self.n_translated = {"run": "a", "beam": 1, **how}, [], 0
 
     def translate(self, first: int, lines: list[str]) -> Translated:
         self.n_translated += len(lines)
         return Translated([f"{first + i}:{line}" for i, line in enumerate(lines)], [])
+
+
+def translate_shard(translator: ChunkTranslator, source: Path, output_dir: Path) -> Path:
+    """Translate one file in this process."""
+    shard = Shard(source, output_dir, translator.how)
+    bulk._translate([shard], Translators.one(translator), bulk.Log(quiet=True))
+    return shard.output
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,47 @@
+"""The precision that `auto` stands for: the fastest of the native library whose measured loss is small.
+
+precisions.json of a run folder has the BLEU of each precision on validation text; `evaluation.precisions` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from transduce.decoding.loading import Precision
+from transduce.decoding.native_model import NativePrecision
+from transduce.runs.atomic import expecting
+from transduce.runs.folder import RunFolder
+from transduce.runs.tensor_file import load_metadata
+
+AnyPrecision = Precision | NativePrecision | Literal["auto"]
+
+RECORD = "precisions.json"
+MOST_LOSS = 0.1
+"""BLEU that a precision may lose to float32."""
+_FASTEST_FIRST: tuple[NativePrecision, ...] = ("int8", "float32-fast", "float32")
+_UNMEASURED: NativePrecision = "float32-fast"  # gives float32's tokens
+
+
+def auto_precision(folder: RunFolder) -> tuple[NativePrecision, str]:
+    """The precision for a model in the native library, and the reason if it may give other tokens than float32.
+
+    Raises `RunFolderError` if the record is damaged. A record of other weights counts as none.
+    """
+    record = folder.read_record(RECORD)
+    with expecting(folder.path / RECORD):
+        if not record or record["model"] != model_digest(folder):
+            return _UNMEASURED, ""
+        bleu, n = {name: float(record["bleu"][name]) for name in _FASTEST_FIRST}, int(record["sentences"])
+    good: Iterator[NativePrecision] = (
+        name for name in _FASTEST_FIRST if round(bleu["float32"] - bleu[name], 2) <= MOST_LOSS
+    )
+    best: NativePrecision = next(good, "float32")
+    if best != "int8":
+        return best, ""
+    return best, f"{bleu[best]:.2f} BLEU on {n:,} validation sentences, {bleu['float32']:.2f} in float32"
+
+
+def model_digest(folder: RunFolder) -> Any:
+    """The checksum in the file of weights."""
+    return load_metadata(folder.path / "model.safetensors").get("sha256")

@@ -1,0 +1,37 @@
+"""BLEU of the precisions of the native library, measured once for `--precision auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from transduce.decoding.native_model import PRECISIONS
+from transduce.decoding.precision import RECORD, model_digest
+from transduce.decoding.translator import Translator
+from transduce.evaluation.metrics import evaluate
+from transduce.runs.folder import RunFolder
+
+
+def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]]) -> Mapping[str, float] | str:
+    """Translate (source, reference) pairs with each precision and store BLEU; returns it by precision.
+
+    Search and BLEU are those of the run's settings. Without the native library nothing is measured; returns the reason.
+    The folder must be locked.
+    """
+    scoring, search = folder.settings.evaluation, folder.settings.decoding
+    sources, references = map(list, zip(*pairs, strict=True))
+    bleu: dict[str, float] = {}
+    for precision in PRECISIONS:
+        translator = Translator.load(folder.path, device="cpu", precision=precision)
+        if translator.slow_because:
+            return translator.slow_because
+        hypotheses = [translation.text for translation in translator.translate(sources)]
+        scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+        bleu[precision] = scores.bleu.value
+    model = {"model": model_digest(folder), "sentences": len(pairs)}
+    folder.write_record(RECORD, {**model, "beam": search.beam, "length_penalty": search.length_penalty, "bleu": bleu})
+    return bleu
+
+
+def format_precisions(bleu: Mapping[str, float]) -> str:
+    """One line for people."""
+    return "BLEU by precision: " + ", ".join(f"{name} {value:.2f}" for name, value in bleu.items())
