@@ -163,6 +163,7 @@ def test_reranking_prefers_the_earlier_of_equals() -> None:
     ("options", "parts"),
     [
         (["--beam", "4"], ["plain.distilled", "beam = 3 and not 4", "--text"]),
+        (["--beam", "3", "--length-penalty", "2"], ["length penalty = None and not 2.0"]),
         (["--beam", "3", "--rerank"], ["translations per source = 1 and not 3"]),
         (["--beam", "3", "--precision", "int8"], ["precision = 'float32' and not 'int8'"]),
         (["--beam", "3", "--set", "data.max_length=100"], ["made with another data"]),

@@ -19,6 +19,10 @@ def distill(
     ] = None,
     overrides: Overrides = None,
     beam: Annotated[int, Option(help="Number of beams of the teacher.", min=1)] = 5,
+    length_penalty: Annotated[
+        float | None,
+        option(help="Length penalty of the teacher; higher gives longer text (default: the teacher's).", min=0.0),
+    ] = None,
     rerank: Annotated[
         bool, Option("--rerank", help="Of the beam's translations, take the one most similar to the reference.")
     ] = False,
@@ -62,7 +66,9 @@ def distill(
     changes: dict[str, Any] = {} if preset is None else {"model": {"preset": preset}}
     for override in overrides or ():
         apply_override(changes, override)
-    options = DistillationOptions(beam=beam, rerank=rerank, mix=mix, precision=precision, workers=workers)
+    options = DistillationOptions(
+        beam=beam, length_penalty=length_penalty, rerank=rerank, mix=mix, precision=precision, workers=workers
+    )
     found = run_distill(
         teacher, run, options, changes=changes, data=data, text=text, baseline=baseline, log=Log(quiet=quiet)
     )

@@ -47,6 +47,7 @@ class DistillationOptions:
 
     Args:
         beam: The teacher's number of beams; with `rerank`, also the number of translations to choose from.
+        length_penalty: The teacher's; higher values give longer translations. None: the teacher's setting.
         rerank: Take the translation with the highest sentence BLEU against the reference instead of the teacher's best
             ("sequence-level interpolation", Kim and Rush 2016, section 3.3).
         mix: Passes over the original pairs per pass over the teacher's translations; 0: these alone.
@@ -55,6 +56,7 @@ class DistillationOptions:
     """
 
     beam: int = 5
+    length_penalty: float | None = None
     rerank: bool = False
     mix: float = 0.0
     precision: str = "float32"
@@ -129,17 +131,23 @@ class DistilledText:
         return "reranked" if self.options.rerank else "translations"
 
     @property
+    def _translation_options(self) -> TranslationOptions:
+        options = self.options
+        n_best = options.beam if options.rerank else 1
+        return TranslationOptions(beam=options.beam, n_best=n_best, length_penalty=options.length_penalty)
+
+    @property
     def _made_from(self) -> dict[str, Any]:
         """All that the text depends on."""
-        n_best = self.options.beam if self.options.rerank else 1
         data = self.settings.data.model_dump(mode="json", exclude={"root"})
-        return {
+        penalty = self.options.length_penalty
+        return ({} if penalty is None else {"length penalty": penalty}) | {
             "transduce": transduce.__version__,
             "teacher": run_identity(os.fspath(self.teacher.path)),
             "data": data,
             "seed": self.settings.training.seed,
             "beam": self.options.beam,
-            "translations per source": n_best,
+            "translations per source": self._translation_options.n_best,
             "precision": self.options.precision,
         }
 
@@ -149,8 +157,12 @@ class DistilledText:
         if not path.exists():
             return False
         found, wanted = read_json(path), self._made_from
-        for name, value in wanted.items():
-            was = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            raise RunFolderError(
+                f"{path} is damaged: it does not say what the text was made from; remove {self.folder}"
+            )
+        for name in {**wanted, **found}:
+            was, value = found.get(name), wanted.get(name)
             if was != value:
                 change = "another " + name if name in ("teacher", "data") else f"{name} = {was!r} and not {value!r}"
                 raise DataError(
@@ -203,17 +215,16 @@ class DistilledText:
                 tgt_file.write(f"{pair.tgt}\n")
 
     def _translate(self, log: Log) -> None:
-        n = self.options.beam if self.options.rerank else 1
+        options = self._translation_options
         sources = sorted((self.folder / "sources").glob("train-*.txt"))
         size = sum(path.stat().st_size for path in sources)
-        log.say(
-            f"translating the training text with {self.teacher.path}; disk use: about {max(1, size * n >> 20):,} MB"
-        )
+        n_mb = max(1, size * options.n_best >> 20)
+        log.say(f"translating the training text with {self.teacher.path}; disk use: about {n_mb:,} MB")
         translate_to_folder(
             self.teacher.path,
             sources,
             self.folder / "translations",
-            TranslationOptions(beam=self.options.beam, n_best=n),
+            options,
             style="nbest" if self.options.rerank else "text",
             workers=self.options.workers,
             precision=cast(Any, self.options.precision),  # `Translator.load` checks it
