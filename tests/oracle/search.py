@@ -38,6 +38,7 @@ def beam_search(
     alpha: float,
     n_best: int = 1,
     patience: float = 1.0,
+    forced: Sequence[int] = (),
 ) -> list[tuple[tuple[int, ...], float, float, bool]]:
     """The n_best of a beam search as `transduce.decoding.search.beam_search` defines it; the last field: finished."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -47,7 +48,7 @@ def beam_search(
             (log_prob + more, (*prefix, token))
             for log_prob, prefix in live
             for token, more in enumerate(next_log_probs(src, prefix))
-            if token not in (PAD, BOS)
+            if token not in (PAD, BOS) and (length > len(forced) or token == forced[length - 1])
         ]
         options.sort(key=lambda one: -one[0])
         ended += [(ids[:-1], value, value / length**alpha) for value, ids in options[:beam] if ids[-1] == EOS]

@@ -31,6 +31,9 @@ def translate(
     nbest: Annotated[int, Option(help="Translations per line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1,
     scores: Annotated[bool, Option("--scores", help="Print SCORE<TAB>TEXT.")] = False,
     json: opt.Json = False,
+    prefix: Annotated[
+        Path | None, opt.option(metavar="FILE", help="What each translation starts with, line by line.")
+    ] = None,
     max_length: opt.MaxLength = None,
     length_penalty: opt.LengthPenalty = None,
     sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False,
@@ -64,6 +67,7 @@ def translate(
     transduce translate runs/x < in.en > out.de
     transduce translate runs/x in.en.gz -o out.de --beam 1
     transduce translate runs/x in.en --nbest 5 --json
+    transduce translate runs/x in.en --prefix starts.de
     transduce translate runs/x shards/*.en.gz --output-dir out
     transduce translate runs/x shards/*.en.gz --output-dir out --ray auto
     """
@@ -89,6 +93,8 @@ def translate(
 
         if output is not None:
             raise SettingsError("--output and --output-dir: give only one of them")
+        if prefix is not None:
+            raise SettingsError("--prefix is for one output; leave out --output-dir")
         where = workers if ray is None else RayCluster(ray, workers)
         how = {"style": style, "workers": where, "device": device, "precision": precision}
         translate_to_folder(run, files or [], output_dir, options, **cast(Any, how))
@@ -96,7 +102,7 @@ def translate(
     if workers > 1 or ray is not None:
         raise SettingsError("--workers and --ray are for --output-dir DIR")
     check_output(output, *(files or ()))
-    lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style)
+    lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style, prefix)
     write_lines(output, lines) if output else print_lines(lines)
 
 
@@ -168,25 +174,36 @@ def load_translator(run: Path, device: str, precision: str) -> Translator:
 
 
 def translate_files(
-    translator: Translator, files: Sequence[Path], options: TranslationOptions, style: Style
+    translator: Translator,
+    files: Sequence[Path],
+    options: TranslationOptions,
+    style: Style,
+    prefix: Path | None = None,
 ) -> Iterator[str]:
     """Translate the lines of files (`-`: stdin) and yield lines to print; one by one if stdin is a terminal.
+
+    `prefix`: a file with what each translation starts with.
 
     Notes about translations go to stderr: the first few, and their number at the end. JSON contains them.
     """
     from transduce.data.lines import read_lines
     from transduce.decoding.results import MAX_NOTES, Notes, format_rows
+    from transduce.errors import DataError
     from transduce.logging import Log
 
     lines = chain.from_iterable(map(read_lines, files))
     interactive = list(files) == [STDIN] and sys.stdin.isatty()
     parts: Iterable[Iterable[str]] = ([line] for line in lines) if interactive else [lines]
+    prefixes = None if prefix is None else iter(read_lines(prefix))
     notes, number = Notes(Log(), most=sys.maxsize if interactive else MAX_NOTES), 0
     for part in parts:
         sources, inputs = tee(part)
-        for src, translation in zip(sources, translator.translate_lines(inputs, options), strict=True):
+        translations = translator.translate_lines(inputs, options, prefixes=prefixes)
+        for src, translation in zip(sources, translations, strict=True):
             number += 1
             if translation.note and style != "json":
                 notes.show(f"line {number}", translation.note, lost=bool(src.strip()) and not translation.text)
             yield from format_rows(style, number, src, translation, n_best=options.n_best)
     notes.close(number)
+    if prefixes is not None and next(prefixes, None) is not None:
+        raise DataError(f"{prefix}: more lines than the text, which has {number}")

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.errors import SettingsError
+from transduce.text.special import BOS, EOS, PAD
 
 Watch = Callable[[list[int], list[list[int]]], None]
 """Called after each step with the places of the active sentences and the token of each of their samples (0: ended)."""
@@ -24,11 +26,19 @@ class Source:
     """Token ids to translate or to continue.
 
     `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
+    `prefix`: tokens that every output starts with; they count in its length, its log-probability and `limit`.
     """
 
     key: tuple[int, ...]
     ids: Sequence[int]
     limit: int
+    prefix: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.prefix) > self.limit:
+            raise SettingsError(f"a prefix of {len(self.prefix)} tokens: longer than the limit of {self.limit} tokens")
+        if any(special in self.prefix for special in (PAD, BOS, EOS)):
+            raise SettingsError("a prefix must not contain padding, the start or the end of a sentence")
 
 
 @dataclass(frozen=True, slots=True)

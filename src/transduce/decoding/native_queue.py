@@ -169,8 +169,9 @@ class NativeClient:
         n = len(sources)
         ids, offsets = packed([(*source.ids, EOS) for source in sources])
         limits = np.fromiter((source.limit for source in sources), np.int32, n)
-        arrays = [array.ctypes.data for array in (ids, offsets)]
-        sentences = Sentences(*arrays, None, None, limits.ctypes.data, n)
+        prefixes, prefix_offsets = _packed([source.prefix for source in sources])
+        arrays = (ids, offsets, prefixes, prefix_offsets, limits)
+        sentences = Sentences(*(array.ctypes.data for array in arrays), n)
         submit = self._library.transduce_submit
         references = ctypes.byref(options), ctypes.byref(sentences)
         check(self._library, submit(self._handle, *references, first_ticket, seconds, works))

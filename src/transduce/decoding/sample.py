@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.decoding.engine import Hypothesis, Watch
 from transduce.decoding.options import Sampling
-from transduce.decoding.search import Stepper, check_limits
+from transduce.decoding.search import Stepper, check_limits, force_tokens, pad_prefixes
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 
@@ -64,11 +64,13 @@ def sample(
     sampling: Sampling,
     n_samples: int = 1,
     first: Int[Tensor, " B"] | None = None,
+    prefixes: Sequence[Sequence[int]] | None = None,
     watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """`n_samples` outputs of every sentence, in the order drawn. `seeds`: one a sentence, the seed of its numbers.
 
-    `first`: the token that each output begins after; BOS where none is given. `watch` sees the tokens as they come.
+    `first`: the token that each output begins after; BOS where none is given. `prefixes`: of each sentence the tokens
+    that its outputs start with. `watch` sees the tokens as they come.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
     """
     limits = check_limits(max_length, len(src))
@@ -77,7 +79,8 @@ def sample(
     numbers = torch.from_numpy(_numbers(seeds, n_samples, int(limits.max()))).to(src.device)  # [B, n, C]
     first = src.new_full((len(src),), BOS) if first is None else first
     with torch.inference_mode():
-        return _sample(model, src, first, limits.to(src.device), numbers, sampling=sampling, watch=watch)
+        forced = pad_prefixes(prefixes, src)
+        return _sample(model, src, first, limits.to(src.device), numbers, forced, sampling=sampling, watch=watch)
 
 
 def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
@@ -91,6 +94,7 @@ def _sample(
     first: Int[Tensor, " B"],
     limits: Int[Tensor, " B"],
     numbers: Float[Tensor, "B n C"],
+    forced: Int[Tensor, "B P"],
     *,
     sampling: Sampling,
     watch: Watch | None,
@@ -108,6 +112,8 @@ def _sample(
         logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)
         logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=src.device), -math.inf)
+        if length <= forced.shape[1]:
+            logits = force_tokens(logits, forced[:, length - 1].repeat_interleave(n_samples))
         drawn = draw(filter_logits(logits, sampling).softmax(-1), numbers[:, :, length - 1].flatten())
         log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
         token = drawn.view_as(token)
@@ -126,8 +132,8 @@ def _sample(
             if not len(stay):
                 break
             state.select(stay)
-            number, ids, log_prob, n_ids, ended, token, numbers, limits = (
-                x.index_select(0, stay) for x in (number, ids, log_prob, n_ids, ended, token, numbers, limits)
+            number, ids, log_prob, n_ids, ended, token, numbers, limits, forced = (
+                x.index_select(0, stay) for x in (number, ids, log_prob, n_ids, ended, token, numbers, limits, forced)
             )
     return results
 

@@ -78,6 +78,7 @@ class TorchEngine:
         self, batch: Sequence[Source], options: TranslationOptions, decoding: DecodingSettings
     ) -> list[list[Hypothesis]]:
         src, limits = pad_sources([source.ids for source in batch]).to(self.device), [source.limit for source in batch]
+        prefixes = [source.prefix for source in batch]
         if options.sampling is not None:
             seeds = [(options.seed, *source.key) for source in batch]
             return sample(
@@ -87,6 +88,7 @@ class TorchEngine:
                 seeds=seeds,
                 sampling=options.sampling,
                 n_samples=options.n_best,
+                prefixes=prefixes,
             )
         return beam_search(
             self.model,
@@ -95,6 +97,7 @@ class TorchEngine:
             beam=decoding.beam,
             n_best=options.n_best,
             length_penalty=decoding.length_penalty,
+            prefixes=prefixes,
         )
 
     def sample(

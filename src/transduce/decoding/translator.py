@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transduce.errors import DataError, RunFolderError, SettingsError, Transduce
 from transduce.machine import is_cpu
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
+from transduce.text.special import EOS
 from transduce.text.tokenizer import Tokenizers
 
 MAX_SOURCE = 4096  # tokens; the memory of attention grows with the square
@@ -129,26 +131,42 @@ class Translator:
         """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
         return self.engine.device
 
-    def translate(self, texts: Iterable[str], options: TranslationOptions = _DEFAULT) -> list[Translation]:
-        """Translate each text. Empty texts stay empty.
+    def translate(
+        self,
+        texts: Iterable[str],
+        options: TranslationOptions = _DEFAULT,
+        *,
+        prefixes: Iterable[str] | None = None,
+    ) -> list[Translation]:
+        """Translate each text. Empty texts stay empty. `prefixes`: for each text what its translation starts with.
 
         The other texts of a call do not change a translation; what is drawn (`options.sampling`) is a function of the
         model, the text, its place, the seed and the options. `finished` and `note` say where an output was cut off at
         the length limit. A source that is longer than the model takes is not translated, and one longer than those of
         the training is; both get a note.
         """
-        return list(self.translate_lines(texts, options))
+        if prefixes is not None:
+            texts, prefixes = list(texts), list(prefixes)
+            if len(texts) != len(prefixes):
+                raise DataError(f"{len(texts)} texts but {len(prefixes)} prefixes; give one each, empty for none")
+        return list(self.translate_lines(texts, options, prefixes=prefixes))
 
     def translate_lines(
-        self, lines: Iterable[str], options: TranslationOptions = _DEFAULT, *, first: int = 0
+        self,
+        lines: Iterable[str],
+        options: TranslationOptions = _DEFAULT,
+        *,
+        first: int = 0,
+        prefixes: Iterable[str] | None = None,
     ) -> Iterator[Translation]:
         """Translate a stream of any size: read some thousand lines, yield their translations in order, forget them.
 
-        `first`: number of lines before these in the text, which samples depend on.
+        `first`: number of lines before these in the text, which samples depend on. `prefixes`: as for `translate`; as
+        many are read as there are lines.
         """
         if isinstance(lines, str):
             raise TypeError("texts must be a list of texts, not one text: translate([text])")
-        return self._stream(lines, options, first)
+        return self._stream(lines, options, first, None if prefixes is None else iter(prefixes))
 
     def score(
         self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]], *, batch_tokens: int | None = None
@@ -176,24 +194,37 @@ class Translator:
             scores[i] = Score(tuple(known))
         return scores
 
-    def _stream(self, lines: Iterable[str], options: TranslationOptions, first: int) -> Iterator[Translation]:
+    def _stream(
+        self, lines: Iterable[str], options: TranslationOptions, first: int, prefixes: Iterator[str] | None
+    ) -> Iterator[Translation]:
         for chunk in chunks(lines):
-            yield from self._translate_chunk(chunk, first, options)
+            starts = [""] * len(chunk) if prefixes is None else list(islice(prefixes, len(chunk)))
+            if len(starts) < len(chunk):
+                raise DataError(f"line {first + len(starts) + 1}: there is no prefix for it; add lines, empty for none")
+            yield from self._translate_chunk(chunk, first, options, starts)
             first += len(chunk)
 
-    def _translate_chunk(self, lines: Sequence[str], first: int, options: TranslationOptions) -> list[Translation]:
+    def _translate_chunk(
+        self, lines: Sequence[str], first: int, options: TranslationOptions, starts: Sequence[str]
+    ) -> list[Translation]:
         """Translate lines; `first` is the number of the first one in the text. Equal lines are searched for once."""
         found = [_EMPTY] * len(lines)
         sources: dict[tuple[int, ...], Source] = {}
         places: dict[tuple[int, ...], list[int]] = {}
-        for place, ids in enumerate(self.tokenizers.src.encode_batch(lines)):
+        prefixes = self.tokenizers.tgt.encode_batch(starts)
+        for place, (ids, prefix) in enumerate(zip(self.tokenizers.src.encode_batch(lines), prefixes, strict=True)):
             if len(ids) > self.longest:
                 note = f"not translated: {len(ids)} tokens; this model takes at most {self.longest}"
                 found[place] = replace(_EMPTY, note=note)
             elif ids:
-                key = tuple(ids) if options.sampling is None else (place,)
+                key = (*ids, EOS, *prefix) if options.sampling is None else (place,)
                 limit = options.max_length or min(self.settings.max_length, 2 * len(ids) + 16)
-                sources.setdefault(key, Source((first + place,), ids, limit))
+                if len(prefix) > limit:
+                    raise DataError(
+                        f"line {first + place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "
+                        "shorten the prefix or raise max_length"
+                    )
+                sources.setdefault(key, Source((first + place,), ids, limit, tuple(prefix)))
                 places.setdefault(key, []).append(place)
         results = self.engine.translate(list(sources.values()), options)
         for (key, source), hypotheses in zip(sources.items(), results, strict=True):

@@ -19,7 +19,9 @@ Translate = Callable[..., list[str]]
 class Doubling:
     """Translates a line by doubling it; long ones get a note."""
 
-    def translate_lines(self, lines: Iterable[str], options: TranslationOptions) -> Iterator[Translation]:
+    def translate_lines(
+        self, lines: Iterable[str], options: TranslationOptions, *, prefixes: None
+    ) -> Iterator[Translation]:
         for line in lines:
             note = "output cut off" if len(line) > 3 else ""
             yield Translation((Candidate(2 * line, (), 0.0, 0.0),), note)

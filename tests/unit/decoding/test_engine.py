@@ -45,7 +45,7 @@ class Recorder:
     def sample(self, *_: object, **__: object) -> list[Hypothesis]:
         raise AssertionError
 
-    score = score_rows = pytorch_model = sample
+    backends = score = score_rows = pytorch_model = sample
 
 
 def test_the_pytorch_engine_implements_the_protocol(translator: Translator) -> None:
