@@ -169,7 +169,7 @@ class NativeClient:
         n = len(sources)
         ids, offsets = packed([(*source.ids, EOS) for source in sources])
         limits = np.fromiter((source.limit for source in sources), np.int32, n)
-        prefixes, prefix_offsets = _packed([source.prefix for source in sources])
+        prefixes, prefix_offsets = packed([source.prefix for source in sources])
         arrays = (ids, offsets, prefixes, prefix_offsets, limits)
         sentences = Sentences(*(array.ctypes.data for array in arrays), n)
         submit = self._library.transduce_submit
