@@ -30,7 +30,8 @@ struct Stack {
 };
 
 struct Model {
-    Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors);
+    // Packs the weights into the region; without tensors they are in it already, or it only counts how much memory they take.
+    Model(const transduce_config& config, const transduce_tensor* tensors, int64_t n_tensors, Region& region);
 
     transduce_config config;
     const Kernels& kernels;

@@ -21,8 +21,9 @@ float from_bf16(uint16_t high) {
     return x;
 }
 
-void pack_float32(const DenseMatrix& dense, int panel, PackedMatrix& packed) {
-    packed.values.reset(size_t(dense.columns) * dense.inputs);
+void pack_float32(const DenseMatrix& dense, int panel, PackedMatrix& packed, Region& region) {
+    packed.values.take(region, size_t(dense.columns) * dense.inputs);
+    if (!dense.filled()) return;
     for (int j = 0; j < dense.columns; j++) {
         const float* column = &dense.weight[size_t(j) * dense.depth];
         float* to = packed.values.data() + size_t(j / panel) * dense.inputs * panel + j % panel;
@@ -30,9 +31,10 @@ void pack_float32(const DenseMatrix& dense, int panel, PackedMatrix& packed) {
     }
 }
 
-void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed) {
+void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed, Region& region) {
     const size_t size = size_t(dense.columns) * dense.depth;
-    packed.high.reset(size), packed.low.reset(size);
+    packed.high.take(region, size), packed.low.take(region, size);
+    if (!dense.filled()) return;
     for (int j = 0; j < dense.columns; j++) {
         const float* column = &dense.weight[size_t(j) * dense.depth];
         for (int i = 0; i < dense.inputs; i++) {
@@ -44,10 +46,11 @@ void pack_bf16x3(const DenseMatrix& dense, PackedMatrix& packed) {
     }
 }
 
-void pack_int8(const DenseMatrix& dense, PackedMatrix& packed) {
-    packed.quantized.reset(size_t(dense.columns) * dense.depth);
-    packed.scale.reset(dense.columns), packed.correction.reset(dense.columns);
-    packed.error.reset(dense.columns), packed.norm.reset(dense.columns);
+void pack_int8(const DenseMatrix& dense, PackedMatrix& packed, Region& region) {
+    packed.quantized.take(region, size_t(dense.columns) * dense.depth);
+    packed.scale.take(region, dense.columns), packed.correction.take(region, dense.columns);
+    packed.error.take(region, dense.columns), packed.norm.take(region, dense.columns);
+    if (!dense.filled()) return;
     for (int j = 0; j < dense.columns; j++) {
         const float* column = &dense.weight[size_t(j) * dense.depth];
         float largest = 0;
@@ -73,20 +76,20 @@ void pack_int8(const DenseMatrix& dense, PackedMatrix& packed) {
 
 }  // namespace
 
-DenseMatrix::DenseMatrix(int outputs, int inputs)
+DenseMatrix::DenseMatrix(int outputs, int inputs, bool filled)
     : outputs(outputs), inputs(inputs), columns(int(round_up(outputs, kPad))), depth(int(round_up(inputs, kPad))),
-      weight(size_t(columns) * depth), bias(columns) {}
+      weight(filled ? size_t(columns) * depth : 0), bias(filled ? columns : 0) {}
 
-PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel) {
+PackedMatrix pack(const DenseMatrix& dense, Precision precision, int panel, Region& region) {
     PackedMatrix packed;
     packed.precision = precision;
     packed.inputs = dense.inputs, packed.outputs = dense.outputs;
     packed.columns = dense.columns, packed.depth = dense.depth;
-    packed.bias.reset(dense.columns);
-    std::copy(dense.bias.begin(), dense.bias.end(), packed.bias.data());
-    if (precision == Precision::float32) pack_float32(dense, panel, packed);
-    if (precision == Precision::bf16x3) pack_bf16x3(dense, packed);
-    if (precision == Precision::int8) pack_int8(dense, packed);
+    packed.bias.take(region, dense.columns);
+    if (dense.filled()) std::copy(dense.bias.begin(), dense.bias.end(), packed.bias.data());
+    if (precision == Precision::float32) pack_float32(dense, panel, packed, region);
+    if (precision == Precision::bf16x3) pack_bf16x3(dense, packed, region);
+    if (precision == Precision::int8) pack_int8(dense, packed, region);
     return packed;
 }
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 5
+#define TRANSDUCE_ABI_VERSION 6
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -36,6 +36,7 @@ typedef struct {
     int32_t precision;        /* 0: float32, 1: bf16x3 (float32 where the CPU has no AMX), 2: int8 */
     int32_t decoder_only;     /* 1: no encoder and no cross-attention; targets continue their sources, n_src is n_tgt */
     int32_t recurrent;        /* 1: the decoder has recurrent units (SSRU) in place of self-attention */
+    int32_t tied;             /* 1: the output uses the target embedding; 0: output_embedding.weight */
 } transduce_config;
 
 /* Weights by the names of a run folder's model.safetensors (the embedding of a model without an encoder is `tgt_embedding`); row-major float32. A vector has one row. */
@@ -54,9 +55,13 @@ TRANSDUCE_API const char* transduce_last_error(void);
 /* The instruction set in use, such as "avx512_vnni"; NULL if TRANSDUCE_NATIVE_ISA names one that is unknown or not available. */
 TRANSDUCE_API const char* transduce_isa(void);
 
-/* Copies and packs the weights. */
+/* Bytes that the packed weights take. They depend on the configuration and the instruction set. */
+TRANSDUCE_API int32_t transduce_model_size(const transduce_config* config, int64_t* size);
+/* Packs the weights into memory: zeros, aligned to 64 bytes, `transduce_model_size` of them. The memory must outlive the model. Without
+ * tensors (NULL) it holds the packed weights of an equal configuration and instruction set already, and is only read; whatever the
+ * numbers in it are, no other memory is touched. */
 TRANSDUCE_API int32_t transduce_model_new(const transduce_config* config, const transduce_tensor* tensors, int64_t n_tensors,
-                                          transduce_model** model);
+                                          void* memory, int64_t size, transduce_model** model);
 /* After its last queue is freed. */
 TRANSDUCE_API void transduce_model_free(transduce_model* model);
 

@@ -53,8 +53,7 @@ def translate_to_folder(
         output_dir: Created if it does not exist. Its folder `.transduce` has the journals.
         options: How to translate.
         style: What is written for a line; see `format_rows`.
-        workers: Processes that translate, each with its own copy of the model (1: this process only), or a Ray
-            cluster.
+        workers: Processes that translate, each with its own engine (1: this process only), or a Ray cluster.
         device: auto, cpu or cuda.
         precision: See `Translator.load`.
 

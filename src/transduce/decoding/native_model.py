@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import hashlib
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from transduce.config import GPTSettings, TransformerSettings
 from transduce.decoding.native_library import check, load_library
+from transduce.decoding.shared_memory import shared_memory
 from transduce.errors import SettingsError
 from transduce.nn.epsilon import norm_eps
 from transduce.text.special import BOS, EOS, PAD
@@ -21,6 +25,9 @@ _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
 _POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary")
 _FEED_FORWARDS = ("plain", "gated", "conv")
 _NONE = np.empty(0)
+
+SHARED_BYTES = 1 << 25
+"""Packed weights of this size and more are in a file that processes share: 32 MiB. Smaller ones are packed at once."""
 
 NativeSettings = TransformerSettings | GPTSettings
 """Of the architectures that the library supports."""
@@ -38,7 +45,7 @@ class Config(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("max_positions", "pre_norm", "norm", "embedding_norm")),
         *((name, ctypes.c_int32) for name in ("positions", "activation", "gated")),
         *((name, ctypes.c_float) for name in ("norm_eps", "embedding_scale")),
-        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only", "recurrent")),
+        *((name, ctypes.c_int32) for name in ("pad", "bos", "eos", "precision", "decoder_only", "recurrent", "tied")),
     ]
 
 
@@ -68,30 +75,71 @@ def why_not(settings: NativeSettings) -> str | None:
 
 
 class NativeModel:
-    """Packed weights in the library's memory. `handle`: for its functions."""
+    """A model whose packed weights the library reads. `handle`: for its functions."""
 
     def __init__(
         self,
-        weights: Weights,
+        load: Callable[[], Weights],
         settings: NativeSettings,
         *,
         n_src: int,
         n_tgt: int,
         precision: NativePrecision = "float32",
+        identity: str = "",
     ) -> None:
-        """Copy the weights of a supported model. Raises `SettingsError` if they do not fit the settings."""
+        """Pack the weights of a supported model, or map weights into memory that another process has packed.
+
+        Args:
+            load: Gives the weights; not called if they are packed already.
+            settings: Of the model.
+            n_src: Size of the source vocabulary.
+            n_tgt: Size of the target vocabulary.
+            precision: Of the matrix products.
+            identity: A digest of the weights. With it, processes share packed weights of `SHARED_BYTES` and more.
+
+        Raises:
+            SettingsError: The weights do not fit the settings.
+        """
         library = load_library()
         assert not isinstance(library, str), library
         self.library, self.handle, self.settings = library, ctypes.c_void_p(), settings
-        config, plain = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt), plain_weights(weights, settings)
-        given = (NamedTensor * len(plain))(
-            *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in plain.items())
-        )
-        check(library, library.transduce_model_new(ctypes.byref(config), given, len(plain), ctypes.byref(self.handle)))
+        config, n_bytes = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt), ctypes.c_int64()
+        check(library, library.transduce_model_size(ctypes.byref(config), ctypes.byref(n_bytes)))
+        size, shared = n_bytes.value, None
+
+        def pack(memory: mmap.mmap) -> None:
+            library.transduce_model_free(_new_model(library, config, memory, plain_weights(load(), settings)))
+
+        if identity and size >= SHARED_BYTES:
+            shared = shared_memory(_key(library, config, identity), size, pack)
+        if shared is None:
+            shared = mmap.mmap(-1, size)
+            pack(shared)
+        self._memory = shared  # lives as long as the model
+        self.handle = _new_model(library, config, shared, None)
 
     def __del__(self) -> None:
         if self.handle:
             self.library.transduce_model_free(self.handle)
+
+
+def _new_model(library: ctypes.CDLL, config: Config, memory: mmap.mmap, weights: Weights | None) -> ctypes.c_void_p:
+    """A model in memory: packed now, or without weights packed before."""
+    given = None
+    if weights is not None:
+        given = (NamedTensor * len(weights))(
+            *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in weights.items())
+        )
+    handle, where = ctypes.c_void_p(), np.frombuffer(memory, np.uint8)
+    new, n = library.transduce_model_new, len(weights or ())
+    check(library, new(ctypes.byref(config), given, n, where.ctypes.data, where.size, ctypes.byref(handle)))
+    return handle
+
+
+def _key(library: ctypes.CDLL, config: Config, identity: str) -> str:
+    """A digest of everything that packed weights depend on: also the library and the instruction set."""
+    parts = (Path(library._name).read_bytes(), library.transduce_isa(), bytes(config), identity.encode())
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def _matrix_shape(array: np.ndarray) -> tuple[int, ...]:
@@ -103,6 +151,8 @@ def plain_weights(weights: Weights, settings: NativeSettings) -> dict[str, np.nd
     """The weights as the library reads them: whole matrices, contiguous and aligned."""
     plain: dict[str, np.ndarray] = {}
     for name, array in weights.items():
+        if name == "output_embedding.weight" and settings.tie != "none":
+            continue
         if ".parts." in name:  # of a projection that all heads share
             continue
         name = f"tgt_{name}" if name.startswith("embedding.") else name  # a decoder alone has one embedding
@@ -146,4 +196,5 @@ def native_config(settings: NativeSettings, precision: NativePrecision, *, n_src
         precision=PRECISIONS.index(precision),
         decoder_only=isinstance(s, GPTSettings),
         recurrent=isinstance(s, TransformerSettings) and s.decoder_self == "ssru",
+        tied=s.tie != "none",
     )

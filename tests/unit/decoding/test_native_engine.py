@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
+import mmap
 import os
 import random
 import shutil
@@ -255,13 +257,34 @@ def tensors_of(name: str) -> tuple[Config, Shaped]:
     return native_config(settings.model, "float32", n_src=N_TOKENS, n_tgt=N_TOKENS), shaped
 
 
+MEMORY: dict[int, np.ndarray] = {}
+"""Of models, by their handles."""
+
+
+def packed_memory(size: int) -> np.ndarray | None:
+    """Zeros, as long as no more than 1 TiB is asked for; the system gives pages when they are written."""
+    with contextlib.suppress(OSError, OverflowError):
+        return np.frombuffer(mmap.mmap(-1, size), np.uint8) if size < 1 << 40 else None
+    return None
+
+
 def new_model(config: Config, tensors: Shaped) -> ctypes.c_void_p | None:
     """A model, or None if it was refused."""
     given = (NamedTensor * len(tensors))(
         *(NamedTensor(name.encode(), t.ctypes.data, rows, columns) for name, (t, rows, columns) in tensors.items())
     )
     handle = ctypes.c_void_p()
-    code = library().transduce_model_new(ctypes.byref(config), given, len(tensors), ctypes.byref(handle))
+    size = ctypes.c_int64()
+    code = library().transduce_model_size(ctypes.byref(config), ctypes.byref(size))
+    if code == 0:
+        memory = packed_memory(size.value)
+        if memory is None:
+            return None  # sizes that nobody has
+        code = library().transduce_model_new(
+            ctypes.byref(config), given, len(tensors), memory.ctypes.data, memory.size, ctypes.byref(handle)
+        )
+        if code == 0:
+            MEMORY[handle.value or 0] = memory
     assert (code == 0) == bool(handle)
     assert code in (0, 1, 2) and (code == 0 or library().transduce_last_error())
     return handle if code == 0 else None
@@ -404,7 +427,7 @@ def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None
     library().transduce_model_free(handle)
     null = ctypes.c_void_p()
     lib = library()
-    assert lib.transduce_model_new(null, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
+    assert lib.transduce_model_new(null, null, 0, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
     assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, null, 0, 1.0, 0) == 1
     assert lib.transduce_cancel(null, 0) == lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
     assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1
