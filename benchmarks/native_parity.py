@@ -14,6 +14,7 @@ import argparse
 import random
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,29 @@ import sacrebleu
 import torch
 
 from transduce.convert.importing import import_run
+from transduce.decoding import native_engine
 from transduce.decoding.engine import Source
 from transduce.decoding.native_engine import NativeEngine
-from transduce.decoding.native_model import PRECISIONS
+from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 
 
-def company(engine: NativeEngine, asked: list[Source], options: TranslationOptions) -> int:
-    """How many sentences differ between batches and threads."""
-    engine._n_threads = 2
-    expected = engine.translate(asked, options)
+def load(run: Path, precision: NativePrecision, n_threads: int) -> Any:
+    """An engine with this many threads."""
+    native_engine.n_threads_to_use = lambda: n_threads  # type: ignore[attr-defined]
+    return Translator.load(run, precision=precision).engine
+
+
+def company(engines: Sequence[NativeEngine], asked: list[Source], options: TranslationOptions) -> int:
+    """How many sentences differ between batches and between engines, which have 1 and 2 threads."""
+    expected = engines[1].translate(asked, options)
     differing: set[int] = set()
     order = list(range(len(asked)))
     for size in (1, 2, 3, 5, 8, 16, 17, 31, 32, 33, 48, 63, 64):
         random.Random(size).shuffle(order)
-        engine._n_threads = 1 + size % 2
+        engine = engines[size % 2]
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
             found = engine.translate([asked[i] for i in chosen], options)
@@ -56,8 +63,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         list(import_run("marian", MODEL, Path(folder) / "run"))
-        translators = {p: Translator.load(Path(folder) / "run", precision=p) for p in PRECISIONS}
-        translator = translators["float32"]
+        translator = Translator.load(Path(folder) / "run", precision="float32")
+        engines = {p: [load(Path(folder) / "run", p, n_threads) for n_threads in (1, 2)] for p in PRECISIONS}
         exact_engine = TorchEngine(translator.model, translator.settings)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     tokenizers = translator.tokenizers
@@ -67,8 +74,7 @@ def main() -> None:
         options = TranslationOptions(beam=beam)
         exact = exact_engine.translate(asked, options)
         for precision in PRECISIONS:
-            engine: Any = translators[precision].engine
-            found: Any = engine.translate(asked, options)
+            found: Any = engines[precision][0].translate(asked, options)
             pairs = [(ours[0], theirs[0]) for ours, theirs in zip(found, exact, strict=True)]
             equal = [(ours, theirs) for ours, theirs in pairs if ours.ids == theirs.ids]
             output = [tokenizers.tgt.decode(ours.ids) for ours, _ in pairs]
@@ -77,7 +83,7 @@ def main() -> None:
                 f" log-probabilities by at most {max(abs(a.log_prob - b.log_prob) for a, b in equal):.1e},"
                 f" scores by {max(abs(a.score - b.score) for a, b in equal):.1e};"
                 f" BLEU {sacrebleu.corpus_bleu(output, [references]).score:.2f};"
-                f" {company(engine, asked, options)} differ in other company",
+                f" {company(engines[precision], asked, options)} differ in other company",
                 flush=True,
             )
 
