@@ -71,6 +71,10 @@ void check(const transduce_options& o) {
     require(o.length_penalty >= 0 && o.length_penalty <= 10, "length_penalty: must be from 0 to 10");
     require(o.scores == 1 || (o.scores == 0 && o.beam == 1), "scores: must be 0 or 1; a beam needs them");
     require(o.stream == 0 || o.stream == 1, "stream: must be 0 or 1");
+    require(o.sampled == 0 || (o.sampled == 1 && o.beam == o.n_best && o.scores == 1), "sampled: must be 0 or 1; with beam = n_best and scores");
+    require(o.top_k >= 0, "top_k: must be at least 0");
+    require(o.temperature >= 0 && std::isfinite(o.temperature), "temperature: must be at least 0");
+    require(o.top_p >= 0 && o.top_p <= 1, "top_p: must be from 0 to 1");
 }
 
 // Item i of arrays that lie one behind another.
@@ -96,6 +100,15 @@ std::shared_ptr<transduce::Request> request_of(const transduce_config& config, c
         require(0 <= id && id < config.n_tgt && id != config.pad && id != config.bos && id != config.eos,
                 "prefixes: must be tokens of the target vocabulary, without padding, start and end");
     return request;
+}
+
+// Makes a request one for samples; returns the numbers that are left.
+const double* take_numbers(transduce::Request& request, const transduce_options& o, const double* numbers) {
+    request.options.sampled = true;
+    request.sampling = {o.temperature, o.top_k, o.top_p};
+    request.numbers.assign(numbers, numbers + size_t(o.n_best) * request.limit);
+    for (const double number : request.numbers) require(0 <= number && number < 1, "numbers: must be of [0, 1)");
+    return numbers + request.numbers.size();
 }
 
 transduce::Time time_after(double seconds) {
@@ -223,13 +236,17 @@ int32_t transduce_submit(transduce_client* client, const transduce_options* opti
         require(s.n >= 0 && s.n <= INT32_MAX, "n: must be from 0 to 2^31 - 1");
         require(s.n == 0 || (s.ids && s.offsets && s.limits), "ids, offsets and limits must not be null");
         require(!s.prefixes == !s.prefix_offsets, "prefixes and prefix_offsets: both or none");
+        require(s.n == 0 || !s.numbers == !options->sampled, "numbers: needed by sampling, and by nothing else");
+        require(!options->sampled || !s.prefixes, "prefixes: not with sampling");
         const transduce::Time deadline = time_after(seconds);
+        const double* numbers = s.numbers;
         std::vector<std::shared_ptr<transduce::Request>> requests;
         for (int64_t i = 0; i < s.n; i++) {
             requests.push_back(request_of(client->config, s, i));
             transduce::Request& request = *requests.back();
-            request.options = {options->beam, options->n_best, options->length_penalty, options->scores == 1, client->config.eos};
+            request.options = {options->beam, options->n_best, options->length_penalty, options->scores == 1, false, client->config.eos};
             request.stream = options->stream == 1, request.deadline = deadline, request.ticket = first_ticket + i;
+            if (options->sampled) numbers = take_numbers(request, *options, numbers);
         }
         client->client.queue->submit(client->client, std::move(requests), works == 1);
     });

@@ -389,7 +389,7 @@ const RowBest* Network::best_tokens(const std::vector<BestWanted>& parts, const 
     for (const BestWanted& part : parts) {
         for (const int end = first + part.rows; first < end;) {
             const int rows = std::min(kRowsAtOnce, end - first);
-            model_.screened && !part.scores ? take_screened(first, rows) : take_exact(first, rows, part.scores);
+            if (part.k) model_.screened && !part.scores ? take_screened(first, rows) : take_exact(first, rows, part.scores);
             first += rows;
         }
     }

@@ -5,6 +5,7 @@
 
 #include "cache.h"
 #include "model.h"
+#include "sampler.h"
 #include "recurrent.h"
 
 namespace transduce {
@@ -40,6 +41,15 @@ struct Source {
 struct BestWanted {
     int rows, k;
     bool scores;
+};
+
+// A token to draw from a row of a step; `number`, of [0, 1), decides.
+struct Draw {
+    int row;
+    const Sampling* sampling;
+    double number;
+    int32_t token = -1;  // -1: logits are not numbers
+    float log_prob = 0;
 };
 
 // A head of cross-attention.
@@ -80,6 +90,8 @@ public:
     // After `step` or `read`: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
     // Valid until the next call.
     const RowBest* best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced);
+    // After `step`: fills in tokens and log-probabilities.
+    void draw(std::vector<Draw>& draws);
     // Takes back the blocks of a sentence.
     void forget(Sentence& sentence);
 
@@ -127,6 +139,8 @@ private:
     std::vector<float*> outputs_;
     std::vector<uint16_t> full_mask_;
     CausalMasks causal_;
+    Sampler sampler_{model_.kernels};
+    Buffer<float> drawn_hidden_, drawn_logits_;
     const std::vector<Head>* heads_wanted_ = nullptr;
     float* captured_ = nullptr;  // null: nothing is wanted
     std::vector<RowBest> best_;

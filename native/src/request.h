@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "sampler.h"
 #include "search.h"
 
 namespace transduce {
@@ -22,6 +23,8 @@ struct Request {
     std::vector<int32_t> ids, prefix;
     SearchOptions options;
     int limit = 1;
+    Sampling sampling;
+    std::vector<double> numbers;  // sampling: `limit` of each sample, which decide what is drawn
     bool stream = false;  // tokens are reported as soon as they are certain
     int64_t ticket = 0;   // of the client
     Time deadline = Time::max();

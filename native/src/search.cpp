@@ -8,8 +8,9 @@ namespace transduce {
 
 void Search::start(const SearchOptions& options, int limit, int32_t bos, const std::vector<int32_t>& prefix) {
     options_ = options, prefix_ = &prefix, limit_ = limit, length_ = 0, n_ended_ = 0;
-    live_.assign(1, {0, 0, bos, -1});
+    live_.assign(1, {0, 0, bos, -1, 0});
     history_.clear(), finished_.clear();
+    if (options.sampled) finished_.resize(options.n_best);
 }
 
 float Search::normalized(float log_prob, int length) const {
@@ -56,7 +57,7 @@ bool Search::extend(const Continuation* best, int n) {
             n_ended_++;
             finish(c.log_prob, node, true);
         } else {
-            next_.push_back({c.log_prob, c.parent, c.token, int(history_.size())});
+            next_.push_back({c.log_prob, c.parent, c.token, int(history_.size()), 0});
             history_.push_back({node, c.token});
         }
     }
@@ -70,6 +71,24 @@ bool Search::extend(const Continuation* best, int n) {
     return true;
 }
 
+bool Search::extend_samples(const Continuation* drawn) {
+    next_.clear();
+    for (int i = 0, n = n_draws(); i < n; i++) {
+        const Continuation& c = drawn[i];
+        const bool ends = c.token == options_.eos;
+        int node = live_[c.parent].node;
+        if (!ends) {
+            history_.push_back({node, c.token});
+            node = int(history_.size()) - 1;
+        }
+        if (ends || length_ + 1 == limit_) finished_[draw_sample(i)] = {c.log_prob, c.log_prob / float(length_ + 1), ends, path_to(node)};
+        else next_.push_back({c.log_prob, c.parent, c.token, node, draw_sample(i)});
+    }
+    length_++;
+    live_.swap(next_);
+    return live_.empty();
+}
+
 // The best result is the best finished hypothesis of now, or continues one that lives: what they share is certain.
 std::vector<int32_t> Search::certain_tokens(int first) const {
     if (live_.empty()) return {};
@@ -78,7 +97,7 @@ std::vector<int32_t> Search::certain_tokens(int first) const {
     while (std::adjacent_find(nodes.begin(), nodes.end(), std::not_equal_to<int>()) != nodes.end())
         for (int& node : nodes) node = history_[node].before;  // all have the same number of tokens
     std::vector<int32_t> shared = path_to(nodes[0]);
-    if (!finished_.empty()) {
+    if (!options_.sampled && !finished_.empty()) {
         const std::vector<int32_t>& best = finished_[0].ids;
         const size_t most = std::min(shared.size(), best.size());
         shared.resize(std::mismatch(shared.begin(), shared.begin() + most, best.begin()).first - shared.begin());

@@ -11,6 +11,7 @@ struct SearchOptions {
     int beam = 1, n_best = 1;
     float length_penalty = 1;
     bool scores = true;  // false (greedy only): log-probabilities are not known
+    bool sampled = false;  // `n_best` samples instead, in their order; the beam is their number
     int32_t eos = 0;
 };
 
@@ -45,6 +46,13 @@ public:
     // prefix, one; fewer if there are no more. True when the search is done.
     bool extend(const Continuation* best, int n);
 
+    // Sampling: what is drawn next, for each sample that has not ended; all samples begin with the same row.
+    int n_draws() const { return length_ ? n_live() : options_.n_best; }
+    int draw_row(int draw) const { return length_ ? draw : 0; }
+    int draw_sample(int draw) const { return length_ ? live_[draw].sample : draw; }
+    // Extends the samples by the tokens that were drawn, one for each draw. True when all have ended.
+    bool extend_samples(const Continuation* drawn);
+
     const std::vector<Finished>& results() const { return finished_; }
     // The tokens from number `first` on that the best result will start with, whatever comes.
     std::vector<int32_t> certain_tokens(int first) const;
@@ -55,6 +63,7 @@ private:
         int parent;
         int32_t token;
         int node;  // of the last token, in `history_`; -1: none
+        int sample = 0;
     };
     struct Node {
         int before;

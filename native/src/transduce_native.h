@@ -97,6 +97,10 @@ typedef struct {
     int32_t scores;  /* 0: greedy search leaves out log-probabilities (they are 0) */
     int32_t stream;  /* 1: tokens are reported as soon as no hypothesis that may still be the best differs in them */
     float length_penalty;
+    int32_t sampled;  /* 1: `n_best` samples instead of a search; beam must be n_best, and there must be no prefixes */
+    int32_t top_k;    /* 0: all tokens */
+    float temperature;
+    double top_p;     /* 1: all tokens */
 } transduce_options;
 
 /* The ids of sentence i are ids[offsets[i]] to ids[offsets[i + 1] - 1]. Its output starts with its prefix, likewise in `prefixes`
@@ -107,6 +111,7 @@ typedef struct {
     const int32_t* prefixes;
     const int64_t* prefix_offsets;
     const int32_t* limits;
+    const double* numbers;  /* sampling: numbers of [0, 1), limits[i] for each sample, one behind another; they decide what is drawn */
     int64_t n;
 } transduce_sentences;
 

@@ -21,6 +21,7 @@ constexpr double kRounding = 1e-9;
 
 // The number of best continuations that a search wants of each row.
 int n_best_tokens(const SearchOptions& options, const Model& model) {
+    if (options.sampled) return 0;
     return options.beam == 1 ? 1 : std::min(2 * options.beam, model.config.n_tgt);
 }
 
@@ -99,10 +100,13 @@ void Worker::step() {
     gather_rows();
     network_->step(states_.data(), int(states_.size()), tokens_);
     const RowBest* best = network_->best_tokens(wanted_, any_forced_ ? forced_.data() : nullptr);
+    draw_samples();
+    const Draw* draws = draws_.data();
     for (Slot* slot : active_) {
         const int rows = slot->search.n_live();
-        slot->done = extend(*slot, best);
-        best += rows;
+        const int n_draws = slot->request->options.sampled ? slot->search.n_draws() : 0;
+        slot->done = n_draws ? extend_samples(*slot, draws) : extend(*slot, best);
+        best += rows, draws += n_draws;
         if (!slot->request->stream || slot->done) continue;
         slot->certain = slot->search.certain_tokens(slot->n_certain);
         slot->n_certain += int(slot->certain.size());
@@ -138,6 +142,33 @@ bool Worker::extend(Slot& slot, const RowBest* best) {
     }
     if (slot.search.extend(continuations_.data(), int(n))) return true;
     if (options.beam > 1) slot.state.reorder(slot.search.n_live(), [&](int r) { return slot.search.parent(r); });
+    return false;
+}
+
+void Worker::draw_samples() {
+    draws_.clear();
+    int row = 0;
+    for (const Slot* slot : active_) {
+        const Search& search = slot->search;
+        const Request& request = *slot->request;
+        for (int i = 0; request.options.sampled && i < search.n_draws(); i++) {
+            const double number = request.numbers[size_t(search.draw_sample(i)) * request.limit + search.length()];
+            draws_.push_back({row + search.draw_row(i), &request.sampling, number});
+        }
+        row += search.n_live();
+    }
+    network_->draw(draws_);
+}
+
+bool Worker::extend_samples(Slot& slot, const Draw* draws) {
+    continuations_.clear();
+    for (int i = 0; i < slot.search.n_draws(); i++) {
+        const int row = slot.search.draw_row(i);
+        const int32_t token = draws[i].token < 0 ? model_.config.eos : draws[i].token;
+        continuations_.push_back({slot.search.log_prob(row) + draws[i].log_prob, row, token});
+    }
+    if (slot.search.extend_samples(continuations_.data())) return true;
+    slot.state.reorder(slot.search.n_live(), [&](int r) { return slot.search.parent(r); });
     return false;
 }
 

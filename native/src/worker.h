@@ -63,6 +63,8 @@ private:
     void start_new();
     void gather_rows();
     bool extend(Slot& slot, const RowBest* best);
+    void draw_samples();
+    bool extend_samples(Slot& slot, const Draw* draws);
 
     const Model& model_;
     std::unique_ptr<Network> network_;
@@ -76,6 +78,7 @@ private:
     bool any_forced_ = false;
     std::vector<BestWanted> wanted_;
     std::vector<Continuation> continuations_;
+    std::vector<Draw> draws_;
 };
 
 }  // namespace transduce

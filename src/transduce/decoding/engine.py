@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.options import Sampling, TranslationOptions
@@ -118,6 +120,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Cancel all, and end the threads when they have delivered their events."""
+
+
+def sample_numbers(seed: Sequence[int], sample: int, n: int) -> np.ndarray:
+    """Numbers of [0, 1) for n tokens of a sample: a function of the seed and the sample's number only."""
+    return np.random.default_rng([*seed, sample]).random(n)
 
 
 @runtime_checkable

@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from transduce.config import DecodingSettings, resolve_preset
+from transduce.config import DecodingSettings, GPTSettings, resolve_preset
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.engine import Backend, Deliver, Engine, Hypothesis, Source, Watch
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, Weights, why_not
-from transduce.decoding.native_queue import NativeBackend, NativeQueue, native_options
+from transduce.decoding.native_queue import NativeBackend, NativeQueue, native_options, sampling_options
 from transduce.decoding.native_scoring import Head, NativeScorer
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import BatchingBackend
@@ -60,6 +61,7 @@ class NativeEngine:
         learned = native.settings.positions == "learned"
         self._longest = native.settings.max_positions if learned else _MOST_SOURCE
         self._limit = self._longest if learned else 1_000_000
+        self._is_language_model = isinstance(native.settings, GPTSettings)
         n_threads = n_threads or n_threads_to_use()
         self._queue = NativeQueue(native, n_threads=n_threads)
         self._scorer = NativeScorer(native, longest=self._longest, n_threads=n_threads)
@@ -81,7 +83,14 @@ class NativeEngine:
         self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
     ) -> list[Hypothesis]:
         """See `Engine.sample`."""
-        return self._reference().sample(prompts, sampling, seed=seed, watch=watch)
+        if not self._is_language_model or any(map(self._is_out_of_range, prompts)):
+            return self._reference().sample(prompts, sampling, seed=seed, watch=watch)
+        tokens = _Stream(watch) if watch is not None else None
+        options = sampling_options(sampling, stream=watch is not None)
+        found = [one for (one,) in self._queue.translate(prompts, options, seed=seed, on_token=tokens)]
+        if tokens is not None:
+            tokens.flush(found)
+        return found
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
         """See `Engine.score`."""
@@ -103,9 +112,10 @@ class NativeEngine:
 
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`."""
-        if not self._supports(sources, options):
+        drawn_prefix = options.sampling is not None and any(source.prefix for source in sources)
+        if drawn_prefix or any(map(self._is_out_of_range, sources)):
             return self._reference().translate(sources, options)
-        return self._queue.translate(sources, native_options(options, self.settings))
+        return self._queue.translate(sources, native_options(options, self.settings), seed=options.seed)
 
     def backends(self, deliver: Deliver) -> list[Backend]:
         """See `Engine.backends`."""
@@ -121,7 +131,27 @@ class NativeEngine:
 
     def _is_out_of_range(self, source: Source) -> bool:
         """Whether only PyTorch knows what to do with a sentence: padding inside, or longer than the library takes."""
+        if self._is_language_model:  # the last token is written, and never read
+            return not source.ids or len(source.ids) + source.limit - 1 > self._longest or PAD in source.ids
         return len(source.ids) >= self._longest or source.limit > self._limit or PAD in source.ids
+
+
+class _Stream:
+    """Passes the tokens of the native library on as PyTorch's engine does, one call for each."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._n_seen: Counter[int] = Counter()
+
+    def __call__(self, place: int, token: int) -> None:
+        self._n_seen[place] += 1
+        self._watch([place], [[token]])
+
+    def flush(self, found: Sequence[Hypothesis]) -> None:
+        """Pass on what was not seen before the end."""
+        for place, one in enumerate(found):
+            for token in one.ids[self._n_seen[place] :]:
+                self(place, token)
 
 
 def native_engine(

@@ -12,16 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from transduce.config import DecodingSettings
-from transduce.decoding.engine import OUTCOMES, PATIENCE, Deliver, Event, Hypothesis, Order, Source
+from transduce.config import DecodingSettings, GPTSettings
+from transduce.decoding.engine import OUTCOMES, PATIENCE, Deliver, Event, Hypothesis, Order, Source, sample_numbers
 from transduce.decoding.native_library import check, packed
 from transduce.decoding.native_model import NativeModel
-from transduce.decoding.options import TranslationOptions
+from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import TransduceError
-from transduce.text.special import EOS
+from transduce.text.special import BOS, EOS
 
+_ARRAYS = ("ids", "offsets", "prefixes", "prefix_offsets", "limits", "numbers")
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
+_MOST_TOKENS = (1 << 31) - 1
 _SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
+_STREAM_SLICE = 0.005  # the same of one that shows tokens as they come
+
+OnToken = Callable[[int, int], None]
+"""Called with the place of a source and the next token of its output."""
 
 
 class Options(ctypes.Structure):
@@ -30,6 +36,9 @@ class Options(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("beam", "n_best", "scores", "stream")),
         ("length_penalty", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("sampled", "top_k")),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_double),
     ]
 
 
@@ -37,7 +46,7 @@ class Sentences(ctypes.Structure):
     """`transduce_sentences`."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("ids", "offsets", "prefixes", "prefix_offsets", "limits")),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
         ("n", ctypes.c_int64),
     ]
 
@@ -50,9 +59,17 @@ class Load(ctypes.Structure):
 
 def native_options(options: TranslationOptions, settings: DecodingSettings, *, stream: bool = False) -> Options:
     """Options, with the settings of a run where they are not given."""
+    if options.sampling is not None:
+        return sampling_options(options.sampling, options.n_best, stream=stream)
     decoding = options.over(settings)
     scores = options.scores or decoding.beam > 1
-    return Options(decoding.beam, options.n_best, scores, stream, decoding.length_penalty)
+    return Options(decoding.beam, options.n_best, scores, stream, decoding.length_penalty, top_p=1.0)
+
+
+def sampling_options(sampling: Sampling, n_samples: int = 1, *, stream: bool = False) -> Options:
+    """Options that draw `n_samples` per source."""
+    s = sampling
+    return Options(n_samples, n_samples, 1, stream, 1.0, 1, min(s.top_k, _MOST_TOKENS), s.temperature, s.top_p)
 
 
 class NativeQueue:
@@ -64,6 +81,13 @@ class NativeQueue:
         self._handle = ctypes.c_void_p()
         self._threads: list[threading.Thread] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def inputs(self, ids: Sequence[int]) -> Sequence[int]:
+        """What the model reads of a source, or of a prompt."""
+        settings = self._model.settings
+        if not isinstance(settings, GPTSettings):
+            return (*ids, EOS)
+        return [EOS if i == BOS else i for i in ids] if settings.one_end else ids
 
     @property
     def handle(self) -> ctypes.c_void_p:
@@ -105,17 +129,30 @@ class NativeQueue:
         if self._finalizer is not None:
             self._finalizer()
 
-    def translate(self, sources: Sequence[Source], options: Options) -> list[list[Hypothesis]]:
-        """The hypotheses of each source. The calling thread decodes too."""
+    def translate(
+        self, sources: Sequence[Source], options: Options, *, seed: int = 0, on_token: OnToken | None = None
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each source. The calling thread decodes too.
+
+        `seed`: of samples. `on_token` sees the place of a source and each token of its output as soon as it is certain,
+        if the options stream.
+        """
         if len(sources) > 1 and self.n_threads > 1:
             self.start_threads()
         client = NativeClient(self)
         try:
-            client.submit(sources, options, works=True)
-            while client.work(_SLICE):
-                pass
+            client.submit(sources, options, works=True, seed=seed)
+            events = list[Event]()
+            while client.work(_SLICE if on_token is None else _STREAM_SLICE):
+                if on_token is not None:
+                    for event in client.collect(0):
+                        events.append(event)
+                        for token in event.tokens:
+                            on_token(event.ticket, token)
             found: list[list[Hypothesis]] = [[]] * len(sources)
-            for event in client.collect(0):
+            for event in [*events, *client.collect(0)]:
+                if event.outcome == "tokens":
+                    continue
                 if event.outcome != "done":
                     raise TransduceError(
                         f"a translation was {event.outcome}; {event.reason or 'its engine was closed'}"
@@ -159,19 +196,24 @@ class NativeClient:
         first_ticket: int = 0,
         seconds: float = math.inf,
         works: bool = False,
+        seed: int = 0,
     ) -> None:
         """Add sentences with the tickets first_ticket, first_ticket + 1, ...; all or, with an error, none.
 
-        `works`: this thread calls `work` next.
+        `works`: this thread calls `work` next. `seed`: of samples.
         """
         if os.getpid() != self._pid:
             raise TransduceError("a translation queue cannot be used after a fork; open another one")
         n = len(sources)
-        ids, offsets = packed([(*source.ids, EOS) for source in sources])
+        ids, offsets = packed([self._queue.inputs(source.ids) for source in sources])
         limits = np.fromiter((source.limit for source in sources), np.int32, n)
         prefixes, prefix_offsets = packed([source.prefix for source in sources])
-        arrays = (ids, offsets, prefixes, prefix_offsets, limits)
-        sentences = Sentences(*(array.ctypes.data for array in arrays), n)
+        numbers = _numbers(sources, options.n_best, seed) if options.sampled else np.empty(0)
+        arrays = (ids, offsets, prefixes, prefix_offsets, limits, numbers)
+        given = dict(zip(_ARRAYS, (array.ctypes.data for array in arrays), strict=True))
+        for name in ("prefixes", "prefix_offsets") if options.sampled else ("numbers",):
+            given[name] = None
+        sentences = Sentences(**given, n=n)
         submit = self._library.transduce_submit
         references = ctypes.byref(options), ctypes.byref(sentences)
         check(self._library, submit(self._handle, *references, first_ticket, seconds, works))
@@ -223,6 +265,12 @@ class NativeClient:
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.free()
+
+
+def _numbers(sources: Sequence[Source], n_samples: int, seed: int) -> np.ndarray:
+    """The numbers that decide what is drawn: of each sample of each source, one for each token."""
+    samples = [sample_numbers((seed, *s.key), i, s.limit) for s in sources for i in range(n_samples)]
+    return np.concatenate(samples) if samples else np.empty(0)
 
 
 def _event(ticket: int, code: int, hypotheses: list[Hypothesis]) -> Event:

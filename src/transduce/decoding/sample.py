@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.engine import Hypothesis, Watch
+from transduce.decoding.engine import Hypothesis, Watch, sample_numbers
 from transduce.decoding.options import Sampling
 from transduce.decoding.search import Stepper, check_limits, force_tokens, pad_prefixes
 from transduce.text.tokenizer import BOS, EOS, PAD
@@ -85,7 +85,7 @@ def sample(
 
 def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
     """Numbers of [0, 1) for every token: those of a sample depend on its seed and its place only."""
-    return np.array([[np.random.default_rng([*seed, i]).random(length) for i in range(n_samples)] for seed in seeds])
+    return np.array([[sample_numbers(seed, i, length) for i in range(n_samples)] for seed in seeds])
 
 
 def _sample(
