@@ -35,7 +35,7 @@ from transduce.decoding.native_model import (
     why_not,
 )
 from transduce.decoding.native_queue import Options, Sentences
-from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
 
@@ -222,13 +222,11 @@ def test_what_is_not_supported_has_a_reason() -> None:
         assert found and found.startswith("model.")
 
 
-def test_sampling_padding_and_long_sentences_are_left_to_pytorch() -> None:
+def test_padding_and_long_sentences_are_left_to_pytorch() -> None:
     engine = engine_of("odd")
     assert isinstance(engine, Engine)
     settings, model = model_of("odd")
     reference = TorchEngine(model, settings.decoding)
-    sampled = TranslationOptions(sampling=Sampling(), n_best=2)
-    assert engine.translate(sources(6), sampled) == reference.translate(sources(6), sampled)
     unusual = [Source((0,), [5, 0, 7], 9), Source((1,), [5, 6], 51)]
     options = TranslationOptions(beam=2)
     assert engine.translate(unusual, options) == reference.translate(unusual, options)
@@ -356,7 +354,7 @@ def translate(
         (prefixes, ctypes.c_int32),
         (prefix_offsets, ctypes.c_int64),
     ]
-    sentences = Sentences(*(pointer_to(*array) for array in (*arrays, (limits, ctypes.c_int32))), len(limits))
+    sentences = Sentences(*(pointer_to(*array) for array in (*arrays, (limits, ctypes.c_int32))), None, len(limits))
     queue, client, lib = ctypes.c_void_p(), ctypes.c_void_p(), library()
     assert lib.transduce_queue_new(handle, 1, 1.0, ctypes.byref(queue)) == 0
     assert lib.transduce_client_new(queue, ctypes.byref(client)) == 0
