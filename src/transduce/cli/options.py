@@ -50,6 +50,7 @@ Precision = Annotated[
     str,
     Option(help="auto (the fastest that loses at most 0.1 BLEU), float32, float32-fast, int8 or bfloat16."),
 ]
+DecodingPrecision = Annotated[str, Option(help="float32, float32-fast (on CPUs with AMX), int8 or bfloat16.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 Overrides = Annotated[
     list[str] | None,

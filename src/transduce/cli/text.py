@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
@@ -36,6 +36,7 @@ def generate(
         bool, Option("--cut-prompt", help="Cut the start of a prompt that is too long for the model.")
     ] = False,
     device: opt.Device = "auto",
+    precision: opt.DecodingPrecision = "float32",
     json: opt.Json = False,
 ) -> None:
     """Generate text from a prompt. Multiple outputs are separated by `---`.
@@ -56,7 +57,7 @@ def generate(
         n_samples=samples,
         cut_prompt=cut_prompt,
     )
-    generator = Generator.load(run, device=device)
+    generator = Generator.load(run, device=device, precision=cast(Any, precision))  # `load` checks it
     prompts = prompt if prompt is not None else ["\n".join(read_lines(STDIN))]
     if stream:
         if json or len(prompts) * samples > 1:

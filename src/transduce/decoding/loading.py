@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
+from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.errors import RunFolderError, SettingsError
 from transduce.machine import find_device
 from transduce.runs.folder import RunFolder
@@ -36,6 +37,15 @@ class RunModel(ABC):
     @classmethod
     @abstractmethod
     def _from_run(cls: type[ModelT], folder: RunFolder, model: torch.nn.Module, tokenizers: Tokenizers) -> ModelT: ...
+
+
+def precision_of_weights(precision: Precision | NativePrecision, *, on_cpu: bool) -> Precision:
+    """The precision in which PyTorch has the weights. Raises `SettingsError` for one that the device does not have."""
+    if precision not in (allowed := (*PRECISIONS, "bfloat16")):
+        raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
+    if not on_cpu and precision not in ("float32", "bfloat16"):
+        raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
+    return "bfloat16" if precision == "bfloat16" else "float32"
 
 
 def open_model(

@@ -11,7 +11,7 @@ from typing import Any
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example
 from transduce.decoding.engine import Engine, Hypothesis, Source
-from transduce.decoding.loading import Precision, open_run, ready_model
+from transduce.decoding.loading import Precision, open_run, precision_of_weights, ready_model
 from transduce.decoding.native_engine import native_engine
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.options import TranslationOptions
@@ -97,9 +97,7 @@ class Translator:
         because = ""
         if precision == "auto":
             precision, because = auto_precision(folder) if on_cpu else ("float32", "")
-        if not on_cpu and precision not in ("float32", "bfloat16"):
-            raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
-        of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
+        of_weights = precision_of_weights(precision, on_cpu=on_cpu)
         make_reference = _pytorch_engine(folder, tokenizers, device, of_weights)
         engine: Engine | str = ""
         if on_cpu and precision != "bfloat16":
