@@ -210,10 +210,9 @@ class NativeClient:
         prefixes, prefix_offsets = packed([source.prefix for source in sources])
         numbers = _numbers(sources, options.n_best, seed) if options.sampled else np.empty(0)
         arrays = (ids, offsets, prefixes, prefix_offsets, limits, numbers)
-        given = dict(zip(_ARRAYS, (array.ctypes.data for array in arrays), strict=True))
-        for name in ("prefixes", "prefix_offsets") if options.sampled else ("numbers",):
-            given[name] = None
-        sentences = Sentences(**given, n=n)
+        unused = ("prefixes", "prefix_offsets") if options.sampled else ("numbers",)
+        given = zip(_ARRAYS, arrays, strict=True)
+        sentences = Sentences(*(None if name in unused else array.ctypes.data for name, array in given), n)
         submit = self._library.transduce_submit
         references = ctypes.byref(options), ctypes.byref(sentences)
         check(self._library, submit(self._handle, *references, first_ticket, seconds, works))
