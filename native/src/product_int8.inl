@@ -113,6 +113,7 @@ void int8_rows(const transduce::PackedMatrix& w, const int8_t* a, const float* r
                const float* init, size_t init_stride) {
     Ints sum[ROWS][kPanelVecs];
     const int8_t* b[kPanelVecs];
+#pragma GCC unroll 4
     for (int j = 0; j < kPanelVecs; j++) {
         const int at = column + j * W;
         b[j] = w.quantized.data() + size_t(at / 32) * w.depth * 32 + at % 32 / 16 * 1024 + at % 16 * 4;
@@ -129,6 +130,7 @@ void int8_rows(const transduce::PackedMatrix& w, const int8_t* a, const float* r
 #pragma GCC unroll 1
         for (int quad = 0; quad < 16; quad++) {
             Ints weights[kPanelVecs];
+#pragma GCC unroll 4
             for (int j = 0; j < kPanelVecs; j++) weights[j] = load_ints(b[j] + quad * 64);
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
@@ -137,6 +139,7 @@ void int8_rows(const transduce::PackedMatrix& w, const int8_t* a, const float* r
                 for (int j = 0; j < kPanelVecs; j++) dot.add(sum[r][j], weights[j]);
             }
         }
+#pragma GCC unroll 4
         for (int j = 0; j < kPanelVecs; j++) b[j] += 2048;
     }
 #pragma GCC unroll 6
