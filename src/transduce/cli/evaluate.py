@@ -70,7 +70,7 @@ def evaluate(options: EvaluationOptions, json: opt.Json = False) -> None:
     \b
     transduce evaluate runs/x --src test.en --ref test.de
     transduce evaluate runs/x --src test.en --ref test.de --against runs/y
-    transduce evaluate runs/imported --src valid.en --ref valid.de --measure-precisions
+    transduce evaluate runs/y --src v.en --ref v.de --measure-precisions
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none
     transduce evaluate runs/book --text other.txt
     transduce evaluate runs/bert --text other.txt

@@ -73,6 +73,12 @@ def _places() -> Iterator[Path]:
     yield from (Path(folder) / _NAME for folder in (wheel.submodule_search_locations or () if wheel else ()))
 
 
+def instruction_set() -> str:
+    """What the library uses: portable, avx2, avx512, avx512_vnni or amx; empty without a library."""
+    library = load_library()
+    return "" if isinstance(library, str) else library.transduce_isa().decode()
+
+
 def check(library: ctypes.CDLL, code: int) -> None:
     """Raise the error that a function of the library has returned: `SettingsError` for arguments out of range."""
     if code:

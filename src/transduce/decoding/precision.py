@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from transduce.decoding.loading import Precision
+from transduce.decoding.native_library import instruction_set
 from transduce.decoding.native_model import NativePrecision
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
@@ -20,6 +21,7 @@ RECORD = "precisions.json"
 MOST_LOSS = 0.1
 """BLEU that a precision may lose to float32."""
 _FASTEST_FIRST: tuple[NativePrecision, ...] = ("int8", "float32-fast", "float32")
+_INT8_SETS = ("avx512_vnni", "amx")  # others have no instruction for it: int8 is no faster than float32
 _UNMEASURED: NativePrecision = "float32-fast"  # gives float32's tokens
 
 
@@ -33,9 +35,8 @@ def auto_precision(folder: RunFolder) -> tuple[NativePrecision, str]:
         if not record or record["model"] != model_digest(folder):
             return _UNMEASURED, ""
         bleu, n = {name: float(record["bleu"][name]) for name in _FASTEST_FIRST}, int(record["sentences"])
-    good: Iterator[NativePrecision] = (
-        name for name in _FASTEST_FIRST if round(bleu["float32"] - bleu[name], 2) <= MOST_LOSS
-    )
+    fastest = _FASTEST_FIRST if instruction_set() in _INT8_SETS else _FASTEST_FIRST[1:]
+    good: Iterator[NativePrecision] = (name for name in fastest if round(bleu["float32"] - bleu[name], 2) <= MOST_LOSS)
     best: NativePrecision = next(good, "float32")
     if best != "int8":
         return best, ""

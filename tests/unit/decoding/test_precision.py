@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transduce.decoding import native_library, translator
+from transduce.decoding import native_library, precision, translator
 from transduce.decoding.precision import RECORD, auto_precision, model_digest
 from transduce.decoding.translator import Translator, engine_notes
 from transduce.errors import RunFolderError
@@ -24,6 +24,11 @@ def folder(make_run: Any) -> RunFolder:
 def record(folder: RunFolder, float32: float, fast: float, int8: float, **more: Any) -> dict[str, Any]:
     bleu = {"float32": float32, "float32-fast": fast, "int8": int8}
     return {"model": model_digest(folder), "sentences": 200, "bleu": bleu, **more}
+
+
+@pytest.fixture(autouse=True)
+def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "instruction_set", lambda: "amx")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,15 @@ def test_auto_is_the_fastest_precision_within_the_loss(
     assert found == best and bool(because) == (best == "int8")
     if because:
         assert f"{bleu[2]:.2f} BLEU on 200 validation sentences, {bleu[0]:.2f} in float32" in because
+
+
+@pytest.mark.parametrize("name", ["", "portable", "avx2", "avx512"])
+def test_auto_is_not_int8_where_that_is_no_faster(
+    name: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "instruction_set", lambda: name)
+    folder.write_record(RECORD, record(folder, 30.0, 30.0, 30.0))
+    assert auto_precision(folder) == ("float32-fast", "")
 
 
 def test_without_a_measurement_auto_gives_the_tokens_of_float32(folder: RunFolder) -> None:
