@@ -42,7 +42,7 @@ def distill(
             metavar="FOLDER", help="Folder for the translations, which students can share (default: RUN.distilled)."
         ),
     ] = None,
-    precision: Annotated[str, Option(help="Precision of the teacher, as in translate.")] = "float32",
+    precision: Annotated[str, Option(help="Precision of the teacher; see `transduce translate`.")] = "float32",
     workers: Annotated[int, Option(help="Processes that translate, each with its own model.", min=1)] = 1,
     json: Json = False,
     quiet: Quiet = False,

@@ -36,7 +36,7 @@ def generate(
         bool, Option("--cut-prompt", help="Cut the start of a prompt that is too long for the model.")
     ] = False,
     device: opt.Device = "auto",
-    precision: opt.DecodingPrecision = "float32",
+    precision: opt.Precision = "float32",
     json: opt.Json = False,
 ) -> None:
     """Generate text from a prompt. Multiple outputs are separated by `---`.

@@ -43,7 +43,7 @@ def translate(
     seed: opt.Seed = 1,
     batch_tokens: opt.BatchTokens = None,
     device: opt.Device = "auto",
-    precision: opt.Precision = "auto",
+    precision: opt.AutoPrecision = "auto",
     output_dir: Annotated[
         Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
     ] = None,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["float32", "bfloat16"]
+"""Of weights in PyTorch."""
 ModelT = TypeVar("ModelT", bound="RunModel")
 
 
@@ -39,10 +40,15 @@ class RunModel(ABC):
     def _from_run(cls: type[ModelT], folder: RunFolder, model: torch.nn.Module, tokenizers: Tokenizers) -> ModelT: ...
 
 
+def check_precision(precision: str, *others: str) -> None:
+    """Raise `SettingsError` unless this is a precision of the native library or of PyTorch, or one of `others`."""
+    if precision not in (allowed := (*others, *PRECISIONS, "bfloat16")):
+        raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
+
+
 def precision_of_weights(precision: Precision | NativePrecision, *, on_cpu: bool) -> Precision:
     """The precision in which PyTorch has the weights. Raises `SettingsError` for one that the device does not have."""
-    if precision not in (allowed := (*PRECISIONS, "bfloat16")):
-        raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
+    check_precision(precision)
     if not on_cpu and precision not in ("float32", "bfloat16"):
         raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
     return "bfloat16" if precision == "bfloat16" else "float32"

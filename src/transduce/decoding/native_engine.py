@@ -1,4 +1,4 @@
-"""The engine that runs encoder-decoder Transformers in our C++ library (`native/`), several times faster than PyTorch.
+"""The engine that runs Transformers in our C++ library (`native/`), several times faster than PyTorch.
 
 `native_engine` gives one, or the reason why there is none: then PyTorch's engine does the work. The library is built by
 `make` where there is a C++ compiler.
@@ -33,7 +33,7 @@ _MOST_SOURCE = 1 << 16  # tokens of a sentence
 
 
 class NativeEngine:
-    """Greedy and beam search in C++ on all cores; sampling and scoring are PyTorch's.
+    """Search, sampling and scoring in C++ on all cores; PyTorch's engine does the few things that are not supported.
 
     The hypotheses of a sentence depend on the sentence, the model and the options only: they are the same bit for bit
     alone, in any batch, and with any number of threads.
@@ -130,7 +130,7 @@ class NativeEngine:
         return options.sampling is None and not any(map(self._is_out_of_range, sources))
 
     def _is_out_of_range(self, source: Source) -> bool:
-        """Whether only PyTorch knows what to do with a sentence: padding inside, or longer than the library takes."""
+        """Whether only PyTorch can process a sentence: padding inside, or longer than the library takes."""
         if self._is_language_model:  # the last token is written, and never read
             return not source.ids or len(source.ids) + source.limit - 1 > self._longest or PAD in source.ids
         return len(source.ids) >= self._longest or source.limit > self._limit or PAD in source.ids

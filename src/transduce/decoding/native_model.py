@@ -20,6 +20,7 @@ from transduce.text.special import BOS, EOS, PAD
 
 NativePrecision = Literal["float32", "float32-fast", "int8"]
 PRECISIONS: tuple[NativePrecision, ...] = ("float32", "float32-fast", "int8")
+"""The fastest last. The order is that of the codes of the native library."""
 
 _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
 _POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from transduce.decoding.loading import Precision
 from transduce.decoding.native_library import instruction_set
-from transduce.decoding.native_model import NativePrecision
+from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
@@ -20,7 +20,7 @@ AnyPrecision = Precision | NativePrecision | Literal["auto"]
 RECORD = "precisions.json"
 MOST_LOSS = 0.1
 """BLEU that a precision may lose to float32."""
-_FASTEST_FIRST: tuple[NativePrecision, ...] = ("int8", "float32-fast", "float32")
+_FASTEST_FIRST = PRECISIONS[::-1]
 _INT8_SETS = ("avx512_vnni", "amx")  # others have no instruction for it: int8 is no faster than float32
 _UNMEASURED: NativePrecision = "float32-fast"  # gives float32's tokens
 

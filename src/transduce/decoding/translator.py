@@ -11,13 +11,12 @@ from typing import Any
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example
 from transduce.decoding.engine import Engine, Hypothesis, Source
-from transduce.decoding.loading import Precision, open_run, precision_of_weights, ready_model
+from transduce.decoding.loading import Precision, check_precision, open_run, precision_of_weights, ready_model
 from transduce.decoding.native_engine import native_engine
-from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision, auto_precision
 from transduce.decoding.results import Candidate, Score, Translation
-from transduce.errors import DataError, RunFolderError, SettingsError, TransduceError
+from transduce.errors import DataError, RunFolderError, TransduceError
 from transduce.machine import is_cpu
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
@@ -90,8 +89,7 @@ class Translator:
             RunFolderError: The folder is missing or damaged.
             SettingsError: The run is of another task, or there is no such device or precision.
         """
-        if precision not in (allowed := ("auto", *PRECISIONS, "bfloat16")):
-            raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
+        check_precision(precision, "auto")
         folder, tokenizers = open_run(path, task=cls.task)
         on_cpu = is_cpu(device)
         because = ""

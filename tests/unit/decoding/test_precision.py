@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from transduce.decoding import native_library, precision, translator
+from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.precision import RECORD, auto_precision, model_digest
 from transduce.decoding.translator import Translator, engine_notes
 from transduce.errors import RunFolderError
@@ -85,7 +86,7 @@ def test_a_damaged_record_names_the_file(content: Any, folder: RunFolder) -> Non
 def test_measured_scores_are_stored_and_used(folder: RunFolder, texts: list[str]) -> None:
     expected = [one.text for one in Translator.load(folder.path, device="cpu").translate(texts[:20])]
     bleu = measure_precisions(folder, list(zip(texts[:20], expected, strict=True)))
-    assert not isinstance(bleu, str) and bleu["float32"] == max(bleu.values()) and set(bleu) == {*translator.PRECISIONS}
+    assert not isinstance(bleu, str) and bleu["float32"] == max(bleu.values()) and set(bleu) == {*PRECISIONS}
     found = Translator.load(folder.path, device="cpu", precision="auto")
     assert found.precision == auto_precision(RunFolder.open(folder.path))[0]
     folder.write_record(RECORD, record(folder, 10, 10, 10))
