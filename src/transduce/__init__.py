@@ -15,6 +15,7 @@ _LAZY = {
     "Settings": "transduce.config",
     "TextClassifier": "transduce.decoding.classifier",
     "TranslationOptions": "transduce.decoding.options",
+    "TranslationQueue": "transduce.decoding.queue",
     "Translator": "transduce.decoding.translator",
     "diagnose": "transduce.doctor.diagnose",
     "distill": "transduce.distillation.distill",

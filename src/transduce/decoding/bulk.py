@@ -43,7 +43,7 @@ def translate_to_folder(
 ) -> list[Path]:
     """Translate each file into a file of the same name and compression in `output_dir`; returns these.
 
-    The files may be of any size: only some chunks of 1,024 lines are in memory. A file has its name when it is
+    The files may be of any size: only a few chunks of 1,024 lines are in memory. A file has its name when it is
     complete. After a kill, an error or a signal, the same call resumes, and the output is that of an uninterrupted
     call, byte for byte. Finished files are not translated again.
 
