@@ -2,7 +2,7 @@
 //
 // Clients submit sentences and collect what comes of them. Threads decode: a client's own thread until its sentences are done, and
 // threads that serve all. A thread drives one of a fixed number of workers; a worker keeps its sentences when its thread leaves,
-// and another thread goes on with them. Where sentences are done, waiting ones take their places at the next step.
+// and another thread continues with them. Where sentences are done, waiting ones take their places at the next step.
 #pragma once
 
 #include <condition_variable>

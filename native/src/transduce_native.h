@@ -39,7 +39,8 @@ typedef struct {
     int32_t tied;             /* 1: the output uses the target embedding; 0: output_embedding.weight */
 } transduce_config;
 
-/* Weights by the names of a run folder's model.safetensors (the embedding of a model without an encoder is `tgt_embedding`); row-major float32. A vector has one row. */
+/* Weights by the names of a run folder's model.safetensors (the embedding of a model without an encoder is `tgt_embedding`); row-major
+ * float32. A vector has one row. */
 typedef struct {
     const char* name;
     const float* data;
@@ -68,9 +69,9 @@ TRANSDUCE_API void transduce_model_free(transduce_model* model);
 /* ---- Translation
  *
  * A queue has the sentences of all its clients. A client submits sentences, and collects what comes of them, in the order in which it
- * comes. Threads that call `transduce_work` or `transduce_serve` decode. Sentences with different options are decoded together; nothing of this changes a
- * result. All functions may be called from any thread at any time, except that a client has one thread that collects, and that
- * nothing else uses what is freed. */
+ * comes. Threads that call `transduce_work` or `transduce_serve` decode. Sentences with different options are decoded together; this
+ * does not change a result. All functions may be called from any thread at any time, except that a client has one thread that
+ * collects, and that nothing else uses what is freed. */
 
 /* `n_workers`: the number of threads that decode at the same time. A sentence without a deadline counts as one whose deadline is
  * `patience` seconds after it was submitted: the earliest is decoded first, then the longest. */
