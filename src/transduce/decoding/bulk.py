@@ -20,10 +20,10 @@ from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks
-from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError
+from transduce.errors import DataError, Interrupted, SettingsError
 from transduce.logging import Log
 from transduce.process import handle_signals
-from transduce.runs.lock import FolderLock
+from transduce.runs.lock import locked_folder
 
 CHUNK_LINES = 1024  # lost by a kill, per process
 
@@ -69,7 +69,8 @@ def translate_to_folder(
         raise SettingsError(f"workers = {n_workers}: must be at least 1")
     setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
     opened = open_translators(setup, workers) if isinstance(workers, int) else workers.open_translators(setup)
-    with _interruptible() as signals, _locked(folder, log), opened as translators:
+    locked = locked_folder(folder / FOLDER, use="translating into it", option="--output-dir", warn=log.warn)
+    with _interruptible() as signals, locked, opened as translators:
         for note in translators.notes:
             log.say(note)
         shards = [Shard(source, folder, translators.how) for source in sources]
@@ -160,23 +161,6 @@ def _check_files(sources: Sequence[Path], folder: Path) -> None:
             raise DataError(
                 f"{names[source.name]} and {source} have the same name; translate them into different folders"
             )
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, log: Log) -> Iterator[None]:
-    """Make the folder and lock it. Inside, a failure to write is a `RunFolderError`."""
-    try:
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(folder / FOLDER, use="translating into it", option="--output-dir")
-        if lock.note:
-            log.warn(lock.note)
-        try:
-            yield
-        finally:
-            lock.release()
-    except OSError as error:
-        where = error.filename or folder
-        raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
 
 
 class _Stopped(BaseException):

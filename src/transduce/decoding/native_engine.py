@@ -119,15 +119,15 @@ class NativeEngine:
 
     def backends(self, deliver: Deliver) -> list[Backend]:
         """See `Engine.backends`."""
-        native = NativeBackend(self._queue, self.settings, self._supports, deliver)
+        native = NativeBackend(self._queue, self.settings, self._takes, deliver)
         return [native, BatchingBackend(self.translate, deliver)]
 
     def close(self) -> None:
         """End the threads; what is being translated is cancelled. Without it, they end when the engine is collected."""
         self._queue.close()
 
-    def _supports(self, sources: Sequence[Source], options: TranslationOptions) -> bool:
-        return options.sampling is None and not any(map(self._is_out_of_range, sources))
+    def _takes(self, source: Source, options: TranslationOptions) -> bool:
+        return options.sampling is None and not self._is_out_of_range(source)
 
     def _is_out_of_range(self, source: Source) -> bool:
         """Whether only PyTorch can process a sentence: padding inside, or longer than the library takes."""

@@ -287,10 +287,10 @@ class NativeBackend:
         self,
         queue: NativeQueue,
         settings: DecodingSettings,
-        supports: Callable[[Sequence[Source], TranslationOptions], bool],
+        takes: Callable[[Source, TranslationOptions], bool],
         deliver: Deliver,
     ) -> None:
-        self._settings, self._supports = settings, supports
+        self._settings, self._takes = settings, takes
         queue.start_threads()
         self._client = NativeClient(queue)
         self._thread = threading.Thread(target=_deliver_all, args=(self._client, deliver), name="deliver", daemon=True)
@@ -298,7 +298,7 @@ class NativeBackend:
 
     def takes(self, source: Source, options: TranslationOptions) -> bool:
         """See `Backend.takes`."""
-        return self._supports([source], options)
+        return self._takes(source, options)
 
     def submit(self, order: Order) -> None:
         """See `Backend.submit`."""

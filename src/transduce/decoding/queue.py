@@ -19,7 +19,7 @@ from transduce.decoding.options import TranslationOptions
 from transduce.errors import TransduceError
 
 _GATHER = 0.002  # seconds that a batch waits for more sentences
-_MOST_ROWS = 320  # hypotheses per batch
+MAX_ROWS = 320  # hypotheses per batch: enough for wide matrix products, few enough for a CPU's caches
 
 
 class QueueFullError(TransduceError):
@@ -197,7 +197,7 @@ class BatchingBackend:
                 late = [order for order in orders if order.deadline <= time.monotonic()]
                 alike = [order for order in orders if order not in late and order.options == orders[len(late)].options]
                 rows = 1 if not alike else max(alike[0].options.beam or 1, alike[0].options.n_best)
-                batch = alike[: max(1, _MOST_ROWS // rows)]
+                batch = alike[: max(1, MAX_ROWS // rows)]
                 for order in (*late, *batch):
                     del self._waiting[order.ticket]
                 for order in late:

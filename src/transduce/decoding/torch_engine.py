@@ -16,12 +16,11 @@ from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sourc
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.engine import Backend, Deliver, Hypothesis, Source, Watch
 from transduce.decoding.options import Sampling, TranslationOptions
-from transduce.decoding.queue import BatchingBackend
+from transduce.decoding.queue import MAX_ROWS, BatchingBackend
 from transduce.decoding.sample import sample
 from transduce.decoding.search import beam_search
 from transduce.text.tokenizer import PAD
 
-MAX_ROWS = 320  # hypotheses per batch: enough for wide matrix products, few enough for a CPU's caches
 MAX_WORKERS = 4  # with more, threads mostly wait for each other's Python
 _SCORED_ROWS = 1024  # of logits in memory at once when outputs are scored
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +32,7 @@ from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
 from transduce.runs.atomic import read_json, remove_leftovers, write_aside, write_json
 from transduce.runs.folder import RunFolder
-from transduce.runs.lock import FolderLock
+from transduce.runs.lock import locked_folder
 from transduce.tasks.registry import find_task
 from transduce.text.tokenizer import load_tokenizers
 
@@ -113,7 +112,7 @@ class DistilledText:
             DataError: The text is not that of the teacher's training, or the folder has text that was made in another
                 way.
         """
-        with _locked(self.folder, log):
+        with locked_folder(self.folder, use="distilling into it", option="--text", warn=log.warn):
             remove_leftovers(self.folder)
             if not self._is_complete():
                 self._write_pairs(check_text=check_text, log=log)
@@ -261,23 +260,6 @@ def rerank(rows: Iterable[str], references: Iterable[str], n: int, scoring: Eval
     for reference, *found in zip(references, *[iter(rows)] * n, strict=True):
         texts = [row.split("\t", 2)[2] for row in found]
         yield max(dict.fromkeys(texts), key=lambda text: metric.sentence_score(text, [reference]).score)
-
-
-@contextmanager
-def _locked(folder: Path, log: Log) -> Iterator[None]:
-    """Make the folder and lock it. Inside, a failure to write is a `RunFolderError`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(folder, use="distilling into it", option="--text")
-        if lock.note:
-            log.warn(lock.note)
-        try:
-            yield
-        finally:
-            lock.release()
-    except OSError as error:
-        where = error.filename or folder
-        raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
 
 
 def _megabytes(folder: Path) -> str:

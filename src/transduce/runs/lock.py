@@ -7,11 +7,13 @@ over if its process no longer runs on this host; of other hosts we cannot know, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import socket
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -99,6 +101,26 @@ class FolderLock:
             f"{self.path.parent} is in use: {who} is {self._use}; wait for it, or name another folder with "
             f"{self._option}{hint}"
         )
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, *, use: str, option: str, warn: Callable[[str], object]) -> Iterator[None]:
+    """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
+
+    `use` and `option`: as for `FolderLock`, whose note goes to `warn`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(folder, use=use, option=option)
+        if lock.note:
+            warn(lock.note)
+        try:
+            yield
+        finally:
+            lock.release()
+    except OSError as error:
+        where = error.filename or folder
+        raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
 
 
 def is_locked(folder: Path) -> bool:

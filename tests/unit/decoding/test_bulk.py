@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import shutil
 import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import format_rows
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError, TransduceError
+from transduce.runs.lock import locked_folder
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes, ".gz": gzip.compress, ".xz": lzma.compress,
@@ -403,7 +405,8 @@ def test_standard_input_is_refused(places: Path) -> None:
 
 
 def test_a_folder_is_used_by_one_process_at_a_time(run: Path, tmp_path: Path, out: Path) -> None:
-    with bulk._locked(out, bulk.Log()), pytest.raises(RunFolderError, match=r"is translating into it.*--output-dir"):
+    other = locked_folder(out / bulk.FOLDER, use="translating into it", option="--output-dir", warn=print)
+    with other, pytest.raises(RunFolderError, match=r"is translating into it.*--output-dir"):
         translate_to_folder(run, [write_source(tmp_path, 3)], out, device="cpu")
 
 
@@ -416,8 +419,6 @@ def test_a_folder_that_cannot_be_made_is_one_line(run: Path, tmp_path: Path) -> 
 def test_the_identity_of_a_model_moves_with_its_folder(
     run: Path, tmp_path: Path, make_run: Callable[..., Path]
 ) -> None:
-    import shutil
-
     shutil.copytree(run, tmp_path / "copy")
     options = TranslationOptions(beam=2, batch_tokens=100)
     how, copied = (
