@@ -261,7 +261,7 @@ int32_t transduce_cancel(transduce_client* client, int64_t ticket) {
 
 int32_t transduce_work(transduce_client* client, double seconds, int64_t* n_open) {
     return guarded([&] {
-        require(client && n_open, "client and number must not be null");
+        require(client && n_open, "client and n_open must not be null");
         *n_open = client->client.queue->work(&client->client, time_after(seconds));
     });
 }

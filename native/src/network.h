@@ -5,8 +5,9 @@
 
 #include "cache.h"
 #include "model.h"
-#include "sampler.h"
+#include "positions.h"
 #include "recurrent.h"
+#include "sampler.h"
 
 namespace transduce {
 
@@ -55,24 +56,6 @@ struct Draw {
 // A head of cross-attention.
 struct Head {
     int layer, head;
-};
-
-// Vectors or angles of positions, computed when they are first needed.
-class Positions {
-public:
-    explicit Positions(const Model& model, const Stack& stack);
-    const float* added(int position);  // to the embedding; null: nothing
-    const float* cosines(int position);
-    const float* sines(int position) { return cosines(position) + half_; }
-    int half() const { return half_; }  // planes of a head that are rotated; 0: none
-
-private:
-    const float* row(int position);
-    void compute(int position, float* row) const;
-    const Model& model_;
-    const Stack& stack_;
-    int half_ = 0, stride_ = 0;
-    std::vector<float> rows_;
 };
 
 class Network {

@@ -82,7 +82,7 @@ def test_samples_start_with_the_prefix() -> None:
     )
     for source, drawn in zip(sources(13), found, strict=True):
         assert all(h.ids[: len(source.prefix)] == source.prefix for h in drawn)
-    assert len({h.ids for h in found[3]}) == 3, "and go on each in its own way"
+    assert len({h.ids for h in found[3]}) == 3, "and differ after it"
 
 
 def test_a_prefix_that_cannot_be_is_refused() -> None:
