@@ -17,14 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from math import log10
 from pathlib import Path
 
 os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import ctranslate2
+import matplotlib.pyplot as plt
 import torch
 
 from transduce.convert.exporting import export_run
@@ -64,7 +63,10 @@ def _ours(run: Path, lines: list[str], beam: int, precision: str) -> System:
     translator = Translator.load(run, precision=precision)  # type: ignore[arg-type]
     assert not translator.slow_because, translator.slow_because
     options, tokenizers = TranslationOptions(beam=beam, scores=beam > 1), translator.tokenizers
-    asked = [Source((i,), ids, MAX_LENGTH) for i, ids in enumerate(tokenizers.src.encode_batch(lines))]
+    asked = [
+        Source((i,), ids, min(MAX_LENGTH, 2 * len(ids) + 16))  # the limit of `transduce translate`
+        for i, ids in enumerate(tokenizers.src.encode_batch(lines))
+    ]
 
     def job() -> list[list[int]]:
         return [list(best.ids) for best, *_ in translator.engine.translate(asked, options)]
@@ -139,41 +141,27 @@ def pareto(systems: list[System]) -> list[System]:
     return best[::-1]
 
 
-def plot(systems: list[System]) -> str:
-    """SVG: BLEU over sentences per second (logarithmic); a line joins the Pareto front."""
-    width, height, left, bottom = 900, 520, 60, 460
-    speeds, scores = [s.speed for s in systems], [s.bleu for s in systems]
-    low, high = log10(min(speeds)) - 0.1, log10(max(speeds)) + 0.35
-    least, most = min(scores) - 0.2, max(scores) + 0.2
-
-    def x(speed: float) -> float:
-        return round(left + (log10(speed) - low) / (high - low) * (width - left - 20), 1)
-
-    def y(bleu: float) -> float:
-        return round(bottom - (bleu - least) / (most - least) * (bottom - 20), 1)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
-        "<style>text { font-size: 11px }</style>",
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<path d="M{left} 20V{bottom}H{width - 20}" fill="none" stroke="black"/>',
-        f'<text x="{width / 2}" y="{height - 12}" text-anchor="middle">sentences per CPU second, one core</text>',
-        f'<text x="14" y="{bottom / 2}" transform="rotate(-90 14 {bottom / 2})" text-anchor="middle">BLEU</text>',
-    ]
-    for speed in (n * 10**power for power in range(1, 6) for n in (1, 2, 5)):
-        if low <= log10(speed) <= high:
-            parts.append(f'<text x="{x(speed)}" y="{bottom + 16}" text-anchor="middle">{speed:,}</text>')
-    step = 0.5 if most - least < 4 else 1.0
-    for i in range(int(least / step) + 1, int(most / step) + 1):
-        parts.append(f'<text x="{left - 6}" y="{y(i * step) + 4}" text-anchor="end">{i * step:.1f}</text>')
-    front = " ".join(f"{x(s.speed)},{y(s.bleu)}" for s in pareto(systems))
-    parts.append(f'<polyline points="{front}" fill="none" stroke="#888" stroke-dasharray="4 3"/>')
-    for system in systems:
-        colour = "#c33" if system.name.startswith("CTranslate2") else "#36c"
-        parts.append(f'<circle cx="{x(system.speed)}" cy="{y(system.bleu)}" r="4" fill="{colour}"/>')
-        label = escape(f"{system.name}, beam {system.beam}, {system.precision}")
-        parts.append(f'<text x="{x(system.speed) + 7}" y="{y(system.bleu) + 4}" fill="{colour}">{label}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+def plot(systems: list[System], path: Path) -> None:
+    """BLEU over sentences per second (logarithmic), a line for each model and beam, a marker for each precision."""
+    _, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    names, markers = list(dict.fromkeys(s.name for s in systems)), dict(zip(PRECISIONS, "os^", strict=False))
+    for (name, beam), group in itertools.groupby(systems, key=lambda s: (s.name, s.beam)):
+        line, colour = list(group), f"C{names.index(name)}"
+        style = "-" if beam > 1 else ":"
+        axes.plot([s.speed for s in line], [s.bleu for s in line], style, color=colour)
+        for s in line:
+            axes.plot(s.speed, s.bleu, markers[s.precision], color=colour)
+    for i, name in enumerate(names):
+        axes.plot([], [], color=f"C{i}", linewidth=3, label=name)
+    for precision, marker in markers.items():
+        axes.plot([], [], marker, color="gray", label=precision)
+    for label, style in (("beam search", "-"), ("greedy", ":")):
+        axes.plot([], [], style, color="gray", label=label)
+    axes.set(xscale="log", xlabel="sentences per CPU second, one core", ylabel="BLEU")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(alpha=0.3)
+    axes.legend(ncols=2, fontsize="small")
+    plt.savefig(path)
 
 
 def main() -> None:
@@ -194,7 +182,7 @@ def main() -> None:
             systems += our_systems(asked, lines, args.beams, args.precisions)
         measure(systems, references, args.rounds)
     args.out.with_suffix(".md").write_text(table(systems))
-    args.out.with_suffix(".svg").write_text(plot(systems))
+    plot(systems, args.out.with_suffix(".svg"))
     print(table(systems), end="")
 
 
