@@ -54,14 +54,19 @@ def test_without_the_library_pytorch_decodes_the_same_and_says_so(run: Path) -> 
     assert "not built" in line and "make native" in line
 
 
-def test_translation_with_the_library_does_not_import_pytorch(run: Path, tmp_path: Path) -> None:
+def test_translation_and_scores_with_the_library_do_not_import_pytorch(run: Path, tmp_path: Path) -> None:
     """It would take two seconds and 200 MB."""
-    (tmp_path / "in").write_text("\n".join(marians.LINES[:8]), encoding="utf-8")
+    text, folder = tmp_path / "in", tmp_path / "folder"
+    text.write_text("\n".join(marians.LINES[:8]), encoding="utf-8")
     code = "import sys; from transduce.__main__ import main; main(sys.argv[1:])"
     watched = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {code}"
-    for options in (["-o", str(tmp_path / "out"), "--scores"], ["--output-dir", str(tmp_path / "folder")]):
-        command = [sys.executable, "-c", watched, "translate", str(run), str(tmp_path / "in"), "--device", "cpu"]
-        done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    for command in (
+        ["translate", run, text, "-o", tmp_path / "out", "--scores"],
+        ["translate", run, text, "--output-dir", folder],
+        ["score", run, "--src", text, "--tgt", folder / "in"],
+    ):
+        words = [sys.executable, "-c", watched, *map(str, command), "--device", "cpu"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
         assert done.stderr.splitlines()[-1] == "False"
 
 

@@ -128,7 +128,7 @@ def _translation_scores(options: EvaluationOptions) -> Any:
 
 def _measure_precisions(run: Path, files: tuple[Path, Path]) -> Mapping[str, float]:
     """BLEU by precision, stored in the run folder."""
-    from transduce.evaluation.evaluate import read_parallel
+    from transduce.data.lines import read_parallel
     from transduce.evaluation.precisions import measure_precisions
     from transduce.runs.folder import RunFolder
 

@@ -119,8 +119,8 @@ def score(
     transduce score runs/x --src in.en --tgt in.de
     transduce score runs/x --src in.en --tgt in.de --json
     """
+    from transduce.data.lines import read_parallel
     from transduce.decoding.translator import Translator
-    from transduce.evaluation.evaluate import read_parallel
 
     sources, targets = read_parallel(src, tgt)
     found = Translator.load(run, device=device).score(sources, targets)

@@ -164,6 +164,16 @@ LineParser = Callable[[str, int], tuple[str, ...] | None]
 """Turns a line and its number into a row, or into None if it is a header. Raises `ValueError`."""
 
 
+def read_parallel(src: Path, tgt: Path) -> tuple[list[str], list[str]]:
+    """Read two files that are aligned line by line. Raises `DataError` if they differ in length or are empty."""
+    sources, targets = list(read_lines(src)), list(read_lines(tgt))
+    if len(sources) != len(targets):
+        raise DataError(f"{src} has {len(sources):,} lines, {tgt} has {len(targets):,}; they must be aligned")
+    if not sources:
+        raise DataError(f"{src} is empty")
+    return sources, targets
+
+
 def read_rows(
     path: Path | str, parse: LineParser, digests: Digests | None = None
 ) -> Iterator[tuple[int, tuple[str, ...]]]:

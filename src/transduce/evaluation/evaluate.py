@@ -12,7 +12,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
 from transduce.data.corpus import number_of, read_labelled
-from transduce.data.lines import read_lines
+from transduce.data.lines import read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, UserError
 from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
@@ -80,16 +80,6 @@ class Evaluation:
         found = self.scores.to_json() | ({"against": str(self.against), "comparison": rows} if rows else {})
         found |= {"precision": self.precision} if self.precision else {}
         return found | ({"precisions": dict(self.precisions)} if self.precisions else {})
-
-
-def read_parallel(src: Path, tgt: Path) -> tuple[list[str], list[str]]:
-    """Read two files that are aligned line by line. Raises `DataError` if they differ in length or are empty."""
-    sources, targets = list(read_lines(src)), list(read_lines(tgt))
-    if len(sources) != len(targets):
-        raise DataError(f"{src} has {len(sources):,} lines, {tgt} has {len(targets):,}; they must be aligned")
-    if not sources:
-        raise DataError(f"{src} is empty")
-    return sources, targets
 
 
 def evaluate_translations(

@@ -185,13 +185,13 @@ class RunFolder:
 
     def save_model(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights for translation."""
-        from transduce.runs.tensors import save_tensors
+        from transduce.runs.tensors import save_tensors  # imports torch
 
         save_tensors(self.path / "model.safetensors", tensors, {"transduce": transduce.__version__})
 
     def load_model(self) -> dict[str, torch.Tensor]:
         """The weights for translation; every byte of the file is checked."""
-        from transduce.runs.tensors import load_tensors
+        from transduce.runs.tensors import load_tensors  # imports torch
 
         return load_tensors(self.path / "model.safetensors")
 
