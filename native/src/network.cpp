@@ -292,7 +292,7 @@ void Network::start_best(const std::vector<BestWanted>& parts) {
     RowBest* row = best_.data();
     size_t at = 0;
     for (const BestWanted& part : parts)
-        for (int r = 0; r < part.rows; r++, row++, at += part.k) row->k = part.k, row->values = &best_values_[at], row->ids = &best_ids_[at];
+        for (int r = 0; r < part.rows; r++, row++, at += part.k) row->k = part.k, row->values = best_values_.data() + at, row->ids = best_ids_.data() + at;
     logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitColumns);
 }
 

@@ -52,6 +52,7 @@ def load_library() -> ctypes.CDLL | str:
         "serve": [pointer],
         "collect": [pointer, double, pointer, pointer, pointer],
         "results": [pointer] * 9,
+        "score": [*[pointer] * 4, int32, pointer],
     }
     for name, types in arguments.items():
         getattr(library, f"transduce_{name}").argtypes = types

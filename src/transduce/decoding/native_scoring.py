@@ -56,8 +56,6 @@ class NativeScorer:
         self._begin = EOS if isinstance(settings, GPTSettings) and settings.one_end else BOS
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        library, pointer = native.library, ctypes.c_void_p
-        library.transduce_score.argtypes = [*[pointer] * 4, ctypes.c_int32, pointer]
 
     def takes(self, *sides: Ids) -> bool:
         """Whether the library scores these ids: without padding inside, and not too long with an end."""

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import itertools
-import math
-import mmap
-import os
 import random
 import shutil
 import subprocess
@@ -15,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,14 +21,9 @@ from transduce.decoding.engine import Engine, Hypothesis, Source
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import (
-    Config,
-    NamedTensor,
     NativePrecision,
-    native_config,
-    plain_weights,
     why_not,
 )
-from transduce.decoding.native_queue import Options, Sentences
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import SettingsError
@@ -242,193 +231,3 @@ def test_weights_that_are_not_numbers_give_no_hypothesis() -> None:
         for beam in (1, 3):
             found = engine.translate([Source((0,), [5, 6], 9)], TranslationOptions(beam=beam))
             assert all(isinstance(hypotheses, list) for hypotheses in found)
-
-
-Shaped = dict[str, tuple[np.ndarray, int, int]]
-"""Arrays, and the numbers of rows and columns that the library is given."""
-
-
-def tensors_of(name: str) -> tuple[Config, Shaped]:
-    settings, model = model_of(name)
-    weights = plain_weights({name: tensor.numpy() for name, tensor in model.state_dict().items()}, settings.model)
-    shaped = {name: (a, a.shape[0] if a.ndim == 2 else 1, a.shape[-1]) for name, a in weights.items()}
-    return native_config(settings.model, "float32", n_src=N_TOKENS, n_tgt=N_TOKENS), shaped
-
-
-MEMORY: dict[int, np.ndarray] = {}
-"""Of models, by their handles."""
-
-
-def packed_memory(size: int) -> np.ndarray | None:
-    """Zeros, as long as no more than 1 TiB is asked for; the system gives pages when they are written."""
-    with contextlib.suppress(OSError, OverflowError):
-        return np.frombuffer(mmap.mmap(-1, size), np.uint8) if size < 1 << 40 else None
-    return None
-
-
-def new_model(config: Config, tensors: Shaped) -> ctypes.c_void_p | None:
-    """A model, or None if it was refused."""
-    given = (NamedTensor * len(tensors))(
-        *(NamedTensor(name.encode(), t.ctypes.data, rows, columns) for name, (t, rows, columns) in tensors.items())
-    )
-    handle = ctypes.c_void_p()
-    size = ctypes.c_int64()
-    code = library().transduce_model_size(ctypes.byref(config), ctypes.byref(size))
-    if code == 0:
-        memory = packed_memory(size.value)
-        if memory is None:
-            return None  # sizes that nobody has
-        code = library().transduce_model_new(
-            ctypes.byref(config), given, len(tensors), memory.ctypes.data, memory.size, ctypes.byref(handle)
-        )
-        if code == 0:
-            MEMORY[handle.value or 0] = memory
-    assert (code == 0) == bool(handle)
-    assert code in (0, 1, 2) and (code == 0 or library().transduce_last_error())
-    return handle if code == 0 else None
-
-
-def damage_config(config: Config, pick: random.Random) -> Config:
-    damaged = Config.from_buffer_copy(bytes(config))
-    for _ in range(pick.randint(1, 3)):
-        name, kind = pick.choice(Config._fields_)
-        if kind is ctypes.c_float:
-            setattr(damaged, name, pick.choice([0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30]))
-        else:
-            old = getattr(damaged, name)
-            setattr(
-                damaged, name, pick.choice([0, -1, 1, old + 1, old - 1, 2 * old, 1 << 20, -(1 << 31), (1 << 31) - 1])
-            )
-    return damaged
-
-
-N_DAMAGED = int(os.environ.get("TRANSDUCE_NATIVE_FUZZ", "600"))
-"""Models; as many requests are damaged."""
-
-
-def test_damaged_models_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
-    """Shapes in the table of tensors are always those of the memory behind them."""
-    pick = random.Random(5)
-    config, shaped = tensors_of("odd")
-    options = Options(2, 1, 1, 0, 1.0)
-    n_refused = 0
-    for number in range(n_inputs):
-        chosen, damaged = dict(shaped), config
-        if number % 3:
-            damaged = damage_config(config, pick)
-        else:
-            name = pick.choice(sorted(chosen))
-            tensor, rows, columns = chosen.pop(name)
-            if pick.random() < 0.5:
-                chosen[name] = (tensor, columns, rows) if rows != columns else (tensor, 1, columns)
-            elif pick.random() < 0.5:
-                chosen[name] = (np.full_like(tensor, pick.choice([np.nan, np.inf, 1e38])), rows, columns)
-        handle = new_model(damaged, chosen)
-        n_refused += handle is None
-        if handle is not None:
-            translate(handle, options, [5, 6, 7], [0, 3], [4])
-            library().transduce_model_free(handle)
-    assert n_refused > n_inputs / 3
-
-
-def pointer_to(values: list[int] | None, kind: Any) -> Any:
-    return None if values is None else ctypes.cast((kind * len(values))(*values), ctypes.c_void_p)
-
-
-def translate(
-    handle: ctypes.c_void_p,
-    options: Options,
-    ids: list[int],
-    offsets: list[int],
-    limits: list[int],
-    *,
-    prefixes: list[int] | None = None,
-    prefix_offsets: list[int] | None = None,
-    ticket: int = 0,
-    seconds: float = math.inf,
-) -> bool:
-    """Whether the request was accepted; if so, it ran."""
-    arrays = [
-        (ids, ctypes.c_int32),
-        (offsets, ctypes.c_int64),
-        (prefixes, ctypes.c_int32),
-        (prefix_offsets, ctypes.c_int64),
-    ]
-    sentences = Sentences(*(pointer_to(*array) for array in (*arrays, (limits, ctypes.c_int32))), None, len(limits))
-    queue, client, lib = ctypes.c_void_p(), ctypes.c_void_p(), library()
-    assert lib.transduce_queue_new(handle, 1, 1.0, ctypes.byref(queue)) == 0
-    assert lib.transduce_client_new(queue, ctypes.byref(client)) == 0
-    code = lib.transduce_submit(client, ctypes.byref(options), ctypes.byref(sentences), ticket, seconds, 1)
-    sizes = [ctypes.c_int64() for _ in range(3)]
-    if code:
-        assert code == 1 and lib.transduce_last_error()
-    else:
-        n_open = ctypes.c_int64(7)
-        assert lib.transduce_work(client, math.inf, ctypes.byref(n_open)) == 0 and n_open.value == 0
-        assert lib.transduce_collect(client, 0, *map(ctypes.byref, sizes)) == 0
-        assert sizes[0].value >= len(limits) and 0 <= sizes[1].value <= sizes[0].value * options.n_best
-    lib.transduce_client_free(client)
-    lib.transduce_queue_free(queue)
-    return code == 0
-
-
-def test_hostile_requests_are_refused_or_work(n_inputs: int = N_DAMAGED) -> None:
-    pick = random.Random(6)
-    config, tensors = tensors_of("odd")
-    handle = new_model(config, tensors)
-    assert handle is not None
-    odd = [0, -1, 1, 2, 51, 699, 700, 1 << 30, -(1 << 31), (1 << 31) - 1]
-    n_accepted = 0
-    for number in range(n_inputs):
-        options = Options(
-            pick.choice([1, 2, 5, *odd]),
-            pick.choice([1, 1, 2, *odd]),
-            pick.choice([0, 1, 1, 1, 7]),
-            pick.choice([0, 1]),
-            1.0,
-        )
-        if number % 2:
-            options = Options(2, 1, 1, pick.choice([0, 0, 1, 9]), pick.choice([0.0, 1.0, -1.0, float("nan"), 1e30]))
-        lengths = [pick.choice([1, 2, 5, 20, 49, 0, 60]) for _ in range(pick.randint(1, 3))]
-        offsets = [0]
-        for length in lengths:
-            offsets.append(offsets[-1] + length)
-        ids = [pick.randrange(1, N_TOKENS) for _ in range(offsets[-1])]
-        limits = [pick.choice([1, 2, 9, 50]) for _ in lengths]
-        if pick.random() < 0.4 and ids:
-            ids[pick.randrange(len(ids))] = pick.choice(odd)
-        if pick.random() < 0.3:
-            limits[0] = pick.choice(odd)
-        if pick.random() < 0.3:
-            offsets[pick.randrange(len(offsets))] = pick.choice([-5, 1, 1 << 62, -(1 << 62)])
-            ids += [5] * 80  # in case that the offsets still fit
-        prefixes: dict[str, Any] = {}
-        if pick.random() < 0.5:
-            counts = [pick.choice([0, 1, 2, 3, max(0, min(limit, 60))]) for limit in limits]
-            ends = list(itertools.accumulate(counts, initial=0))
-            forced = [
-                pick.choice([pick.randrange(4, N_TOKENS), pick.randrange(4, N_TOKENS)]) for _ in range(ends[-1] + 1)
-            ]
-            if pick.random() < 0.3:
-                forced[pick.randrange(len(forced))] = pick.choice([*odd, 3])
-            if pick.random() < 0.2:
-                ends[pick.randrange(len(ends))] = pick.choice([-1, 1, 1 << 62])
-                forced += [5] * 130
-            prefixes = {"prefixes": forced, "prefix_offsets": None if pick.random() < 0.1 else ends}
-        if pick.random() < 0.2:
-            prefixes |= {
-                "ticket": pick.choice(odd),
-                "seconds": pick.choice([0.0, -1.0, 1e-6, 1e300, math.nan, math.inf]),
-            }
-        n_accepted += translate(handle, options, ids, offsets, limits, **prefixes)
-    assert n_inputs / 60 < n_accepted < n_inputs / 2
-    library().transduce_model_free(handle)
-    null = ctypes.c_void_p()
-    lib = library()
-    assert lib.transduce_model_new(null, null, 0, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
-    assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, null, 0, 1.0, 0) == 1
-    assert lib.transduce_cancel(null, 0) == lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
-    assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1
-    for function in (lib.transduce_queue_close, lib.transduce_queue_free, lib.transduce_client_close):
-        function(null)
-    lib.transduce_client_free(null)

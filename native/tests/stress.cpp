@@ -1,0 +1,222 @@
+// Threads that submit, cancel, decode, collect and close at the same time, through the C interface, for ThreadSanitizer:
+// `make -C native tsan`. Every sentence must end once, and every result must be that of the sentence alone.
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transduce_native.h"
+
+namespace {
+
+constexpr int kTokens = 40, kClients = 3, kRounds = 30, kSentences = 6, kLimit = 12;
+
+[[noreturn]] void fail(int line, const char* what) {
+    std::fprintf(stderr, "stress.cpp:%d: %s is false; %s\n", line, what, transduce_last_error());
+    std::abort();
+}
+#define CHECK(fine) ((fine) ? void() : fail(__LINE__, #fine))
+
+// A model of random weights, and the memory that it reads.
+struct Model {
+    explicit Model(int precision) {
+        config = {};
+        config.d_model = 32, config.d_ff = 48, config.n_heads = 2, config.n_kv_heads = 2;
+        config.n_encoder_layers = config.n_decoder_layers = 1;
+        config.n_src = config.n_tgt = kTokens, config.max_positions = 1;
+        config.positions = 1, config.norm_eps = 1e-5f, config.embedding_scale = 1;
+        config.pad = 0, config.bos = 2, config.eos = 3, config.precision = precision, config.tied = 1;
+        for (const std::string side : {"encoder", "decoder"}) {
+            const std::string block = side + ".blocks.0.";
+            add((side == "encoder" ? "src" : "tgt") + std::string("_embedding.table.weight"), kTokens, 32);
+            add_linear(block + "self_attention.query_key_value", 96);
+            add_linear(block + "self_attention.output", 32);
+            add(block + "self_attention_residual.norm.weight", 1, 32);
+            add_linear(block + "feed_forward.expand", 48);
+            add(block + "feed_forward.contract.weight", 32, 48);
+            add(block + "feed_forward_residual.norm.weight", 1, 32);
+        }
+        add_linear("decoder.blocks.0.cross_attention.query", 32);
+        add_linear("decoder.blocks.0.cross_attention.key_value", 64);
+        add_linear("decoder.blocks.0.cross_attention.output", 32);
+        add("decoder.blocks.0.cross_attention_residual.norm.weight", 1, 32);
+        std::vector<transduce_tensor> tensors;
+        for (const auto& [name, tensor] : weights) tensors.push_back({name.c_str(), tensor.data.data(), tensor.rows, tensor.columns});
+        int64_t size = 0;
+        CHECK(transduce_model_size(&config, &size) == 0);
+        memory = std::aligned_alloc(64, (size + 63) / 64 * 64);
+        std::fill_n(static_cast<char*>(memory), size, 0);
+        CHECK(transduce_model_new(&config, tensors.data(), int64_t(tensors.size()), memory, size, &handle) == 0);
+    }
+    ~Model() { transduce_model_free(handle), std::free(memory); }
+    Model(const Model&) = delete;
+
+    void add(const std::string& name, int rows, int columns) {
+        std::normal_distribution<float> normal(0, rows == 1 ? 1 : 0.5f);
+        Tensor& tensor = weights[name] = {{}, rows, columns};
+        for (int i = 0; i < rows * columns; i++) tensor.data.push_back(normal(random));
+    }
+    void add_linear(const std::string& name, int outputs) { add(name + ".weight", outputs, 32); }
+
+    struct Tensor {
+        std::vector<float> data;
+        int64_t rows, columns;
+    };
+    std::mt19937 random{7};
+    transduce_config config;
+    std::map<std::string, Tensor> weights;
+    void* memory = nullptr;
+    transduce_model* handle = nullptr;
+};
+
+// What may be asked, by its number: sentence and options.
+struct Request {
+    explicit Request(int number) : options{1, 1, 1, 0, 0.6f, 0, 0, 1, 1} {
+        std::mt19937 random(number);
+        for (int i = 0, n = 1 + number % 9; i < n; i++) ids.push_back(4 + int(random() % (kTokens - 4)));
+        const int beams[] = {1, 1, 3, 5, 2};
+        options.beam = options.n_best = beams[number % 5];
+        options.stream = number % 2;
+        if (number % 5 == 1) options.scores = 0;
+        if (number % 5 == 4) options.sampled = 1;
+        for (int i = 0; i < options.n_best * kLimit; i++) numbers.push_back(double(random()) / 4294967296.0);
+    }
+    void submit(transduce_client* client, int64_t ticket, double seconds, bool works) const {
+        const int64_t offsets[] = {0, int64_t(ids.size())};
+        const int32_t limit = kLimit;
+        const transduce_sentences sentences{ids.data(), offsets, nullptr, nullptr, &limit, options.sampled ? numbers.data() : nullptr, 1};
+        CHECK(transduce_submit(client, &options, &sentences, ticket, seconds, works) == 0);
+    }
+    std::vector<int32_t> ids;
+    std::vector<double> numbers;
+    transduce_options options;
+};
+constexpr int kRequests = 25;
+
+// The tokens and scores of a sentence that is done.
+struct Result {
+    std::vector<int32_t> tokens;
+    std::vector<float> scores;
+    bool operator==(const Result& other) const { return tokens == other.tokens && scores == other.scores; }
+};
+
+// Takes what has come; gives each sentence that has ended to `look`, with its outcome. Returns how many.
+template <class Look>
+int collect(transduce_client* client, double seconds, Look look) {
+    int64_t n_events, n, n_tokens;
+    CHECK(transduce_collect(client, seconds, &n_events, &n, &n_tokens) == 0);
+    std::vector<int64_t> tickets(n_events + 1);
+    std::vector<int32_t> outcomes(n_events + 1), counts(n_events + 1), lengths(n + 1), tokens(n_tokens + 1);
+    std::vector<float> log_probs(n + 1), scores(n + 1);
+    std::vector<int8_t> finished(n + 1);
+    CHECK(transduce_results(client, tickets.data(), outcomes.data(), counts.data(), lengths.data(), log_probs.data(), scores.data(),
+                            finished.data(), tokens.data()) == 0);
+    int ended = 0, hypothesis = 0, token = 0;
+    for (int i = 0; i < n_events; i++) {
+        Result result;
+        for (int k = 0; k < counts[i]; k++, hypothesis++) {
+            result.scores.push_back(scores[hypothesis]);
+            for (int t = 0; t < lengths[hypothesis]; t++) result.tokens.push_back(tokens[token++]);
+        }
+        if (outcomes[i] == TRANSDUCE_TOKENS) continue;
+        look(tickets[i], outcomes[i], result);
+        ended++;
+    }
+    return ended;
+}
+
+std::vector<Result> results_alone(transduce_queue* queue) {
+    std::vector<Result> found(kRequests);
+    transduce_client* client;
+    CHECK(transduce_client_new(queue, &client) == 0);
+    for (int i = 0; i < kRequests; i++) {
+        Request(i).submit(client, i, HUGE_VAL, true);
+        int64_t n_open;
+        CHECK(transduce_work(client, HUGE_VAL, &n_open) == 0 && n_open == 0);
+        CHECK(collect(client, 0, [&](int64_t, int outcome, const Result& one) { found[i] = one, CHECK(outcome == TRANSDUCE_DONE); }) == 1);
+    }
+    transduce_client_free(client);
+    return found;
+}
+
+std::atomic<int> n_done{0};
+
+// A client whose thread decodes (if it `works`) or waits, and one more thread that cancels.
+void use(transduce_queue* queue, const std::vector<Result>& alone, int seed) {
+    std::mt19937 random(seed);
+    transduce_client* client;
+    CHECK(transduce_client_new(queue, &client) == 0);
+    for (int round = 0; round < kRounds; round++) {
+        const bool works = random() % 2;
+        const int64_t first = round * kSentences;
+        int requests[kSentences], ended = 0;
+        for (int i = 0; i < kSentences; i++) {
+            requests[i] = int(random() % kRequests);
+            Request(requests[i]).submit(client, first + i, random() % 4 ? HUGE_VAL : 0.002, works);
+        }
+        std::thread other([&, ticket = first + int64_t(random() % kSentences)] {
+            CHECK(transduce_cancel(client, ticket) == 0);
+            transduce_load load;
+            CHECK(transduce_queue_load(queue, &load) == 0 && load.n_waiting <= load.n_open);
+            if (round + 1 == kRounds) transduce_client_close(client);
+        });
+        int64_t n_open = works;
+        while (works && n_open) CHECK(transduce_work(client, 0.001, &n_open) == 0);
+        while (ended < kSentences) ended += collect(client, 10, [&](int64_t ticket, int outcome, const Result& one) {
+            if (outcome == TRANSDUCE_DONE) n_done++, CHECK(one == alone[requests[ticket - first]]);
+        });
+        CHECK(ended == kSentences);
+        other.join();
+    }
+    transduce_client_free(client);
+}
+
+// Scores the same pairs again and again beside the threads that translate.
+void score(transduce_model* model) {
+    const int32_t sources[] = {5, 6, 7, 3, 9, 3}, inputs[] = {2, 8, 9, 2, 11}, tokens[] = {8, 9, 3, 11, 3};
+    const int64_t source_offsets[] = {0, 4, 6}, offsets[] = {0, 3, 5};
+    const transduce_pairs pairs{sources, source_offsets, inputs, tokens, offsets, 2};
+    std::vector<float> first(5), again(5);
+    CHECK(transduce_score(model, &pairs, first.data(), nullptr, 0, nullptr) == 0);
+    for (int i = 0; i < kRounds; i++) {
+        CHECK(transduce_score(model, &pairs, again.data(), nullptr, 0, nullptr) == 0);
+        CHECK(first == again);
+    }
+}
+
+void run(int precision) {
+    const Model model(precision);
+    transduce_queue* queue;
+    CHECK(transduce_queue_new(model.handle, 2, 0.01, &queue) == 0);
+    const std::vector<Result> alone = results_alone(queue);
+    std::vector<std::thread> servers, users;
+    for (int i = 0; i < 2; i++) servers.emplace_back([&] { CHECK(transduce_serve(queue) == 0); });
+    for (int i = 0; i < kClients; i++) users.emplace_back(use, queue, std::cref(alone), 10 * precision + i);
+    for (int i = 0; i < 2; i++) users.emplace_back(score, model.handle);
+    for (std::thread& thread : users) thread.join();
+    // Closing ends what is open, while threads decode and submit.
+    transduce_client* client;
+    CHECK(transduce_client_new(queue, &client) == 0);
+    for (int i = 0; i < kRequests; i++) Request(i).submit(client, i, HUGE_VAL, false);
+    transduce_queue_close(queue);
+    int ended = 0;
+    while (ended < kRequests) ended += collect(client, 10, [](int64_t, int, const Result&) {});
+    for (std::thread& thread : servers) thread.join();
+    transduce_queue_free(queue);
+    transduce_client_free(client);
+}
+
+}  // namespace
+
+int main() {
+    for (int precision = 0; precision < 3; precision++) run(precision);
+    CHECK(n_done > kClients * kRounds);
+    std::printf("%s: %d sentences of %d were done, each with its own result\n", transduce_isa(), n_done.load(), 3 * kClients * kRounds * kSentences);
+}

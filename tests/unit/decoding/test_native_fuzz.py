@@ -1,0 +1,225 @@
+"""Damaged models, damaged memory and hostile requests through the C interface: refused with a reason, or they work.
+
+Arrays always have the sizes that the library is given; everything else may be wrong. `make -C native sanitize` runs
+this with AddressSanitizer; TRANSDUCE_NATIVE_FUZZ sets the number of inputs of each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from native_fuzzing import Session, damage_pairs, damage_request, fine_pairs, fine_request, score
+from oracle.stand_in import untrained
+from transduce.config import Settings
+from transduce.decoding.native_library import load_library
+from transduce.decoding.native_model import PRECISIONS, Config, NamedTensor, native_config, plain_weights
+
+pytestmark = pytest.mark.skipif(isinstance(load_library(), str), reason="the native library is not built")
+N_INPUTS = int(os.environ.get("TRANSDUCE_NATIVE_FUZZ", "600"))
+N_TOKENS = 90
+SIZES: dict[str, Any] = {"d_model": 42, "d_ff": 33, "n_heads": 6, "n_kv_heads": 3, "n_decoder_layers": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "learned": {
+        **{"n_encoder_layers": 1, "positions": "learned", "max_positions": 50, "activation": "gelu"},
+        **{"embedding_norm": True, "tie": "none", "output_bias": True, "norm_eps": 1e-3},
+    },
+    "ssru": {"n_encoder_layers": 1, "decoder_self": "ssru", "residual": "pre"},
+    "gpt": {"kind": "gpt", "positions": "learned", "max_positions": 60, "one_end": True, "residual": "pre"},
+}
+Shaped = dict[str, tuple[np.ndarray, int, int]]
+"""Arrays, and the numbers of rows and columns that the library is given."""
+
+
+def library() -> ctypes.CDLL:
+    found = load_library()
+    assert not isinstance(found, str), found
+    return found
+
+
+@cache
+def tensors_of(name: str, precision: int = 0) -> tuple[Config, Shaped]:
+    task = "causal" if name == "gpt" else "translation"
+    settings = Settings.from_mapping({"task": task, "model": SIZES | MODELS[name]})
+    model = untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
+    weights = plain_weights({name: tensor.numpy() for name, tensor in model.state_dict().items()}, settings.model)
+    shaped = {name: (a, a.shape[0] if a.ndim == 2 else 1, a.shape[-1]) for name, a in weights.items()}
+    return native_config(settings.model, PRECISIONS[precision], n_src=N_TOKENS, n_tgt=N_TOKENS), shaped
+
+
+class Model:
+    """A model in memory that this owns; `handle` is null if it was refused."""
+
+    def __init__(self, config: Config, tensors: Shaped | None, memory: np.ndarray | None = None) -> None:
+        self.handle, self.memory = ctypes.c_void_p(), memory
+        given = [NamedTensor(name.encode(), t.ctypes.data, *shape) for name, (t, *shape) in (tensors or {}).items()]
+        table = (NamedTensor * len(given))(*given) if tensors is not None else None
+        size = ctypes.c_int64()
+        code = library().transduce_model_size(ctypes.byref(config), ctypes.byref(size))
+        if code == 0 and memory is None:
+            self.memory = zeros(size.value)
+            if self.memory is None:
+                return  # sizes that nobody has
+        if code == 0:
+            assert self.memory is not None
+            where = self.memory.ctypes.data, self.memory.size
+            code = library().transduce_model_new(ctypes.byref(config), table, len(given), *where, self.pointer)
+        assert code in (0, 1, 2) and (code == 0) == bool(self.handle)
+        assert code == 0 or library().transduce_last_error()
+
+    @property
+    def pointer(self) -> Any:
+        return ctypes.byref(self.handle)
+
+    def free(self) -> None:
+        library().transduce_model_free(self.handle)
+
+
+def zeros(size: int) -> np.ndarray | None:
+    """As long as no more than 1 TiB is asked for; the system gives pages when they are written."""
+    with contextlib.suppress(OSError, OverflowError):
+        return np.frombuffer(mmap.mmap(-1, size), np.uint8) if size < 1 << 40 else None
+    return None
+
+
+def exactly(source: np.ndarray) -> tuple[np.ndarray, Callable[[], None]]:
+    """A copy, aligned, at whose end AddressSanitizer sees every byte too many; and what frees it."""
+    libc = ctypes.CDLL(None)
+    libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 2
+    libc.free.argtypes = [ctypes.c_void_p]
+    address = libc.aligned_alloc(64, source.size)
+    ctypes.memmove(address, source.ctypes.data, source.size)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * source.size).from_address(address)), lambda: libc.free(address)
+
+
+def use(model: Model, pick: random.Random, *, n_tokens: int = N_TOKENS, decoder_only: bool = False) -> None:
+    """Translate, sample and score."""
+    session = Session(library(), model.handle)
+    for _ in range(2):
+        session.submit(0, fine_request(pick, n_tokens=n_tokens, most=4))
+    session.end()
+    score(library(), model.handle, fine_pairs(pick, n_tokens=n_tokens, decoder_only=decoder_only))
+
+
+def damage_config(config: Config, pick: random.Random) -> Config:
+    damaged = Config.from_buffer_copy(bytes(config))
+    for _ in range(pick.randint(1, 3)):
+        name, kind = pick.choice(Config._fields_)
+        if kind is ctypes.c_float:
+            setattr(damaged, name, pick.choice([0.0, -1.0, math.nan, math.inf, 1e-30, 1e30]))
+        else:
+            old = getattr(damaged, name)
+            odd = [0, -1, 1, old + 1, old - 1, 2 * old, 1 << 20, -(1 << 31), (1 << 31) - 1]
+            setattr(damaged, name, pick.choice(odd))
+    return damaged
+
+
+def damage_tensors(tensors: Shaped, pick: random.Random) -> Shaped:
+    damaged = dict(tensors)
+    name = pick.choice(sorted(damaged))
+    tensor, rows, columns = damaged.pop(name)
+    if pick.random() < 0.5:
+        damaged[name] = (tensor, columns, rows) if rows != columns else (tensor, 1, columns)
+    elif pick.random() < 0.5:
+        damaged[name] = (np.full_like(tensor, pick.choice([np.nan, np.inf, 1e38])), rows, columns)
+    return damaged
+
+
+def test_damaged_models_are_refused_or_work() -> None:
+    """Shapes in the table of tensors are always those of the memory behind them."""
+    pick, n_refused = random.Random(5), 0
+    for number in range(N_INPUTS):
+        name = pick.choice(list(MODELS))
+        config, tensors = tensors_of(name, pick.randrange(3))
+        if number % 3:
+            config = damage_config(config, pick)
+        else:
+            tensors = damage_tensors(tensors, pick)
+        model = Model(config, tensors)
+        n_refused += not model.handle
+        if model.handle:
+            use(model, pick, n_tokens=min(config.n_tgt, config.n_src), decoder_only=name == "gpt")
+            model.free()
+    assert N_INPUTS / 3 < n_refused < 0.9 * N_INPUTS
+
+
+@pytest.mark.parametrize("precision", range(3), ids=PRECISIONS)
+def test_whatever_packed_memory_contains_no_other_memory_is_touched(precision: int) -> None:
+    pick = random.Random(precision)
+    for name in MODELS:
+        config, tensors = tensors_of(name, precision)
+        packed = Model(config, tensors)
+        assert packed.memory is not None
+        for _ in range(max(1, N_INPUTS // 90)):
+            memory, free = exactly(packed.memory)
+            for _ in range(pick.choice([1, 30, 3000])):
+                at = pick.randrange(memory.size)
+                n, value = pick.choice([1, 4, 64, 4096]), pick.choice([0, 0x7F, 0x80, 0xFF, pick.randrange(256)])
+                memory[at : at + n] = value
+            if pick.random() < 0.3:
+                memory[:] = np.frombuffer(pick.randbytes(memory.size), np.uint8)
+            model = Model(config, None, memory)
+            use(model, pick, decoder_only=name == "gpt")
+            model.free()
+            short = Model(config, None, memory[: pick.randrange(memory.size)])
+            assert not short.handle
+            free()
+        packed.free()
+
+
+@cache
+def models() -> list[tuple[Model, bool]]:
+    """Of each kind and precision; whether they have no encoder."""
+    return [(Model(*tensors_of(name, p)), name == "gpt") for name in MODELS for p in range(3)]
+
+
+def test_hostile_requests_are_refused_or_work() -> None:
+    """Streams of requests with cancellations, deadlines and closed clients: each accepted sentence ends once."""
+    pick, n_accepted, session = random.Random(6), 0, None
+    for number in range(N_INPUTS):
+        if session is None or pick.random() < 0.2:
+            if session is not None:
+                session.end()
+            model, _ = models()[number % len(models())]
+            session = Session(library(), model.handle)
+        request = fine_request(pick, n_tokens=N_TOKENS, most=30)
+        for _ in range(pick.choice([0, 1, 1, 2])):
+            damage_request(request, pick)
+        n_accepted += session.submit(pick.randrange(2), request)
+        session.disturb(pick)
+    assert session is not None
+    session.end()
+    assert N_INPUTS / 5 < n_accepted < 0.8 * N_INPUTS
+
+
+def test_hostile_scoring_requests_are_refused_or_work() -> None:
+    pick, n_accepted = random.Random(7), 0
+    for number in range(N_INPUTS):
+        model, decoder_only = models()[number % len(models())]
+        pairs = fine_pairs(pick, n_tokens=N_TOKENS, decoder_only=decoder_only)
+        for _ in range(pick.choice([0, 1, 1, 2])):
+            damage_pairs(pairs, pick)
+        n_accepted += score(library(), model.handle, pairs)
+    assert N_INPUTS / 5 < n_accepted < 0.8 * N_INPUTS
+
+
+def test_null_pointers_are_refused() -> None:
+    null, lib = ctypes.c_void_p(), library()
+    assert lib.transduce_model_new(null, null, 0, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
+    assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, null, 0, 1.0, 0) == 1
+    assert lib.transduce_cancel(null, 0) == lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
+    assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1
+    assert lib.transduce_score(null, null, null, null, 0, null) == lib.transduce_queue_load(null, null) == 1
+    assert lib.transduce_model_size(null, null) == 1
+    for name in ("queue_close", "queue_free", "client_close", "client_free", "model_free"):
+        getattr(lib, f"transduce_{name}")(null)
