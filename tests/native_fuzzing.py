@@ -99,7 +99,7 @@ def damage_array(of: Request | Pairs, pick: random.Random) -> None:
     elif name.endswith("offsets"):
         array[pick.randrange(len(array))] = pick.choice(ODD_OFFSETS)
         for other, values in of.arrays.items():  # in case that the offsets still fit
-            if values and other in ("ids", "prefixes", "sources", "inputs", "tokens"):
+            if values is not None and other in ("ids", "prefixes", "sources", "inputs", "tokens"):
                 values.append(5)
     else:
         array[pick.randrange(len(array))] = pick.choice(ODD_FLOATS if name == "numbers" else ODD)

@@ -296,6 +296,11 @@ void Network::start_best(const std::vector<BestWanted>& parts) {
     logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitColumns);
 }
 
+// Columns behind the vocabulary have such logits anyway, unless packed memory is damaged.
+void Network::hide_padding(float* logits, int column, int last) const {
+    for (int i = std::max(column, model_.config.n_tgt); i < last; i++) logits[i - column] = kNever;
+}
+
 // Rows [first, first + rows), at most kRowsAtOnce, over the whole vocabulary.
 void Network::take_exact(int first, int rows, bool scores) {
     const int32_t banned[] = {model_.config.pad, model_.config.bos};
@@ -305,6 +310,7 @@ void Network::take_exact(int first, int rows, bool scores) {
         multiplier_.columns(model_.logits, column, last, logits_.data(), kLogitColumns);
         for (int r = 0; r < rows; r++) {
             float* logits = logits_.data() + r * kLogitColumns;
+            hide_padding(logits, column, last);
             const int32_t forced = forced_ ? forced_[first + r] : -1;
             if (forced >= column && forced < last) best_[first + r].forced = logits[forced - column];
             kernels_.take_logits(best_[first + r], logits, last - column, column, banned, 2, scores);
@@ -353,6 +359,7 @@ void Network::decide(Screen& screen, int row) {
     RowBest& best = best_[row];
     for (int i = 0; i < screen.n; i++) {
         const int32_t id = screen.ids[i];
+        if (id >= model_.config.n_tgt) continue;  // padding, in damaged memory
         const float value = screen.n == 1 ? 0 : kernels_.dot(hidden_ + row * width_, model_.output(id), int(width_)) + model_.logits.bias[id];
         if (best.n && !(value > best.values[0])) continue;
         best.n = 1, best.values[0] = value, best.ids[0] = id;

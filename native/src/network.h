@@ -97,6 +97,7 @@ private:
     void capture(Sentence* const* sentences, int n, int layer);
 
     void start_best(const std::vector<BestWanted>& parts);
+    void hide_padding(float* logits, int column, int last) const;
     void take_exact(int first, int rows, bool scores);
     void take_screened(int first, int rows);
     void decide(Screen& screen, int row);

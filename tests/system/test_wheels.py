@@ -32,7 +32,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     if (ROOT / "native" / "build").exists():
-        shutil.copytree(ROOT / "native" / "build", tree / "native" / "build", ignore=shutil.ignore_patterns("sanitize", "tsan"))
+        build = Path("native", "build")
+        shutil.copytree(ROOT / build, tree / build, ignore=shutil.ignore_patterns("sanitize", "tsan"))
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     for project in (".", "./native"):
         subprocess.run([*command, "--wheel-dir", str(out), project], cwd=tree, check=True)
