@@ -14,12 +14,14 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
+from transduce.config.section import MAX_TOKENS
 from transduce.decoding.engine import Backend, Deliver, Engine, Event, Hypothesis, Order, Source
 from transduce.decoding.options import TranslationOptions
-from transduce.errors import TransduceError
+from transduce.errors import SettingsError, TransduceError
 
 _GATHER = 0.002  # seconds that a batch waits for more sentences
 MAX_ROWS = 320  # hypotheses per batch: enough for wide matrix products, few enough for a CPU's caches
+_CLOSED = "the queue is closed"
 
 
 class QueueFullError(TransduceError):
@@ -66,7 +68,9 @@ class TranslationQueue:
             TransduceError: The queue is closed.
         """
         if not self._finalizer.alive:
-            raise TransduceError("the queue is closed")
+            raise TransduceError(_CLOSED)
+        if not 0 < source.limit <= MAX_TOKENS:
+            raise SettingsError(f"limit = {source.limit}: must be from 1 to {MAX_TOKENS:,} tokens")
         now, ticket = time.monotonic(), next(self._tickets)
         backend = next(backend for backend in self._backends if backend.takes(source, options))
         if not self._open.add(ticket, backend, self._max_open):
@@ -160,6 +164,8 @@ class BatchingBackend:
     def submit(self, order: Order) -> None:
         """See `Backend.submit`."""
         with self._changed:
+            if self._closed:
+                raise TransduceError(_CLOSED)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="translate", daemon=True)
                 self._thread.start()
@@ -175,11 +181,11 @@ class BatchingBackend:
 
     def close(self) -> None:
         """See `Backend.close`."""
+        with self._changed:
+            self._closed = True  # first: what `submit` adds after the end would wait for ever
+            self._changed.notify()
         for ticket in list(self._waiting):
             self.cancel(ticket)
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

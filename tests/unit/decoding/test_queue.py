@@ -152,6 +152,36 @@ def test_the_queue_is_bounded_and_closing_ends_all(make: Make) -> None:
         queue.submit(source, OPTIONS[0])
 
 
+@pytest.mark.parametrize("make", [native, pytorch])
+def test_what_is_submitted_while_the_queue_closes_ends_or_is_refused(make: Make) -> None:
+    engine, source = make(1), Source((0,), [5, 6], 2)
+    for _ in range(5):
+        ended: list[int] = []
+        submitted: list[int] = []
+        queue = TranslationQueue(engine, lambda event, ended=ended: ended.append(event.ticket))  # type: ignore[misc]
+
+        def submit(queue: TranslationQueue = queue, submitted: list[int] = submitted) -> None:
+            with pytest.raises(TransduceError, match="closed"):
+                while True:
+                    submitted.append(queue.submit(source, OPTIONS[0]))
+
+        threads = [threading.Thread(target=submit) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.005)
+        queue.close()
+        for thread in threads:
+            thread.join()
+        assert sorted(ended) == sorted(submitted) and queue.n_open == 0
+
+
+@pytest.mark.parametrize("make", [native, pytorch])
+@pytest.mark.parametrize("limit", [0, 1_000_001, 1 << 40])
+def test_an_impossible_limit_is_refused_and_cannot_break_a_batch(make: Make, limit: int) -> None:
+    with opened(make(1)) as (queue, _), pytest.raises(SettingsError, match=r"limit = .*1,000,000"):
+        queue.submit(Source((0,), [5, 6], limit), OPTIONS[0])
+
+
 def test_a_source_that_is_refused_leaves_nothing_behind() -> None:
     with opened(native()) as (queue, events):
         with pytest.raises(SettingsError, match="ids"):
