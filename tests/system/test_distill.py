@@ -192,6 +192,8 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, tmp_path: Path) -> 
         ([teacher, "--run", tmp_path / "a", "--set", "model.d_modell=8"], "d_modell"),
         ([teacher, "--run", tmp_path / "a", "--rerank", "--beam", 1], "beam = 1 must be at least 2"),
         ([teacher, "--run", tmp_path / "a", "--data", tmp_path], "there is no file"),
+        ([teacher, "--run", tmp_path / "a", "--text", tmp_path / "a"], "is a run folder; name another"),
+        ([teacher, "--run", tmp_path / "a", "--text", teacher], "is a run folder; name another"),
     ):
         done = transduce("distill", *arguments)
         assert done.code == 2 and part in done.err and done.err.count("error:") == 1, done.err

@@ -60,7 +60,7 @@ def distill(
     log, run, given = log or Log(), Path(run), dict(changes or {})
     folder = _open_translator(Path(teacher))
     made = DistilledText(
-        Path(os.path.realpath(text or f"{os.path.realpath(run)}.distilled")),
+        _text_folder(text, run, baseline),
         folder,
         folder.settings.model_copy(update={"data": _data_to_translate(folder, given, data)}),
         options,
@@ -91,6 +91,15 @@ def _open_translator(path: Path) -> RunFolder:
     folder = RunFolder.open(path)
     if folder.settings.task != "translation":
         raise SettingsError(f"{path} is a run of task '{folder.settings.task}'; name a run that translates")
+    return folder
+
+
+def _text_folder(text: Path | None, run: Path, baseline: Path | None) -> Path:
+    """Raises for a run folder, whose files the text would overwrite."""
+    folder = Path(os.path.realpath(text or f"{os.path.realpath(run)}.distilled"))
+    runs = {os.path.realpath(path) for path in (run, baseline) if path is not None}
+    if os.fspath(folder) in runs or (folder / "manifest.json").exists():
+        raise SettingsError(f"--text {folder}: this is a run folder; name another folder for the translations")
     return folder
 
 
