@@ -20,12 +20,16 @@ from transduce.errors import SettingsError, TransduceError
 _ABI_VERSION = 6
 _NAME = "libtransduce_native.so"
 _INVALID = 1
+_VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
 
 @cache
 def load_library() -> ctypes.CDLL | str:
     """The library, or the reason why it cannot be used. TRANSDUCE_NATIVE_LIBRARY names another file."""
-    path = next((path for path in _places() if path.exists()), None)
+    path = next(filter(os.path.exists, _places()), None)
+    asked = os.environ.get(_VARIABLE)
+    if path is None and asked:
+        return f"{_VARIABLE} = {asked}: there is no such file"
     if path is None:
         return (
             "the native library is not built; `make native` builds it where there is a C++ compiler, "
@@ -66,7 +70,7 @@ def load_library() -> ctypes.CDLL | str:
 
 def _places() -> Iterator[Path]:
     """Where the library may be, the first that exists counts."""
-    if asked := os.environ.get("TRANSDUCE_NATIVE_LIBRARY"):
+    if asked := os.environ.get(_VARIABLE):
         yield Path(asked)
         return
     yield Path(__file__).with_name(_NAME)
