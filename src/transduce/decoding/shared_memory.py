@@ -61,6 +61,8 @@ def shared_memory(key: str, size: int, fill: Callable[[mmap.mmap], None]) -> mma
 
 def _open(path: Path, size: int) -> mmap.mmap | None:
     """The content of a file; None if it is missing or damaged."""
+    if not path.is_file():  # opening a pipe would wait for a writer
+        return None
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == size + _N_DIGEST:
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)

@@ -54,6 +54,12 @@ def test_the_first_process_writes_and_all_read(cache: Path) -> None:
     assert done.stdout == "True\n"
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(cache: Path) -> None:
+    cache.mkdir()
+    os.mkfifo(cache / f"{KEY}.packed")
+    assert shared_memory.shared_memory(KEY, 5000, Filler()) is None
+
+
 def test_a_damaged_file_is_replaced(cache: Path) -> None:
     fill = Filler()
     shared_memory.shared_memory(KEY, 5000, fill)
