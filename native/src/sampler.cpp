@@ -45,6 +45,7 @@ int32_t Sampler::draw(float* logits, int n, int columns, const int32_t (&banned)
     const bool few = how.top_k > 0 && how.top_k < n;
     if (few) take_top_k(logits, n, how.top_k);
     if (how.top_p < 1) take_top_p(logits, n, few, how);
+    if ((few || how.top_p < 1) && taken_.empty()) return -1;  // logits that are not numbers
     const int32_t token = few || how.top_p < 1 ? draw_from_taken(number) : draw_from_all(n, number);
     log_prob = float(double(logits[token]) - log_sum);
     return token;
@@ -101,6 +102,7 @@ void Sampler::take_top_p(const float* logits, int n, bool taken, const Sampling&
         const float largest = *std::max_element(maxima_.begin(), maxima_.end());
         take_at_least(logits, n, largest + sampling.temperature * float(std::log((1 - sampling.top_p) * sum / n)) - kSlack);
     }
+    if (taken_.empty()) return;
     const auto better = [](const Token& a, const Token& b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; };
     double before = 0;
     sorted_ = taken_;

@@ -16,7 +16,7 @@ from oracle.stand_in import untrained
 from transduce.config import Settings
 from transduce.data.batch import collate
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.native_library import load_library
+from transduce.decoding.native_library import instruction_set, load_library
 from transduce.decoding.native_model import NativePrecision
 from transduce.decoding.native_scoring import _Pairs
 from transduce.decoding.torch_engine import TorchEngine
@@ -102,6 +102,17 @@ def test_a_score_is_bit_identical_alone_and_in_any_batch(precision: NativePrecis
             alone = [one.score_rows([row], separate=True)[0] for row in rows()] * 2
             assert two.score_rows(rows() * 2, separate=True) == alone
     assert one.score([]) == []
+
+
+def test_int8_scores_have_the_same_bits_with_amx_and_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    if instruction_set() != "amx":
+        pytest.skip("this CPU has no AMX")
+    for name in TRANSLATORS:
+        scores = []
+        for isa in ("amx", "avx512_vnni", "avx512"):
+            monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
+            scores.append(engine_for(*reversed(model_of(name)), precision="int8").score(pairs()))  # type: ignore[arg-type]
+        assert scores[0] == scores[1] == scores[2]
 
 
 def test_padding_and_long_sentences_are_scored_by_pytorch() -> None:
