@@ -101,6 +101,8 @@ class Shard:
 
     def _find_position(self) -> Position:
         """Where the translation resumes, from the last line of the journal whose chunk is on the disk."""
+        if link := next((path for path in (self._partial, self._journal) if path.is_symlink()), None):
+            raise DataError(f"{link} is a link and not a file of ours; remove it")
         size = self._partial.stat().st_size if self._partial.exists() else -1
         records = _read_records(self._journal)
         saved, self._journal_end = next(records, (None, 0))
