@@ -81,8 +81,19 @@ void check(const transduce_options& o) {
 std::vector<int32_t> part(const int32_t* ids, const int64_t* offsets, int64_t i, int64_t least, int64_t most) {
     require(offsets[0] == 0 && offsets[i] >= 0 && offsets[i + 1] >= offsets[i], "offsets: must start with 0 and must not fall");
     require(least <= offsets[i + 1] - offsets[i] && offsets[i + 1] - offsets[i] <= most,
-            "offsets: a sentence must have from 1 to 65536 tokens, and a prefix at most as many as its limit");
+            "offsets: a sentence must have from 1 to 65536 tokens, a prefix at most its limit, a list at most the vocabulary");
     return std::vector<int32_t>(ids + offsets[i], ids + offsets[i + 1]);
+}
+
+void check_allowed(const transduce_config& config, const transduce::Request& request) {
+    const std::vector<int32_t>& allowed = request.allowed;
+    if (allowed.empty()) return;
+    require(0 <= allowed.front() && allowed.back() < config.n_tgt, "allowed: must be tokens of the target vocabulary");
+    for (size_t k = 0; k < allowed.size(); k++)
+        require((k == 0 || allowed[k - 1] < allowed[k]) && allowed[k] != config.pad && allowed[k] != config.bos,
+                "allowed: must be ascending, without padding and start");
+    for (const int32_t id : request.prefix)
+        require(std::binary_search(allowed.begin(), allowed.end(), id), "allowed: must contain the prefix");
 }
 
 std::shared_ptr<transduce::Request> request_of(const transduce_config& config, const transduce_sentences& s, int64_t i) {
@@ -99,6 +110,8 @@ std::shared_ptr<transduce::Request> request_of(const transduce_config& config, c
     for (const int32_t id : request->prefix)
         require(0 <= id && id < config.n_tgt && id != config.pad && id != config.bos && id != config.eos,
                 "prefixes: must be tokens of the target vocabulary, without padding, start and end");
+    if (s.allowed) request->allowed = part(s.allowed, s.allowed_offsets, i, 0, config.n_tgt);
+    check_allowed(config, *request);
     return request;
 }
 
@@ -237,7 +250,8 @@ int32_t transduce_submit(transduce_client* client, const transduce_options* opti
         require(s.n == 0 || (s.ids && s.offsets && s.limits), "ids, offsets and limits must not be null");
         require(!s.prefixes == !s.prefix_offsets, "prefixes and prefix_offsets: both or none");
         require(s.n == 0 || !s.numbers == !options->sampled, "numbers: needed by sampling, and by nothing else");
-        require(!options->sampled || !s.prefixes, "prefixes: not with sampling");
+        require(!options->sampled || !(s.prefixes || s.allowed), "prefixes and allowed: not with sampling");
+        require(!s.allowed == !s.allowed_offsets, "allowed and allowed_offsets: both or none");
         const transduce::Time deadline = time_after(seconds);
         const double* numbers = s.numbers;
         std::vector<std::shared_ptr<transduce::Request>> requests;

@@ -23,7 +23,7 @@ void Network::draw(std::vector<Draw>& draws) {
         for (int i = 0; i < n; i++) {
             Draw& draw = draws[first + i];
             float* logits = drawn_logits_.data() + size_t(i) * columns;
-            hide_padding(logits, 0, columns);
+            hide_padding(model_.logits, logits, 0, columns);
             draw.token = sampler_.draw(logits, model_.config.n_tgt, columns, banned, *draw.sampling, draw.number, draw.log_prob);
         }
     }

@@ -296,26 +296,31 @@ void Network::start_best(const std::vector<BestWanted>& parts) {
     logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitColumns);
 }
 
-// Columns behind the vocabulary have such logits anyway, unless packed memory is damaged.
-void Network::hide_padding(float* logits, int column, int last) const {
-    for (int i = std::max(column, model_.config.n_tgt); i < last; i++) logits[i - column] = kNever;
+// Columns behind the last token have such logits anyway, unless packed memory is damaged.
+void Network::hide_padding(const PackedMatrix& matrix, float* logits, int column, int last) {
+    for (int i = std::max(column, matrix.outputs); i < last; i++) logits[i - column] = kNever;
 }
 
-// Rows [first, first + rows), at most kRowsAtOnce, over the whole vocabulary.
-void Network::take_exact(int first, int rows, bool scores) {
+// Rows [first, first + rows) of a part, at most kRowsAtOnce, over the whole vocabulary or the part's list.
+void Network::take_exact(int first, int rows, const BestWanted& part) {
+    const PackedMatrix& matrix = part.list ? part.list->logits() : model_.logits;
     const int32_t banned[] = {model_.config.pad, model_.config.bos};
-    multiplier_.convert(model_.logits, hidden_ + first * width_, width_, rows);
-    for (int column = 0; column < model_.logits.columns; column += kLogitColumns) {
-        const int last = std::min(model_.logits.columns, column + kLogitColumns);
-        multiplier_.columns(model_.logits, column, last, logits_.data(), kLogitColumns);
+    multiplier_.convert(matrix, hidden_ + first * width_, width_, rows);
+    for (int column = 0; column < matrix.columns; column += kLogitColumns) {
+        const int last = std::min(matrix.columns, column + kLogitColumns);
+        multiplier_.columns(matrix, column, last, logits_.data(), kLogitColumns);
         for (int r = 0; r < rows; r++) {
             float* logits = logits_.data() + r * kLogitColumns;
-            hide_padding(logits, column, last);
-            const int32_t forced = forced_ ? forced_[first + r] : -1;
+            hide_padding(matrix, logits, column, last);
+            int32_t forced = forced_ ? forced_[first + r] : -1;
+            if (part.list) forced = part.list->place(forced);
             if (forced >= column && forced < last) best_[first + r].forced = logits[forced - column];
-            kernels_.take_logits(best_[first + r], logits, last - column, column, banned, 2, scores);
+            kernels_.take_logits(best_[first + r], logits, last - column, column, banned, part.list ? 0 : 2, part.scores);
         }
     }
+    if (!part.list) return;
+    for (int r = first; r < first + rows; r++)
+        for (int i = 0; i < best_[r].n; i++) best_[r].ids[i] = part.list->token(best_[r].ids[i]);
 }
 
 // The same by int8 bounds: one token a row, no scores.
@@ -346,7 +351,8 @@ const RowBest* Network::best_tokens(const std::vector<BestWanted>& parts, const 
     for (const BestWanted& part : parts) {
         for (const int end = first + part.rows; first < end;) {
             const int rows = std::min(kRowsAtOnce, end - first);
-            if (part.k) model_.screened && !part.scores ? take_screened(first, rows) : take_exact(first, rows, part.scores);
+            const bool screened = model_.screened && !part.scores && !part.list;
+            if (part.k) screened ? take_screened(first, rows) : take_exact(first, rows, part);
             first += rows;
         }
     }
@@ -354,7 +360,7 @@ const RowBest* Network::best_tokens(const std::vector<BestWanted>& parts, const 
 }
 
 void Network::decide(Screen& screen, int row) {
-    if (screen.n > Screen::kMost) return take_exact(row, 1, false);
+    if (screen.n > Screen::kMost) return take_exact(row, 1, {1, 1, false});
     kernels_.drop(screen);
     RowBest& best = best_[row];
     for (int i = 0; i < screen.n; i++) {

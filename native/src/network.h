@@ -8,6 +8,7 @@
 #include "positions.h"
 #include "recurrent.h"
 #include "sampler.h"
+#include "shortlist.h"
 
 namespace transduce {
 
@@ -38,10 +39,11 @@ struct Source {
 };
 
 // What is wanted of some rows of a step, side by side: the `k` best tokens and, for `scores`, the sum of exponentials. The best
-// token without scores is found by `Model::screened`.
+// token without scores is found by `Model::screened`. `list`: only these tokens count; null: all.
 struct BestWanted {
     int rows, k;
     bool scores;
+    const Shortlist* list = nullptr;
 };
 
 // A token to draw from a row of a step; `number`, of [0, 1), decides.
@@ -97,8 +99,8 @@ private:
     void capture(Sentence* const* sentences, int n, int layer);
 
     void start_best(const std::vector<BestWanted>& parts);
-    void hide_padding(float* logits, int column, int last) const;
-    void take_exact(int first, int rows, bool scores);
+    static void hide_padding(const PackedMatrix& matrix, float* logits, int column, int last);
+    void take_exact(int first, int rows, const BestWanted& part);
     void take_screened(int first, int rows);
     void decide(Screen& screen, int row);
 

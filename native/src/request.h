@@ -21,6 +21,7 @@ enum class Outcome : int32_t { done, tokens, cancelled, expired, failed };
 
 struct Request {
     std::vector<int32_t> ids, prefix;
+    std::vector<int32_t> allowed;  // tokens of the output, ascending; none: all
     SearchOptions options;
     int limit = 1;
     Sampling sampling;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 6
+#define TRANSDUCE_ABI_VERSION 7
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -105,12 +105,15 @@ typedef struct {
 } transduce_options;
 
 /* The ids of sentence i are ids[offsets[i]] to ids[offsets[i + 1] - 1]. Its output starts with its prefix, likewise in `prefixes`
- * (null: no prefixes), and has at most limits[i] tokens, the prefix and the end included. */
+ * (null: no prefixes), and has at most limits[i] tokens, the prefix and the end included. It consists of the tokens `allowed`,
+ * likewise, in ascending order and with those of the prefix; others have no probability. None, or null: all tokens. */
 typedef struct {
     const int32_t* ids;
     const int64_t* offsets;
     const int32_t* prefixes;
     const int64_t* prefix_offsets;
+    const int32_t* allowed;
+    const int64_t* allowed_offsets;
     const int32_t* limits;
     const double* numbers;  /* sampling: numbers of [0, 1), limits[i] for each sample, one behind another; they decide what is drawn */
     int64_t n;

@@ -25,7 +25,7 @@ int n_best_tokens(const SearchOptions& options, const Model& model) {
     return options.beam == 1 ? 1 : std::min(2 * options.beam, model.config.n_tgt);
 }
 
-bool same_wish(const BestWanted& part, int k, bool scores) { return part.k == k && part.scores == scores; }
+bool same_wish(const BestWanted& a, const BestWanted& b) { return a.k == b.k && a.scores == b.scores && a.list == b.list; }
 
 }  // namespace
 
@@ -66,6 +66,7 @@ void Worker::start_new() {
         const Request& request = *slot.request;
         const bool prompt = model_.config.decoder_only;  // the last token of a prompt is read in the first step
         slot.search.start(request.options, request.limit, prompt ? request.ids.back() : model_.config.bos, request.prefix);
+        slot.list.start(model_, request.allowed);
         sources_.push_back({request.ids.data(), int(request.ids.size()) - prompt});
         states_.push_back(&slot.state);
     }
@@ -89,7 +90,8 @@ void Worker::gather_rows() {
         any_forced_ |= forced >= 0;
         states_.push_back(&slot->state);
         for (int r = 0; r < rows; r++) tokens_.push_back(search.last_token(r)), forced_.push_back(forced);
-        if (wanted_.empty() || !same_wish(wanted_.back(), k, options.scores)) wanted_.push_back({0, k, options.scores});
+        const BestWanted wish{0, k, options.scores, slot->list.empty() ? nullptr : &slot->list};
+        if (wanted_.empty() || !same_wish(wanted_.back(), wish)) wanted_.push_back(wish);
         wanted_.back().rows += rows;
     }
 }

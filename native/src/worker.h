@@ -19,6 +19,7 @@ public:
         std::shared_ptr<Request> request;
         Search search;
         Sentence state;
+        Shortlist list;
         bool done = false;             // the search has ended: its results are final
         std::vector<int32_t> certain;  // tokens of a request that streams that were not certain before this step
         int n_certain = 0;             // all of them

@@ -16,6 +16,7 @@ from transduce.cli.convert import export_model, import_model
 from transduce.cli.demo import demo
 from transduce.cli.distill import distill
 from transduce.cli.evaluate import evaluate
+from transduce.cli.shortlist import shortlist
 from transduce.cli.text import classify, fill, generate
 from transduce.cli.train import doctor, train, verify
 from transduce.cli.translate import inspect, score, translate
@@ -83,6 +84,6 @@ def _check_text(text: str) -> None:
 
 for _command in (
     *(demo, train, doctor, translate, evaluate, generate, fill, classify, score, inspect, verify),
-    *(distill, import_model, export_model),
+    *(distill, shortlist, import_model, export_model),
 ):
     app.command(_command.__name__.removesuffix("_model"))(_with_checked_text(_command))

@@ -34,6 +34,10 @@ def translate(
     prefix: Annotated[
         Path | None, opt.option(metavar="FILE", help="What each translation starts with, line by line.")
     ] = None,
+    shortlist: Annotated[
+        bool,
+        Option("--shortlist", help="Only tokens of each sentence's shortlist have a probability; faster."),
+    ] = False,
     max_length: opt.MaxLength = None,
     length_penalty: opt.LengthPenalty = None,
     sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False,
@@ -68,6 +72,7 @@ def translate(
     transduce translate runs/x in.en.gz -o out.de --beam 1
     transduce translate runs/x in.en --nbest 5 --json
     transduce translate runs/x in.en --prefix starts.de
+    transduce shortlist runs/x; transduce translate runs/x --shortlist < in.en
     transduce translate runs/x shards/*.en.gz --output-dir out
     transduce translate runs/x shards/*.en.gz --output-dir out --ray auto
     """
@@ -85,6 +90,7 @@ def translate(
         sampling=Sampling(temperature, top_k, top_p) if sample else None,
         seed=seed,
         batch_tokens=batch_tokens,
+        shortlist=shortlist,
         scores=style != "text",
     )
     if output_dir is not None:

@@ -77,6 +77,7 @@ class ChunkTranslator:
             "run": identity,
             "style": setup.style,
             "precision": self._translator.precision,
+            "shortlist of": self._translator.shortlist().digest if self._options.shortlist else "",
             "engine": f"{type(self._translator.engine).__name__} on {self._translator.device}",
             **options,
         }

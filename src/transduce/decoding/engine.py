@@ -29,12 +29,14 @@ class Source:
 
     `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
     `prefix`: tokens that every output starts with; they count in its length, its log-probability and `limit`.
+    `allowed`: for `TranslationOptions.shortlist`, the tokens of the output, ascending, with the prefix; None: all.
     """
 
     key: tuple[int, ...]
     ids: Sequence[int]
     limit: int
     prefix: tuple[int, ...] = ()
+    allowed: np.ndarray | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.prefix) > self.limit:

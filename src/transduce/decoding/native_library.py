@@ -17,7 +17,7 @@ import numpy as np
 from transduce.data.examples import Ids
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 6
+_ABI_VERSION = 7
 _NAME = "libtransduce_native.so"
 _INVALID = 1
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"

@@ -20,9 +20,11 @@ from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import TransduceError
 from transduce.text.special import BOS, EOS
 
-_ARRAYS = ("ids", "offsets", "prefixes", "prefix_offsets", "limits", "numbers")
+_OF_SEARCH = ("prefixes", "prefix_offsets", "allowed", "allowed_offsets")
+_ARRAYS = ("ids", "offsets", *_OF_SEARCH, "limits", "numbers")
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
 _MOST_TOKENS = (1 << 31) - 1
+_NONE = np.empty(0, np.int32)
 _SLICE = 0.05  # seconds after which a caller that decodes lets Python handle signals
 _STREAM_SLICE = 0.005  # the same of one that shows tokens as they come
 
@@ -209,8 +211,8 @@ class NativeClient:
         limits = np.fromiter((source.limit for source in sources), np.int32, n)
         prefixes, prefix_offsets = packed([source.prefix for source in sources])
         numbers = _numbers(sources, options.n_best, seed) if options.sampled else np.empty(0)
-        arrays = (ids, offsets, prefixes, prefix_offsets, limits, numbers)
-        unused = ("prefixes", "prefix_offsets") if options.sampled else ("numbers",)
+        arrays = (ids, offsets, prefixes, prefix_offsets, *_packed_lists(sources), limits, numbers)
+        unused = _OF_SEARCH if options.sampled else ("numbers",)
         given = zip(_ARRAYS, arrays, strict=True)
         sentences = Sentences(*(None if name in unused else array.ctypes.data for name, array in given), n)
         submit = self._library.transduce_submit
@@ -270,6 +272,13 @@ def _numbers(sources: Sequence[Source], n_samples: int, seed: int) -> np.ndarray
     """The numbers that decide what is drawn: of each sample of each source, one for each token."""
     samples = [sample_numbers((seed, *s.key), i, s.limit) for s in sources for i in range(n_samples)]
     return np.concatenate(samples) if samples else np.empty(0)
+
+
+def _packed_lists(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray]:
+    """The allowed tokens of all sentences, and where those of each begin and end; none where all are allowed."""
+    lists = [_NONE if source.allowed is None else source.allowed for source in sources]
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    return np.concatenate([_NONE, *lists], dtype=np.int32), offsets
 
 
 def _event(ticket: int, code: int, hypotheses: list[Hypothesis]) -> Event:

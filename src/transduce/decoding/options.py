@@ -38,6 +38,7 @@ class TranslationOptions:
         sampling: Draw translations instead of searching for the best ones.
         seed: Seed of what is drawn.
         batch_tokens: Padded source tokens decoded at once.
+        shortlist: Only tokens of a sentence's shortlist have a probability (see `transduce shortlist`): faster.
         scores: False: an engine may leave out log-probabilities and scores (0 instead); greedy search is then faster.
     """
 
@@ -48,6 +49,7 @@ class TranslationOptions:
     sampling: Sampling | None = None
     seed: int = 1
     batch_tokens: int | None = None
+    shortlist: bool = False
     scores: bool = True
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class TranslationOptions:
         _check("batch_tokens", self.batch_tokens, 1, MAX_BATCH)
         if self.sampling is not None and (self.beam, self.length_penalty) != (None, None):
             raise SettingsError("beam and length_penalty have no effect on sampling; leave them out, or do not sample")
+        if self.sampling is not None and self.shortlist:
+            raise SettingsError("a shortlist is for greedy and beam search; leave it out, or do not sample")
         if self.beam is not None and self.n_best > self.beam:
             raise SettingsError(f"n_best = {self.n_best}: more than beam = {self.beam}; raise the beam")
 

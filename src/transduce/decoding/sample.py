@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decoding.constraints import keep_tokens, pad_prefixes
 from transduce.decoding.engine import Hypothesis, Watch, sample_numbers
 from transduce.decoding.options import Sampling
-from transduce.decoding.search import Stepper, check_limits, force_tokens, pad_prefixes
+from transduce.decoding.search import Stepper, check_limits
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 
@@ -113,7 +114,7 @@ def _sample(
         known = logits.log_softmax(-1)
         logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=src.device), -math.inf)
         if length <= forced.shape[1]:
-            logits = force_tokens(logits, forced[:, length - 1].repeat_interleave(n_samples))
+            logits = keep_tokens(logits, forced[:, length - 1 : length].repeat_interleave(n_samples, 0))
         drawn = draw(filter_logits(logits, sampling).softmax(-1), numbers[:, :, length - 1].flatten())
         log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
         token = drawn.view_as(token)

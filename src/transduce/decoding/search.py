@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes
 from transduce.decoding.engine import Hypothesis
 from transduce.text.tokenizer import BOS, EOS, PAD
 
@@ -51,6 +53,7 @@ def beam_search(
     n_best: int = 1,
     patience: float = 1.0,
     prefixes: Sequence[Sequence[int]] | None = None,
+    allowed: Sequence[np.ndarray | None] | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses of every sentence, best first; fewer where the search found fewer.
 
@@ -67,6 +70,7 @@ def beam_search(
       the places that are left, after all finished ones, with `finished=False`.
 
     `prefixes`: of each sentence the tokens that all its hypotheses start with; they count in scores and lengths.
+    `allowed`: of each sentence the tokens that have a probability, None: all. They must contain its prefix.
 
     The second rule never changes a result. With patience `inf` only the last two hold, and the search gives up nothing.
     """
@@ -82,6 +86,7 @@ def beam_search(
             limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience
         )
         search.prefixes = pad_prefixes(prefixes, src)
+        search.allowed = pad_lists(allowed, src)
         state = model.start(src, capacity=search.capacity, n_beams=beam)
         while True:
             rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])
@@ -100,13 +105,6 @@ def check_limits(max_length: int | Sequence[int], n_sentences: int) -> Int[Tenso
     if len(limits) != n_sentences or (limits < 1).any():
         raise ValueError("max_length must be at least 1, one for all sentences or one for each")
     return limits
-
-
-def pad_prefixes(prefixes: Sequence[Sequence[int]] | None, src: Int[Tensor, "B S"]) -> Int[Tensor, "B P"]:
-    """The forced tokens of each sentence and place, 0 (padding) where any may come."""
-    rows = prefixes or [[]] * len(src)
-    longest = max(map(len, rows))
-    return src.new_tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]).view(len(src), longest)
 
 
 class _BeamState:
@@ -132,6 +130,7 @@ class _BeamState:
         self.number = torch.arange(self.n_sentences, device=device)  # the sentence's place in the results
         self.limits, self._next_limit = limits, int(limits.min())
         self.prefixes = limits.new_empty((*size, 0))  # tokens that come first; padding: any
+        self.allowed = self.prefixes
         self._n_done, self._any_ended = 0, False
 
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
@@ -155,13 +154,15 @@ class _BeamState:
     ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
         """The 2 * beam best continuations of every sentence: sums, beams, tokens. What is done gets no logits."""
         n, search = 2 * self.beam, partial(_best_continuations, banned=(PAD, BOS))
+        allowed = self.allowed if self.allowed.shape[1] else None
         forced = self.prefixes[:, self.length] if self.length < self.prefixes.shape[1] else None
         if not self._n_done:
-            return search(logits, hidden, self.live, n, forced=forced)
+            return search(logits, hidden, self.live, n, forced=forced, allowed=allowed)
         going = (~self.done).nonzero().squeeze(1)
         hidden = hidden.unflatten(0, (-1, self.beam)).index_select(0, going).flatten(0, 1)
         forced = None if forced is None else forced.index_select(0, going)
-        found = search(logits, hidden, self.live.index_select(0, going), n, forced=forced)
+        allowed = None if allowed is None else allowed.index_select(0, going)
+        found = search(logits, hidden, self.live.index_select(0, going), n, forced=forced, allowed=allowed)
         values = self.live.new_full((self.n_sentences, n), _DEAD)
         parent = (torch.arange(n, device=going.device) % self.beam).repeat(self.n_sentences, 1)  # each from itself
         whole = values, parent, torch.full_like(parent, PAD)
@@ -267,6 +268,7 @@ _OF_A_SENTENCE = (
     "number",
     "limits",
     "prefixes",
+    "allowed",
 )
 
 
@@ -283,12 +285,13 @@ def _best_continuations(
     *,
     banned: Sequence[int] = (),
     forced: Int[Tensor, " B"] | None = None,
+    allowed: Int[Tensor, "B A"] | None = None,
 ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
     """The n best of log_prob[b, i] + log_softmax(logits(hidden[b * k + i])) of every sentence b, best first.
 
     Returns the sums, the beams i and the tokens, [B, n] each; n is at most the number of continuations of one beam.
     Tokens that are `banned` are never chosen, though their probability counts; only its `forced` token is, in sentences
-    where that is not padding. Log-probabilities are float32.
+    where that is not padding. Only `allowed` tokens have a probability. Log-probabilities are float32.
     On a CPU some rows at a time go from hidden states to the best, so that their logits never leave its cache.
     """
     n_sentences, beam = log_prob.shape
@@ -296,23 +299,20 @@ def _best_continuations(
     ban = torch.tensor(banned, device=hidden.device)
     parts = []
     must = torch.zeros_like(log_prob[:, 0], dtype=torch.int64) if forced is None else forced
-    for part_hidden, part, token in zip(
-        hidden.split(at_once * beam), log_prob.split(at_once), must.split(at_once), strict=True
+    may = must[:, None] if allowed is None else allowed
+    for part_hidden, part, token, tokens in zip(
+        hidden.split(at_once * beam), log_prob.split(at_once), must.split(at_once), may.split(at_once), strict=True
     ):
-        known = logits(part_hidden).float().log_softmax(-1).index_fill_(1, ban, -math.inf)
-        known = known if forced is None else force_tokens(known, token.repeat_interleave(beam))
+        found = logits(part_hidden).float()
+        found = found if allowed is None else keep_tokens(found, tokens.repeat_interleave(beam, 0))
+        known = found.log_softmax(-1).index_fill_(1, ban, -math.inf)
+        known = known if forced is None else keep_tokens(known, token.repeat_interleave(beam)[:, None])
         small = known.shape[1] < 4 * _COLUMNS or n > known.shape[1] // _COLUMNS
         parts.append((_best_at_once if small else _best_in_two_stages)(known, part, n))
     if len(parts) == 1:
         return parts[0]
     values, parents, tokens = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return values, parents, tokens
-
-
-def force_tokens(known: Float[Tensor, "N V"], token: Int[Tensor, " N"]) -> Float[Tensor, "N V"]:
-    """Rows with -inf for all tokens but `token`; rows where that is padding stay as they are."""
-    others = torch.ones_like(known, dtype=torch.bool).scatter_(1, token[:, None], False)
-    return known.masked_fill(others & (token != PAD)[:, None], -math.inf)
 
 
 def _best_at_once(known: Tensor, log_prob: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

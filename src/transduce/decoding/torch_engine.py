@@ -97,6 +97,7 @@ class TorchEngine:
             n_best=options.n_best,
             length_penalty=decoding.length_penalty,
             prefixes=prefixes,
+            allowed=[source.allowed for source in batch] if any(s.allowed is not None for s in batch) else None,
         )
 
     def sample(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from transduce.decoding.native_engine import native_engine
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision, auto_precision
 from transduce.decoding.results import Candidate, Score, Translation
-from transduce.errors import DataError, RunFolderError, TransduceError
+from transduce.decoding.shortlist import Shortlist, load_shortlist
+from transduce.errors import DataError, RunFolderError, SettingsError, TransduceError
 from transduce.machine import is_cpu
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
@@ -51,6 +53,7 @@ class Translator:
         slow_because: str = "",
         precision: str = "float32",
         precision_because: str = "",
+        shortlist: Callable[[], Shortlist] | None = None,
     ) -> None:
         """Wrap an engine: `TorchEngine(model)`, for an encoder-decoder in eval mode.
 
@@ -62,9 +65,11 @@ class Translator:
             slow_because: See the attribute.
             precision: That of the engine.
             precision_because: See the attribute.
+            shortlist: Gives the run's shortlist; called once, if it is needed.
         """
         self.engine, self.tokenizers = engine, tokenizers
         self.trained_length, self.longest = trained_length, longest
+        self._load_shortlist = None if shortlist is None else cache(shortlist)
         self.slow_because = slow_because
         """Why PyTorch decodes on the CPU and not the native library; empty if the library does."""
         self.precision, self.precision_because = precision, precision_because
@@ -110,6 +115,7 @@ class Translator:
             slow_because=engine if isinstance(engine, str) else "",
             precision=precision if is_native else of_weights,
             precision_because=because if is_native else "",
+            shortlist=partial(load_shortlist, folder, tokenizers),
         )
 
     @property
@@ -126,6 +132,12 @@ class Translator:
     def device(self) -> str:
         """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
         return self.engine.device
+
+    def shortlist(self) -> Shortlist:
+        """The run's shortlist, loaded when it is first asked for. Raises `SettingsError` if there is none."""
+        if self._load_shortlist is None:
+            raise SettingsError("this model has no run folder, and no shortlist; leave out shortlist = True")
+        return self._load_shortlist()
 
     def translate(
         self,
@@ -208,6 +220,7 @@ class Translator:
         sources: dict[tuple[int, ...], Source] = {}
         places: dict[tuple[int, ...], list[int]] = {}
         prefixes = self.tokenizers.tgt.encode_batch(starts)
+        shortlist = self.shortlist() if options.shortlist else None
         for place, (ids, prefix) in enumerate(zip(self.tokenizers.src.encode_batch(lines), prefixes, strict=True)):
             if len(ids) > self.longest:
                 note = f"not translated: {len(ids)} tokens; this model takes at most {self.longest}"
@@ -220,7 +233,9 @@ class Translator:
                         f"line {first + place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "
                         "shorten the prefix or raise max_length"
                     )
-                sources.setdefault(key, Source((first + place,), ids, limit, tuple(prefix)))
+                if key not in sources:
+                    allowed = None if shortlist is None else shortlist.tokens(ids, prefix)
+                    sources[key] = Source((first + place,), ids, limit, tuple(prefix), allowed)
                 places.setdefault(key, []).append(place)
         results = self.engine.translate(list(sources.values()), options)
         for (key, source), hypotheses in zip(sources.items(), results, strict=True):

@@ -12,7 +12,8 @@ from transduce.config import DataSettings, Settings, model_settings, read_recipe
 from transduce.config.model import preset_values
 from transduce.distillation.comparison import SideBySide, compare
 from transduce.distillation.text import DistillationOptions, DistilledText
-from transduce.errors import DataError, SettingsError, UserError
+from transduce.distillation.training_text import open_translator, training_data
+from transduce.errors import SettingsError, UserError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
 from transduce.runs.folder import RunFolder, has_read_text
@@ -58,11 +59,11 @@ def distill(
         Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
     """
     log, run, given = log or Log(), Path(run), dict(changes or {})
-    folder = _open_translator(Path(teacher))
+    folder = open_translator(Path(teacher))
     made = DistilledText(
         _text_folder(text, run, baseline),
         folder,
-        folder.settings.model_copy(update={"data": _data_to_translate(folder, given, data)}),
+        folder.settings.model_copy(update={"data": training_data(folder, given, data)}),
         options,
     )
     runs = {"teacher": Path(teacher), "student": run}
@@ -87,13 +88,6 @@ def distill(
     return found
 
 
-def _open_translator(path: Path) -> RunFolder:
-    folder = RunFolder.open(path)
-    if folder.settings.task != "translation":
-        raise SettingsError(f"{path} is a run of task '{folder.settings.task}'; name a run that translates")
-    return folder
-
-
 def _text_folder(text: Path | None, run: Path, baseline: Path | None) -> Path:
     """Raises for a run folder, whose files the text would overwrite."""
     folder = Path(os.path.realpath(text or f"{os.path.realpath(run)}.distilled"))
@@ -106,7 +100,7 @@ def _text_folder(text: Path | None, run: Path, baseline: Path | None) -> Path:
 def _check_baseline(baseline: Path, settings: Settings) -> bool:
     """Whether the baseline is still to be trained. Raises for another run that is not finished, or no translator."""
     if is_finished(baseline):
-        _open_translator(baseline)
+        open_translator(baseline)
         return False
     if (baseline / "manifest.json").exists():
         RunFolder.create(baseline, settings, to_toml(settings)).close()
@@ -123,47 +117,6 @@ def _make_text(made: DistilledText, run: Path, student: Settings, *, check_text:
         if not folder.resumed:
             shutil.rmtree(run, ignore_errors=True)
         raise
-
-
-def _data_to_translate(teacher: RunFolder, changes: Mapping[str, Any], root: Path | None) -> DataSettings:
-    """The teacher's data settings, with the changes, and files looked for in `root`."""
-    values = teacher.settings.data.model_dump(exclude_unset=True) | dict(changes.get("data", {}))
-    data = Settings.from_mapping({"data": values}).resolve_paths(Path()).data
-    if root is not None:
-        data = _moved(data, root)
-    if not data.train and not data.demo:
-        raise DataError(
-            f"{teacher.path} has no training text (it was imported); name the text to translate with "
-            """--set 'data.train=[{src="a.en", tgt="a.de"}]', and data.valid and data.test likewise"""
-        )
-    return data
-
-
-def _moved(data: DataSettings, root: Path) -> DataSettings:
-    """The same files below `root`: each path relative to the folder that all of them share."""
-    sets = {name: getattr(data, name) for name in ("train", "valid", "test")}
-    paths = [
-        path
-        for corpora in sets.values()
-        for one in corpora
-        for path in (one.src, one.tgt, one.path)
-        if path is not None
-    ]
-    if not paths:
-        return data
-    shared, target = os.path.commonpath([path.parent for path in paths]), Path(os.path.realpath(root))
-
-    def move(path: Path | None) -> Path | None:
-        return None if path is None else target / path.relative_to(shared)
-
-    moved = {
-        name: tuple(
-            one.model_copy(update={"src": move(one.src), "tgt": move(one.tgt), "path": move(one.path)})
-            for one in corpora
-        )
-        for name, corpora in sets.items()
-    }
-    return data.model_copy(update=moved)
 
 
 def _student_settings(teacher: RunFolder, data: DataSettings, changes: Mapping[str, Any]) -> Settings:

@@ -21,20 +21,18 @@ from sacrebleu.metrics import BLEU
 
 import transduce
 from transduce.config import Corpus, DataSettings, EvaluationSettings, Settings
-from transduce.data.corpus import Pair, corpus_files
+from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
-from transduce.data.preparation import PairTexts
 from transduce.data.sources import pair_sources
 from transduce.decoding.bulk import translate_to_folder
 from transduce.decoding.bulk_workers import run_identity
 from transduce.decoding.options import TranslationOptions
+from transduce.distillation.training_text import read_training_text
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
 from transduce.runs.atomic import read_json, remove_leftovers, write_aside, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.lock import locked_folder
-from transduce.tasks.registry import find_task
-from transduce.text.tokenizer import load_tokenizers
 
 RECORD = "distillation.json"
 _TEXT: Any = {"encoding": "utf-8", "newline": "\n"}
@@ -171,13 +169,8 @@ class DistilledText:
         return True
 
     def _write_pairs(self, *, check_text: bool, log: Log) -> None:
-        task, data = find_task("translation"), self.settings.data
-        for path in (path for corpus in (*data.train, *data.valid, *data.test) for path in corpus_files(corpus)):
-            if not path.exists():
-                raise DataError(f"there is no file {path}; name the folder of the training text with --data FOLDER")
-        texts: PairTexts = task.read(self.settings, log, spool_in=self.folder)
-        if check_text:
-            self._check_text(texts)
+        data = self.settings.data
+        texts = read_training_text(self.teacher, self.settings, log, spool_in=self.folder, check=check_text)
         sets: list[tuple[str, Iterable[Pair]]] = [
             (f"train-{n}", stream()) for n, stream in enumerate(texts.train.streams, 1)
         ]
@@ -188,16 +181,6 @@ class DistilledText:
         for name, pairs in sets:
             self._write_set(name, pairs)
         write_json(self.folder / RECORD, self._made_from)
-
-    def _check_text(self, texts: PairTexts) -> None:
-        """Compare the checksum of the training text with the one that the teacher's training has stored."""
-        then = self.teacher.read_record("data.json").get("fingerprint")
-        task, tokenizers = find_task("translation"), load_tokenizers(self.teacher)
-        if then is not None and then != task.fingerprint(self.teacher.settings, tokenizers, texts.digests):
-            raise DataError(
-                f"the training text of {self.teacher.path} has changed since its training; restore the files, or name "
-                "the text to translate with --set data.train=[...]"
-            )
 
     def _write_set(self, name: str, pairs: Iterable[Pair]) -> None:
         paths = self._path("sources", name), self._path("references", name)

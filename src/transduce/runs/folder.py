@@ -5,6 +5,7 @@
     config.json          all settings, resolved
     tokenizer*.model     vocabulary
     model.safetensors    weights for translation, with their own checksum
+    shortlist.safetensors    made by `transduce shortlist`, likewise
     metrics.jsonl, data.json, scores.json, precisions.json, samples.json, attention.json    records of the run
     report.html, README.md   report and model card, made from the records; the card may be edited
     time_limit.json      the number of updates that a limit in minutes became

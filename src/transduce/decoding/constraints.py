@@ -1,0 +1,34 @@
+"""What search and sampling may choose: forced prefixes and lists of allowed tokens, as tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.text.special import PAD
+
+
+def pad_prefixes(prefixes: Sequence[Sequence[int]] | None, src: Int[Tensor, "B S"]) -> Int[Tensor, "B P"]:
+    """The forced tokens of each sentence and place, 0 (padding) where any may come."""
+    rows = prefixes or [[]] * len(src)
+    longest = max(map(len, rows))
+    return src.new_tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]).view(len(src), longest)
+
+
+def pad_lists(lists: Sequence[np.ndarray | None] | None, src: Int[Tensor, "B S"]) -> Int[Tensor, "B A"]:
+    """The allowed tokens of each sentence, the last one repeated; padding where all are."""
+    rows = [[PAD] if row is None else row for row in lists or []]
+    most = max(map(len, rows), default=0)
+    padded = [np.pad(row, (0, most - len(row)), mode="edge") for row in rows]
+    return src.new_tensor(np.array(padded, np.int64).reshape(len(src), most))
+
+
+def keep_tokens(known: Float[Tensor, "N V"], tokens: Int[Tensor, "N A"]) -> Float[Tensor, "N V"]:
+    """Rows with -inf for all but some tokens; rows where these are padding stay as they are."""
+    others = torch.ones_like(known, dtype=torch.bool).scatter_(1, tokens, False)
+    return known.masked_fill(others & (tokens[:, :1] != PAD), -math.inf)

@@ -1,0 +1,182 @@
+"""Make the shortlist of a run from its training text. See `transduce.decoding.shortlist`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from transduce.config.section import MAX_BEAM
+from transduce.data.corpus import Pair
+from transduce.data.lexicon import TokenPair, learn_lexicon, n_links
+from transduce.decoding.options import TranslationOptions
+from transduce.decoding.shortlist import FILE, Shortlist, vocabularies_digest
+from transduce.decoding.translator import Translator
+from transduce.distillation.training_text import open_translator, read_training_text, training_data
+from transduce.errors import SettingsError
+from transduce.evaluation.metrics import evaluate
+from transduce.logging import Log
+from transduce.runs.folder import RunFolder
+from transduce.runs.tensors import save_tensors
+from transduce.text.special import EOS
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
+
+MOST_PAIRS = 1 << 20  # sentence pairs in memory
+MOST_LINKS = 100_000_000  # of Model 1: about 2 GB of memory
+MOST_VALID = 2000  # validation sentences that are translated
+_BATCH = 10_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortlistOptions:
+    """How many tokens a list has: `n_best` per source token, and the `n_frequent` most frequent ones.
+
+    `max_loss`: BLEU that translation of the validation text may lose.
+    """
+
+    n_best: int = 50
+    n_frequent: int = 100
+    max_loss: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, most in (("n_best", MAX_BEAM), ("n_frequent", 1 << 16)):
+            if not 1 <= getattr(self, name) <= most:
+                raise SettingsError(f"{name} = {getattr(self, name)}: must be from 1 to {most:,}")
+
+
+_DEFAULT = ShortlistOptions()
+
+
+def make_shortlist(
+    run: str | Path,
+    options: ShortlistOptions = _DEFAULT,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    data: Path | None = None,
+    log: Log | None = None,
+) -> Path:
+    """Write the shortlist of a translator from its training text; returns the file, in the run folder.
+
+    Args:
+        run: Run folder of a translator.
+        options: How many tokens a list has.
+        changes: Settings of other text to read: {"data": {"train": [...]}}.
+        data: Folder with the training text, if it has moved since the training.
+        log: For progress (default: to stderr).
+
+    Raises:
+        UserError: The run, its text or a setting cannot be used, or the shortlist loses too much.
+    """
+    log, given, folder = log or Log(), dict(changes or {}), open_translator(Path(run))
+    settings = folder.settings.model_copy(update={"data": training_data(folder, given, data)})
+    texts = read_training_text(folder, settings, log, check="data" not in given)
+    lines = evenly_spread(((pair.src, pair.tgt) for pair in texts.train.read()), MOST_PAIRS)
+    tokenizers = load_tokenizers(folder)
+    pairs = _within_memory(_encoded(lines, tokenizers))
+    log.say(f"learning a lexicon from {len(pairs):,} of {texts.train.size:,} sentence pairs")
+    with log.progress("IBM Model 1") as bar:
+        lexicon = learn_lexicon(pairs, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt, progress=bar.update)
+    candidates = lexicon.best(tokenizers.n_src, options.n_best, fill=EOS)
+    if tokenizers.joint:  # names and numbers are copied
+        own = np.arange(tokenizers.n_src, dtype=np.int32)
+        candidates = np.column_stack([candidates, np.where(own > EOS, own, EOS).astype(np.int32)])
+    frequent = _most_frequent(pairs, options.n_frequent, tokenizers.n_tgt)
+    found = Shortlist(candidates, frequent, n_tgt=tokenizers.n_tgt)
+    _report(found, pairs, log)
+    _check_loss(folder, found, list(islice(texts.valid.read(), MOST_VALID)), options.max_loss, log)
+    return _save(folder, found, options)
+
+
+def evenly_spread(items: Iterable[T], most: int) -> list[T]:
+    """At most `most` items, each as far from the next; the last half of them at least.
+
+    >>> evenly_spread(range(10), 4)
+    [0, 4, 8]
+    """
+    kept: list[T] = []
+    step = 1
+    for number, item in enumerate(items):
+        if number % step == 0:
+            kept.append(item)
+        if len(kept) > most:
+            kept, step = kept[::2], 2 * step
+    return kept
+
+
+def _encoded(lines: Sequence[tuple[str, str]], tokenizers: Tokenizers) -> list[TokenPair]:
+    pairs: list[TokenPair] = []
+    for first in range(0, len(lines), _BATCH):
+        src, tgt = zip(*lines[first : first + _BATCH], strict=True)
+        pairs += zip(tokenizers.src.encode_batch(src), tokenizers.tgt.encode_batch(tgt), strict=True)
+    return pairs
+
+
+def _within_memory(pairs: list[TokenPair]) -> list[TokenPair]:
+    while len(pairs) > 1 and sum(map(n_links, pairs)) > MOST_LINKS:
+        pairs = pairs[::2]
+    return pairs
+
+
+def _most_frequent(pairs: Sequence[TokenPair], n: int, n_tgt: int) -> np.ndarray:
+    counts = np.zeros(n_tgt, np.int64)
+    for _, tgt in pairs:
+        np.add.at(counts, np.array(tgt, np.int64), 1)
+    best = np.argsort(-counts, kind="stable")[:n]
+    return best[counts[best] > 0].astype(np.int32)
+
+
+def _report(shortlist: Shortlist, pairs: Sequence[TokenPair], log: Log) -> None:
+    """How long lists are, and how many tokens of the training text they contain; in a sample."""
+    sizes, n_tokens, n_missing, n_whole = [], 0, 0, 0
+    for src, tgt in evenly_spread(pairs, 1000):
+        tokens = shortlist.tokens(src)
+        if tokens is None:
+            n_whole += 1
+            continue
+        sizes.append(len(tokens))
+        n_tokens, n_missing = n_tokens + len(tgt), n_missing + len(np.setdiff1d(tgt, tokens))
+    if sizes:
+        covered = 100 * (1 - n_missing / max(1, n_tokens))
+        log.say(
+            f"a list has {np.mean(sizes):.0f} tokens on average, with {covered:.2f}% of the tokens of the training text"
+        )
+    if n_whole:
+        log.warn(
+            f"{n_whole} of {n_whole + len(sizes)} sentences use the whole vocabulary: their lists would be too long"
+        )
+
+
+def _check_loss(folder: RunFolder, found: Shortlist, valid: Sequence[Pair], most: float, log: Log) -> None:
+    """Compare BLEU with and without the shortlist, with the run's search options in float32."""
+    loaded = Translator.load(folder.path, device="cpu")
+    translator = Translator(loaded.engine, loaded.tokenizers, shortlist=lambda: found)
+    before, after = (_bleu(folder, translator, valid, shortlist=shortlist) for shortlist in (False, True))
+    bleu = f"BLEU of {len(valid):,} validation sentences: {before:.2f} without the shortlist, {after:.2f} with it"
+    log.say(bleu)
+    if before - after > most:
+        raise SettingsError(
+            f"max_loss = {most}: nothing was written, as the shortlist loses more ({bleu}); allow it with --max-loss, "
+            "or try other values of --n-best and --n-frequent"
+        )
+
+
+def _bleu(folder: RunFolder, translator: Translator, valid: Sequence[Pair], *, shortlist: bool) -> float:
+    options, scoring = TranslationOptions(shortlist=shortlist), folder.settings.evaluation
+    found = [one.text for one in translator.translate([pair.src for pair in valid], options)]
+    references = [pair.tgt for pair in valid]
+    return evaluate(found, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase).bleu.value
+
+
+def _save(folder: RunFolder, found: Shortlist, options: ShortlistOptions) -> Path:
+    path = folder.path / FILE
+    tensors = {"candidates": torch.from_numpy(found.candidates), "frequent": torch.from_numpy(found.frequent)}
+    made = {"n_best": str(options.n_best), "n_frequent": str(options.n_frequent)}
+    save_tensors(path, tensors, {"vocabularies": vocabularies_digest(folder), **made})
+    return path
