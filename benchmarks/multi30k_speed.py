@@ -145,8 +145,12 @@ def plot(systems: list[System], path: Path) -> None:
     """BLEU over sentences per second (logarithmic), a line for each model and beam, a marker for each precision."""
     _, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     names, markers = list(dict.fromkeys(s.name for s in systems)), dict(zip(PRECISIONS, "os^", strict=False))
-    for (name, beam), group in itertools.groupby(systems, key=lambda s: (s.name, s.beam)):
-        line, colour = list(group), f"C{names.index(name)}"
+
+    def of(s: System) -> tuple[int, int]:
+        return names.index(s.name), s.beam
+
+    for (i, beam), group in itertools.groupby(sorted(systems, key=of), key=of):
+        line, colour = list(group), f"C{i}"
         style = "-" if beam > 1 else ":"
         axes.plot([s.speed for s in line], [s.bleu for s in line], style, color=colour)
         for s in line:
