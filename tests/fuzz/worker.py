@@ -19,6 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+sys.dont_write_bytecode = True  # a module that is compiled while a case runs would look like damage
+
 MEMORY = 700 << 20
 """Bytes that a case may allocate in addition to the process's own."""
 

@@ -62,7 +62,7 @@ def test_the_library_of_the_wheel_translates(wheels: Path, tmp_path: Path) -> No
 
     def translate(*wheels: Path) -> subprocess.CompletedProcess[str]:
         install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
-        subprocess.run([*install, *map(str, wheels)], check=True)
+        subprocess.run([*install, "--ignore-installed", *map(str, wheels)], check=True)
         command = [str(python.with_name("transduce")), "translate", str(run), "--device", "cpu"]
         text = "\n".join(marians.LINES[:8])
         return subprocess.run(command, input=text, capture_output=True, text=True, cwd=tmp_path, check=True)

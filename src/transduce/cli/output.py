@@ -14,6 +14,8 @@ import typer
 
 from transduce.logging import escape_controls
 
+STDOUT = "standard output"
+
 
 def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False) -> None:
     """Print to stdout, flushing each part if `end` is empty; on a terminal, control characters are escaped.
@@ -26,19 +28,28 @@ def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False)
             _print(escape_controls(line, on_terminal=sys.stdout.isatty(), colours=colours), end=end, flush=not end)
         _print("", end="", flush=True)
     except BrokenPipeError:
-        with contextlib.suppress(OSError, ValueError):  # or Python flushes again at exit and prints an error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise typer.Exit from None
+    except OSError as error:
+        if error.filename == STDOUT:
+            _drop_output()
+        raise
     finally:
         if isinstance(lines, Generator):
             lines.close()
+
+
+def _drop_output() -> None:
+    """Send what is left to nowhere: Python flushes again at exit, and would print an error."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(text: str, *, end: str, flush: bool) -> None:
     try:
         print(text, end=end, flush=flush)
     except OSError as error:
-        error.filename = "standard output"
+        error.filename = STDOUT
         raise
 
 
