@@ -29,8 +29,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).parent
 UPDATES, VALID, SAVE = 120, 30, 10
@@ -99,17 +101,24 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        os.environ["PYTHONPATH"] = str(HERE.parent / "src")  # the code of this tree
         self.context = multiprocessing.get_context("forkserver")
         # The last two are otherwise imported late, which would take most of the time.
         names = ["torch", "torch._dynamo", "sentencepiece", "sacrebleu", "transduce.pipeline", "transduce.__main__"]
         self.context.set_forkserver_preload(names)
+        with mock.patch.dict(os.environ, self.environment()):
+            forkserver.ensure_running()
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """For processes that run the code of this tree."""
+        paths = str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def start(self, run: str, *, shell: bool = False) -> subprocess.Popen[bytes] | Any:
         arguments, errors = command_of(self.folder, run), str(self.folder / f"{run}.err")
         if shell:
             with open(errors, "ab") as file:
-                return subprocess.Popen([sys.executable, "-m", "transduce", *arguments], stderr=file)
+                return subprocess.Popen([sys.executable, "-m", "transduce", *arguments], stderr=file, env=self.environment())
         process = self.context.Process(target=child, args=(arguments, errors))
         process.start()
         return process
