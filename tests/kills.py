@@ -118,7 +118,9 @@ class Processes:
         arguments, errors = command_of(self.folder, run), str(self.folder / f"{run}.err")
         if shell:
             with open(errors, "ab") as file:
-                return subprocess.Popen([sys.executable, "-m", "transduce", *arguments], stderr=file, env=self.environment())
+                return subprocess.Popen(
+                    [sys.executable, "-m", "transduce", *arguments], stderr=file, env=self.environment()
+                )
         process = self.context.Process(target=child, args=(arguments, errors))
         process.start()
         return process

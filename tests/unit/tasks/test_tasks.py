@@ -252,7 +252,10 @@ def test_large_text_is_split_into_training_and_validation_text_without_loss(tmp_
     assert sorted(filter(None, train + valid)) == sorted(lines) and len(valid) > 1000
 
 
-@pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_no_recipe_has_settings_without_effect(recipe: Path) -> None:
     check(Settings.from_toml(recipe))
 
