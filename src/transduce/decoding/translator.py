@@ -219,32 +219,47 @@ class Translator:
         found = [_EMPTY] * len(lines)
         sources: dict[tuple[int, ...], Source] = {}
         places: dict[tuple[int, ...], list[int]] = {}
-        prefixes = self.tokenizers.tgt.encode_batch(starts)
-        shortlist = self.shortlist() if options.shortlist else None
-        for place, (ids, prefix) in enumerate(zip(self.tokenizers.src.encode_batch(lines), prefixes, strict=True)):
-            if len(ids) > self.longest:
-                note = f"not translated: {len(ids)} tokens; this model takes at most {self.longest}"
-                found[place] = replace(_EMPTY, note=note)
-            elif ids:
-                key = (*ids, EOS, *prefix) if options.sampling is None else (place,)
-                limit = options.max_length or min(self.settings.max_length, 2 * len(ids) + 16)
-                if len(prefix) > limit:
-                    raise DataError(
-                        f"line {first + place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "
-                        "shorten the prefix or raise max_length"
-                    )
-                if key not in sources:
-                    allowed = None if shortlist is None else shortlist.tokens(ids, prefix)
-                    sources[key] = Source((first + place,), ids, limit, tuple(prefix), allowed)
-                places.setdefault(key, []).append(place)
+        for place, one in enumerate(self.encode(lines, options, first=first, prefixes=starts)):
+            if isinstance(one, Translation):
+                found[place] = one
+                continue
+            key = (*one.ids, EOS, *one.prefix) if options.sampling is None else (place,)
+            sources.setdefault(key, one)
+            places.setdefault(key, []).append(place)
         results = self.engine.translate(list(sources.values()), options)
         for (key, source), hypotheses in zip(sources.items(), results, strict=True):
-            translation = self._translation(source, hypotheses)
+            translation = self.decode(source, hypotheses)
             for place in places[key]:
                 found[place] = translation
         return found
 
-    def _translation(self, source: Source, hypotheses: Sequence[Hypothesis]) -> Translation:
+    def encode(
+        self, texts: Sequence[str], options: TranslationOptions, *, first: int = 0, prefixes: Sequence[str] = ()
+    ) -> Iterator[Source | Translation]:
+        """What the engine takes of each text; of one that it need not or cannot translate, the translation.
+
+        `first` and `prefixes`: as for `translate_lines`, if there are prefixes.
+        """
+        starts = self.tokenizers.tgt.encode_batch(prefixes) if any(prefixes) else [()] * len(texts)
+        shortlist = self.shortlist() if options.shortlist else None
+        for place, (ids, prefix) in enumerate(zip(self.tokenizers.src.encode_batch(texts), starts, strict=True), first):
+            if len(ids) > self.longest:
+                note = f"not translated: {len(ids)} tokens; this model takes at most {self.longest}"
+                yield replace(_EMPTY, note=note)
+            elif not ids:
+                yield _EMPTY
+            else:
+                limit = options.max_length or min(self.settings.max_length, 2 * len(ids) + 16)
+                if len(prefix) > limit:
+                    raise DataError(
+                        f"line {place + 1}: a prefix of {len(prefix)} tokens; its output may have {limit}; "
+                        "shorten the prefix or raise max_length"
+                    )
+                allowed = None if shortlist is None else shortlist.tokens(ids, prefix)
+                yield Source((place,), ids, limit, tuple(prefix), allowed)
+
+    def decode(self, source: Source, hypotheses: Sequence[Hypothesis]) -> Translation:
+        """The translation of a source, from what the engine found."""
         if not hypotheses:
             raise TransduceError("the model gives no output a finite probability: its weights are not usable")
         decode = self.tokenizers.tgt.decode
