@@ -32,11 +32,11 @@ def attention_weights(
     scores = query @ key.transpose(-1, -2)  # [B, H, T, S]
     scale = 1 / math.sqrt(query.shape[-1])
     if bias is None:
-        return _softmax(scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale)
-    return _softmax(torch.add(bias, scores, alpha=scale))
+        return softmax_over_keys(scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale)
+    return softmax_over_keys(torch.add(bias, scores, alpha=scale))
 
 
-def _softmax(scores: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T S"]:
+def softmax_over_keys(scores: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T S"]:
     """Softmax over keys.
 
     On a CPU, PyTorch's softmax is ten times slower for rows shorter than a vector register: those are padded.

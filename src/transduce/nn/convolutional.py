@@ -1,0 +1,222 @@
+"""Gated convolutions and multi-step attention: the layers of ConvS2S (Gehring et al. 2017)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.nn.attention import softmax_over_keys
+from transduce.nn.dropout import Dropout
+from transduce.nn.linear import Linear, linear
+from transduce.nn.masks import attention_bias
+
+_HALF = math.sqrt(0.5)
+"""Keeps the variance of a sum of two terms (section 3.4)."""
+
+
+def windows(x: Float[Tensor, "B R D"], kernel_size: int) -> Float[Tensor, "B T E"]:
+    """The vectors of each window of k = `kernel_size` positions, side by side: T = R - k + 1, E = k * D.
+
+    A convolution is one product with these. Its rows do not depend on each other, so that a sentence's result does not
+    depend on its batch.
+    """
+    n = x.shape[1] - kernel_size + 1
+    return torch.cat([x[:, i : i + n] for i in range(kernel_size)], dim=2) if kernel_size > 1 else x
+
+
+def scaled_linear(n_in: int, n_out: int, *, gain: float = 1.0, bias: bool = True) -> Linear:
+    """A linear layer with weights from N(0, gain / n_in) and bias 0 (section 3.5)."""
+    layer = Linear(n_in, n_out, bias=bias)
+    nn.init.normal_(layer.weight, std=math.sqrt(gain / n_in))
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class GatedConvolution(nn.Module):
+    """A * sigmoid(B) with [A; B] = W [x_1; ...; x_k] + b over windows of k positions (section 3.2).
+
+    Dropout of the input with probability p makes its variance 1 / (1 - p) times as large; the initial weights make up
+    for that, and for the gate's effect (section 3.5).
+    """
+
+    def __init__(self, d_model: int, *, kernel_size: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.kernel_size = kernel_size
+        self.dropout = Dropout(dropout)
+        self.expand = scaled_linear(kernel_size * d_model, 2 * d_model, gain=4 * (1 - dropout))
+
+    def forward(self, x: Float[Tensor, "B R D"]) -> Float[Tensor, "B T D"]:
+        """The output of every window of x, which comes with its neighbours: T = R - kernel_size + 1."""
+        return F.glu(self.expand(windows(self.dropout(x), self.kernel_size)))
+
+
+class ConvEncoder(nn.Module):
+    """A stack of gated convolutions over both neighbours, between projections to their width and back (section 3.2).
+
+    Each has a residual connection: x <- (x + conv(x)) * sqrt(0.5). Positions outside the sentence are zeros.
+    """
+
+    def __init__(
+        self, *, n_layers: int, d_model: int, d_conv: int, kernel_size: int, dropout: float = 0.0, n_readers: int = 1
+    ) -> None:
+        """`n_readers`: the number of attention layers that read the memory."""
+        super().__init__()
+        self.widen = scaled_linear(d_model, d_conv, gain=1 - dropout)
+        self.blocks = nn.ModuleList(
+            GatedConvolution(d_conv, kernel_size=kernel_size, dropout=dropout) for _ in range(n_layers)
+        )
+        self.narrow = scaled_linear(d_conv, d_model)
+        self.gradient_scale = 1 / (2 * n_readers)
+        before = (kernel_size - 1) // 2
+        self.around = (0, 0, before, kernel_size - 1 - before)
+
+    def forward(
+        self, x: Float[Tensor, "B S D"], *, keep: Bool[Tensor, "B S 1"]
+    ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B S D"]]:
+        """The memory and the values (memory + x) * sqrt(0.5) of embedded sentences x; `keep` is False at padding.
+
+        The gradient of the stack, not that of x, is divided by the number of its uses: every attention layer reads the
+        memory twice (section 3.4 and the authors' code).
+        """
+        hidden = self.widen(x).to(x.dtype)
+        for block in self.blocks:
+            hidden = (block(F.pad(hidden.masked_fill(~keep, 0), self.around)) + hidden) * _HALF
+        memory = _scale_gradient(self.narrow(hidden).to(x.dtype), self.gradient_scale)
+        return memory, (memory + x) * _HALF
+
+
+def _scale_gradient(x: Tensor, scale: float) -> Tensor:
+    """x, with its gradient multiplied by `scale`."""
+    return torch.lerp(x.detach(), x, scale) if x.requires_grad else x
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """The memory as one attention layer reads it.
+
+    keys, values: [B, S, C]. bias: [B, 1, S], the part of the scores that does not depend on the decoder.
+    """
+
+    keys: Float[Tensor, "B S C"]
+    values: Float[Tensor, "B S C"]
+    bias: Float[Tensor, "B 1 S"]
+
+    def select(self, sentences: Int[Tensor, " b"]) -> MemoryView:
+        """Only these sentences."""
+        return MemoryView(*(getattr(self, field.name).index_select(0, sentences) for field in fields(self)))
+
+
+class MemoryAttention(nn.Module):
+    """Attention of one decoder layer to the memory (section 3.3): a_ij = softmax_j(d_i . z_j), c_i = sum_j a_ij v_j.
+
+    d_i = (W h_i + b + g_i) * sqrt(0.5), of the hidden state h_i and the embedding g_i of the token before; z_j is the
+    memory and v_j the values. The output is (h_i + W_o c_i sqrt(S) + b_o) * sqrt(0.5) for a sentence of S tokens
+    (section 3.4). The products with W and W_o are made of the memory, once a sentence: (W h) . z = h . (W^T z).
+    """
+
+    def __init__(self, *, d_model: int, d_conv: int) -> None:
+        super().__init__()
+        self.key = Linear(d_model, d_conv, bias=False)  # W^T
+        nn.init.normal_(self.key.weight, std=d_conv**-0.5)
+        self.query_bias = nn.Parameter(torch.zeros(1, d_model))
+        self.value = scaled_linear(d_model, d_conv)
+
+    def view(
+        self, memory: Float[Tensor, "B S D"], values: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"]
+    ) -> MemoryView:
+        """What the layer reads of the memory; `mask` is False at padding."""
+        n_tokens = mask.sum(2, keepdim=True).to(values.dtype)  # [B, 1, 1]
+        bias = attention_bias(mask)[:, 0] + linear(memory, self.query_bias).transpose(1, 2) * _HALF
+        return MemoryView(self.key(memory), self.value(values * n_tokens.sqrt()), bias)
+
+    def forward(
+        self, hidden: Float[Tensor, "B Q C"], view: MemoryView, scores: Float[Tensor, "B Q S"]
+    ) -> Float[Tensor, "B Q C"]:
+        """The hidden states after attention; `scores`: the products g_i . z_j."""
+        return (hidden + self.weights(hidden, view, scores) @ view.values) * _HALF
+
+    def weights(
+        self, hidden: Float[Tensor, "B Q C"], view: MemoryView, scores: Float[Tensor, "B Q S"]
+    ) -> Float[Tensor, "B Q S"]:
+        """The attention weights."""
+        return softmax_over_keys(torch.baddbmm(scores, hidden, view.keys.transpose(1, 2)) * _HALF + view.bias)
+
+
+@dataclass(slots=True)
+class ConvState:
+    """What a convolutional decoder keeps for a batch, `length` tokens long. The beams of a sentence share the memory.
+
+    memory: [B, S, D]. views: the memory as each layer reads it.
+    history: of each layer the last inputs [N, kernel_size - 1, C], row = sentence * n_beams + beam.
+    """
+
+    memory: Float[Tensor, "B S D"]
+    views: list[MemoryView]
+    history: list[Float[Tensor, "N R C"]]
+    n_beams: int = 1
+    length: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Hypotheses in the batch: sentences x beams."""
+        return self.memory.shape[0] * self.n_beams
+
+    def reorder(self, rows: Int[Tensor, " N"]) -> None:
+        """Row r continues the history of rows[r], which must belong to the same sentence."""
+        self.history = [kept.index_select(0, rows) for kept in self.history]
+
+    def select(self, sentences: Int[Tensor, " b"]) -> None:
+        """Keep only these sentences, with all their beams."""
+        rows = (sentences[:, None] * self.n_beams + torch.arange(self.n_beams, device=sentences.device)).flatten()
+        self.reorder(rows)
+        self.memory = self.memory.index_select(0, sentences)
+        self.views = [view.select(sentences) for view in self.views]
+
+
+class ConvDecoder(nn.Module):
+    """A stack of gated convolutions over earlier positions, each followed by attention to the memory (section 3.3)."""
+
+    def __init__(self, *, n_layers: int, d_model: int, d_conv: int, kernel_size: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.widen = scaled_linear(d_model, d_conv, gain=1 - dropout)
+        self.blocks = nn.ModuleList(
+            GatedConvolution(d_conv, kernel_size=kernel_size, dropout=dropout) for _ in range(n_layers)
+        )
+        self.attentions: Any = nn.ModuleList(MemoryAttention(d_model=d_model, d_conv=d_conv) for _ in range(n_layers))
+        self.narrow = scaled_linear(d_conv, d_model)
+        self.dropout = Dropout(dropout)
+        self.reach, self.d_conv = kernel_size - 1, d_conv
+
+    def start(
+        self,
+        memory: Float[Tensor, "B S D"],
+        values: Float[Tensor, "B S D"],
+        mask: Bool[Tensor, "B 1 S"],
+        *,
+        n_beams: int,
+    ) -> ConvState:
+        """The state before the first token: what each layer reads of the memory; zeros before the sentence."""
+        views = [attention.view(memory, values, mask) for attention in self.attentions]
+        before = memory.new_zeros(len(memory) * n_beams, self.reach, self.d_conv)
+        return ConvState(memory=memory, views=views, history=[before] * len(views), n_beams=n_beams)
+
+    def forward(self, x: Float[Tensor, "N T D"], state: ConvState) -> Float[Tensor, "N T D"]:
+        """The next T embedded tokens of every row after all layers; the state advances in place."""
+        shape = len(state.memory), state.n_beams * x.shape[1], -1
+        scores = x.reshape(shape) @ state.memory.transpose(1, 2)  # [B, Q, S]
+        hidden = self.widen(x).to(x.dtype)
+        for n, (block, attention, view) in enumerate(zip(self.blocks, self.attentions, state.views, strict=True)):
+            known = torch.cat([state.history[n], hidden], dim=1)  # [N, reach + T, C]
+            state.history[n] = known[:, x.shape[1] :]
+            convolved = block(known)
+            attended = attention(convolved.reshape(shape), view, scores)
+            hidden = (attended.view_as(hidden) + hidden) * _HALF
+        state.length += x.shape[1]
+        return self.dropout(self.narrow(hidden))
