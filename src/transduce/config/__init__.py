@@ -3,6 +3,7 @@
 # ruff: noqa: F401
 
 from transduce.config.model import (
+    AttentionSettings,
     BertClassifierSettings,
     BertEncoderSettings,
     BertSettings,

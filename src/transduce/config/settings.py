@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from transduce.config.model import AnyModelSettings, TransformerSettings, kinds_for
+from transduce.config.model import AnyModelSettings, TransformerSettings, default_kind
 from transduce.config.recipe import apply_override, read_recipe
 from transduce.config.section import (
     MAX_BATCH,
@@ -179,12 +179,13 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_kind(cls, values: Any) -> Any:
-        """Without `model.kind`, the architecture is the task's default."""
+        """Without `model.kind`, the architecture is the one that the preset or else the task asks for."""
         model = values.get("model", {}) if isinstance(values, Mapping) else None
         if not isinstance(model, Mapping) or "kind" in model:
             return values
-        kinds = kinds_for(str(values.get("task", "translation")))
-        return {**values, "model": {"kind": kinds[0] if kinds else "transformer", **model}}
+        preset = model.get("preset")
+        kind = default_kind(str(values.get("task", "translation")), preset if isinstance(preset, str) else None)
+        return {**values, "model": {"kind": kind, **model}}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, origin: str = "settings") -> Settings:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import DataSettings, ModelSettings, Settings, TokenizerSettings
+from transduce.config import AttentionSettings, DataSettings, Settings, TokenizerSettings
 from transduce.convert.folder import Imported, Outgoing, read_bytes, read_object
 from transduce.convert.parity import compare_tokenizer
 from transduce.convert.tokenizer_json import tokenizer_json
@@ -99,7 +99,7 @@ def make_vocabulary(
 
 def make_imported(
     folder: Path,
-    model: ModelSettings,
+    model: AttentionSettings,
     tokenizer: HubTokenizer,
     state: dict[str, Tensor],
     notes: list[str],

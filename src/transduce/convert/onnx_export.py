@@ -79,8 +79,7 @@ def _describe(settings: Settings) -> dict[str, Any]:
     special = {"pad": PAD, "unknown": UNK, "begin": BOS, "end": EOS}
     if settings.task == "masked":
         special["mask"] = MASK
-    longest = s.max_positions if s.positions == "learned" else None
-    found: dict[str, Any] = {"task": settings.task, "special": special, "longest": longest}
+    found: dict[str, Any] = {"task": settings.task, "special": special, "longest": s.position_limit}
     if settings.task == "translation":
         found |= {"append_to_source": [EOS], "begin_target": [BOS], "never_written": [PAD, BOS]}
         return found | decoding.model_dump(include={"beam", "length_penalty", "max_length"})
@@ -110,7 +109,7 @@ def _decoder_difference(out: Path, description: dict[str, Any], run: Outgoing) -
     s, n_tgt = run.settings.model, run.tokenizers.n_tgt
     decoder = _session(out / description["decoder"]["file"])
     encoder = _session(out / description["encoder"]["file"]) if "encoder" in description else None
-    longest = parity.MAX_TOKENS if s.positions != "learned" else min(parity.MAX_TOKENS, s.max_positions - 1)
+    longest = parity.MAX_TOKENS if s.position_limit is None else min(parity.MAX_TOKENS, s.position_limit - 1)
     batch = parity.examples(run.tokenizers.n_src if encoder else 8, n_tgt, longest=longest)
     expected = parity.logits_of(run.model, *((batch.src,) if encoder else ()), batch.tgt_in)
 

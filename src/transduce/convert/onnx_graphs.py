@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.config import ModelSettings
+from transduce.config import AttentionSettings
 from transduce.convert.parity import head_outputs
 from transduce.models.causal_lm import CausalLM
 from transduce.models.masked_lm import TextEncoder
@@ -80,7 +80,7 @@ class Graph:
         program.save(path, external_data=n_bytes >= MAX_INLINE_BYTES)
 
 
-def graphs_of(model: nn.Module, s: ModelSettings) -> dict[str, Graph]:
+def graphs_of(model: nn.Module, s: AttentionSettings) -> dict[str, Graph]:
     """The graphs of a model, by name: "encoder", "decoder" or both."""
     if isinstance(model, CausalLM):
         return {"decoder": _decoder(model, s)}
@@ -138,7 +138,7 @@ def _decode(names: Sequence[str], model: Transformer | CausalLM, *inputs: Tensor
     return [logits, *(after[name] for name in names if name.startswith("past_"))]
 
 
-def _decoder(model: Transformer | CausalLM, s: ModelSettings) -> Graph:
+def _decoder(model: Transformer | CausalLM, s: AttentionSettings) -> Graph:
     inputs: dict[str, Shape] = {"ids": ("batch", "new")}
     if isinstance(model, Transformer):
         inputs |= {"mask": ("batch", "source")} | _cross_inputs(s)
@@ -154,7 +154,7 @@ def _decoder(model: Transformer | CausalLM, s: ModelSettings) -> Graph:
     return Graph(_Traced(model, partial(_decode, list(inputs))), inputs, outputs, first)
 
 
-def _cross_inputs(s: ModelSettings) -> dict[str, Shape]:
+def _cross_inputs(s: AttentionSettings) -> dict[str, Shape]:
     shape: Shape = ("batch", s.n_kv_heads or s.n_heads, "source", s.d_head)
     return {f"cross_{part}.{i}": shape for i in range(s.depth[-1]) for part in ("keys", "values")}
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from transduce.config import EncoderSettings, ModelSettings, OutputSettings, Settings
+from transduce.config import AttentionSettings, EncoderSettings, OutputSettings, Settings
 from transduce.errors import UserError
 from transduce.nn.positions import POSITIONS
 
@@ -32,7 +32,7 @@ MAX_LAYERS, _MAX_SIZE = 1 << 10, 1 << 24
 
 _MAX_SIZE_OF = {"position": 1 << 16, "layer": MAX_LAYERS}  # by a part of the key
 
-SettingsT = TypeVar("SettingsT", bound=ModelSettings)
+SettingsT = TypeVar("SettingsT", bound=AttentionSettings)
 
 Expressible = Mapping[str, Collection[Any]]
 """The values of our settings that a program supports."""
@@ -72,7 +72,7 @@ class ConfigFormat:
         found = {ours: config[key] for key, ours in (*self.sizes.items(), *self.values.items()) if ours is not None}
         return found | {"activation": ACTIVATIONS[config[self.activation]]}
 
-    def write(self, s: ModelSettings) -> dict[str, Any]:
+    def write(self, s: AttentionSettings) -> dict[str, Any]:
         """The part of a config.json that follows from our settings alone."""
         found = {key: getattr(s, ours) for key, ours in (*self.sizes.items(), *self.values.items()) if ours is not None}
         found[self.activation] = next(name for name, known in ACTIVATIONS.items() if known == s.activation)
@@ -110,7 +110,7 @@ def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: P
     return found
 
 
-def check_expressible(s: ModelSettings, expressible: Expressible, program: str) -> None:
+def check_expressible(s: AttentionSettings, expressible: Expressible, program: str) -> None:
     """`UserError` with the settings that a program does not support, each with what it would have to be."""
     found = []
     for key, allowed in {**expressible, **EXPRESSIBLE_ANYWHERE}.items():
@@ -148,7 +148,7 @@ def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, d
     return s.model_copy(update=changes), found
 
 
-def position_table(s: ModelSettings) -> Tensor:
+def position_table(s: AttentionSettings) -> Tensor:
     """The vectors [max_positions, D] that computed positions add to embeddings."""
     positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
     return positions.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]

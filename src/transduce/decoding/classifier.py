@@ -90,4 +90,4 @@ class TextClassifier(RunModel):
 
 def longest_of(model: Any, max_length: int) -> int:
     """Most tokens of a text, with [CLS] and [SEP]."""
-    return min(max_length, model.max_positions) if model.positions == "learned" else max_length
+    return max_length if model.position_limit is None else min(max_length, model.position_limit)

@@ -58,9 +58,9 @@ class NativeEngine:
             n_threads: All cores, if not given.
         """
         self.settings = settings
-        learned = native.settings.positions == "learned"
-        self._longest = native.settings.max_positions if learned else _MOST_SOURCE
-        self._limit = self._longest if learned else 1_000_000
+        limit = native.settings.position_limit
+        self._longest = _MOST_SOURCE if limit is None else limit
+        self._limit = 1_000_000 if limit is None else limit
         self._is_language_model = isinstance(native.settings, GPTSettings)
         n_threads = n_threads or n_threads_to_use()
         self._queue = NativeQueue(native, n_threads=n_threads)

@@ -106,12 +106,12 @@ class Translator:
         if on_cpu and precision != "bfloat16":
             engine = native_engine(folder, tokenizers, precision=precision, reference=make_reference)
         is_native = not isinstance(engine, str)
-        model, data = folder.settings.model, folder.settings.data
+        limit, data = folder.settings.model.position_limit, folder.settings.data
         return cls(
             make_reference() if isinstance(engine, str) else engine,
             tokenizers,
             trained_length=data.max_length,
-            longest=min(MAX_SOURCE, model.max_positions - 1) if model.positions == "learned" else MAX_SOURCE,
+            longest=MAX_SOURCE if limit is None else min(MAX_SOURCE, limit - 1),
             slow_because=engine if isinstance(engine, str) else "",
             precision=precision if is_native else of_weights,
             precision_because=because if is_native else "",

@@ -134,11 +134,7 @@ class Wording:
 
 def shape_line(record: Record) -> str:
     """Format the architecture and its sizes."""
-    m = record.settings.model
-    if not any(m.depth):
-        return f"{m.kind}, no attention layers, d_model {m.d_model}, {m.positions} positions"
-    size = f"{'+'.join(map(str, m.depth))} layers, d_model {m.d_model}, d_ff {m.d_ff}, {m.n_heads} heads"
-    return f"{m.kind}, {size}, {m.residual}-norm, {m.positions} positions"
+    return record.settings.model.summary
 
 
 RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "samples.json",

@@ -25,8 +25,7 @@ class CausalLM(TokenPredictor):
         self.embedding = parts.embedding(n_tgt, causal=True)
         self.decoder = parts.decoder(cross=False)
         initialize(self)
-        self.output_embedding = parts.output_embedding(n_tgt, tied=self.embedding.table)
-        self.output_bias = parts.output_bias(n_tgt)
+        self.add_output(settings, n_tgt, tied=self.embedding.table)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
         """The state after the prompt `src`, which may be empty, with room for `capacity` tokens per row.

@@ -9,12 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
-from transduce.models.parts import Parts, TokenPredictor, initialize
+from transduce.models.parts import OPTIONS, Parts, TokenPredictor, initialize
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.linear import Linear
 from transduce.nn.masks import padding_mask
 from transduce.nn.pooling import POOLINGS, Pooler
+
+POOLING_OPTIONS = {**OPTIONS, "pooling": POOLINGS}
 
 
 class TextEncoder(nn.Module):
@@ -75,10 +77,8 @@ class MaskedLM(TextEncoder, TokenPredictor):
         self.head = MaskedHead(settings)
         self.pooler = Pooler(settings.d_model, bias=settings.bias) if settings.next_sentence else None
         self.next_sentence = Linear(settings.d_model, 2) if settings.next_sentence else None
-        self.output_bias = Parts(settings).output_bias(n_tgt)
-        tied = settings.tie != "none"
-        self.output_embedding = self.embedding.table if tied else nn.Embedding(n_tgt, settings.d_model)
         initialize(self)
+        self.add_output(settings, n_tgt, tied=self.embedding.table)
 
     def forward(
         self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None, places: Int[Tensor, " N"]

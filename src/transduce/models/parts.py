@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.config import DecoderSettings, GPTSettings, ModelSettings, OutputSettings
-from transduce.nn.attention import CrossAttention, FullProjection, SelfAttention
+from transduce.config import AttentionSettings, DecoderSettings, GPTSettings, OutputSettings
+from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
 from transduce.nn.embedding import TokenEmbedding
-from transduce.nn.feedforward import FEED_FORWARDS, FeedForward
+from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
 from transduce.nn.linear import linear
 from transduce.nn.patterns import CausalPattern, LocalPattern
 from transduce.nn.positions import POSITIONS
@@ -27,11 +27,36 @@ DECODER_SELF: dict[str, Callable[[Mapping[str, Any]], SelfAttention | SSRU]] = {
 }
 """The first sub-layer of a decoder's block, from the options of attention."""
 
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "residual": RESIDUALS,
+    "norm": NORMS,
+    "positions": POSITIONS,
+    "feed_forward": FEED_FORWARDS,
+    "activation": ACTIVATIONS,
+    "projection": PROJECTIONS,
+}
+"""What the options of `AttentionSettings` choose from."""
+
+
+def size_problems(s: AttentionSettings) -> Iterator[str]:
+    """What is inconsistent in settings whose option names are known."""
+    kv = s.n_kv_heads or s.n_heads
+    if s.d_model % s.n_heads:
+        yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
+    if s.n_heads % kv:
+        yield f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}"
+    if s.projection == "shared" and kv != s.n_heads:
+        yield f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}"
+    if s.kernel_size > 1 and s.feed_forward != "conv":
+        yield f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'"
+    if problem := POSITIONS[s.positions].problem(d_head=s.d_head):
+        yield problem
+
 
 class Parts:
-    """Builds parts from settings; each call returns a new one."""
+    """Builds the parts of Transformers from settings; each call returns a new one."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: AttentionSettings) -> None:
         self.settings = settings
         self._attention: dict[str, Any] = {
             "d_model": settings.d_model,
@@ -53,21 +78,6 @@ class Parts:
         return TokenEmbedding(
             vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm, alias=alias
         )
-
-    def output_embedding(self, vocab_size: int, tied: nn.Embedding) -> nn.Embedding:
-        """The matrix before the softmax: `tied`, or a separate one with `tie` = "none"."""
-        assert isinstance(self.settings, OutputSettings)
-        if self.settings.tie != "none":
-            return tied
-        separate = nn.Embedding(vocab_size, self.settings.d_model)
-        nn.init.normal_(separate.weight, std=self.settings.d_model**-0.5)
-        return separate
-
-    def output_bias(self, vocab_size: int) -> nn.Parameter | None:
-        """The bias on the logits, if there is one."""
-        assert isinstance(self.settings, OutputSettings)
-        chosen = self.settings.output_bias
-        return nn.Parameter(torch.zeros(vocab_size), requires_grad=chosen != "fixed") if chosen else None
 
     def encoder(self) -> Encoder:
         """The encoder's stack."""
@@ -126,6 +136,15 @@ class TokenPredictor(nn.Module):
 
     output_embedding: nn.Embedding
     output_bias: nn.Parameter | None
+
+    def add_output(self, settings: OutputSettings, vocab_size: int, *, tied: nn.Embedding) -> None:
+        """Create the matrix before the softmax, `tied` or with `tie` = "none" a fresh one, and the bias, if any."""
+        self.output_embedding = tied
+        if settings.tie == "none":
+            self.output_embedding = nn.Embedding(vocab_size, settings.d_model)
+            nn.init.normal_(self.output_embedding.weight, std=settings.d_model**-0.5)
+        bias, is_trained = settings.output_bias, settings.output_bias != "fixed"
+        self.output_bias = nn.Parameter(torch.zeros(vocab_size), requires_grad=is_trained) if bias else None
 
     @property
     def output_weight(self) -> Float[Tensor, "V D"]:

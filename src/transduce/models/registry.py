@@ -1,11 +1,11 @@
 """The architectures, and the way from settings to a model: ARCHITECTURES, `build_model`.
 
-To add an architecture: settings in `transduce.config.model`, a module in this package, and an entry here.
+To add an architecture: a module of settings in `transduce.config.model`, a module in this package, and an entry here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,18 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from transduce.config import ModelSettings, TransformerSettings, resolve_preset
+from transduce.config import ModelSettings, OutputSettings, resolve_preset
 from transduce.config.model import MODEL_SETTINGS
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
-from transduce.models.masked_lm import Classifier, MaskedLM, PooledEncoder
-from transduce.models.parts import DECODER_SELF
-from transduce.models.transformer import Transformer
-from transduce.nn.attention import PROJECTIONS
-from transduce.nn.block import NORMS, RESIDUALS
-from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
-from transduce.nn.pooling import POOLINGS
-from transduce.nn.positions import POSITIONS
+from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
+from transduce.models.parts import OPTIONS, size_problems
+from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
 
 Attentions = Mapping[Literal["encoder", "decoder", "cross"], str]
 
@@ -37,7 +32,9 @@ class Architecture:
     shape: its stacks.
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
     exports: the formats of `transduce export` that support this architecture.
-    attention: name patterns of the attention modules, by kind of attention.
+    attention: name patterns of the modules that are a `nn.inspectable.Attention`, by kind of attention.
+    options: by setting, the table whose keys it may name.
+    problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
     """
 
     build: Callable[..., nn.Module]
@@ -45,12 +42,16 @@ class Architecture:
     family: str
     exports: tuple[str, ...]
     attention: Attentions
+    options: Mapping[str, Mapping[str, Any]]
+    problems: Callable[[Any], Iterable[str]]
 
 
 _DECODER: Attentions = {"decoder": "decoder.blocks.*.self_attention"}
 _ENCODER: Attentions = {"encoder": "encoder.blocks.*.self_attention"}
 _CROSS: Attentions = {"cross": "decoder.blocks.*.cross_attention"}
-_BERT: dict[str, Any] = dict(shape="encoder", family="BERT", exports=("huggingface", "onnx"), attention=_ENCODER)
+_BERT: dict[str, Any] = dict(
+    shape="encoder", family="BERT", exports=("huggingface", "onnx"), attention=_ENCODER, problems=size_problems
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "transformer": Architecture(
@@ -59,25 +60,24 @@ ARCHITECTURES: dict[str, Architecture] = {
         family="Transformer",
         exports=("huggingface", "ctranslate2", "onnx"),
         attention={**_ENCODER, **_DECODER, **_CROSS},
+        options=TRANSFORMER_OPTIONS,
+        problems=transformer_problems,
     ),
-    "gpt": Architecture(CausalLM, shape="decoder", family="GPT", exports=("huggingface", "onnx"), attention=_DECODER),
-    "bert": Architecture(MaskedLM, **_BERT),
-    "bert-encoder": Architecture(PooledEncoder, **_BERT),
-    "bert-classifier": Architecture(Classifier, **_BERT),
+    "gpt": Architecture(
+        CausalLM,
+        shape="decoder",
+        family="GPT",
+        exports=("huggingface", "onnx"),
+        attention=_DECODER,
+        options=OPTIONS,
+        problems=size_problems,
+    ),
+    "bert": Architecture(MaskedLM, **_BERT, options=OPTIONS),
+    "bert-encoder": Architecture(PooledEncoder, **_BERT, options=POOLING_OPTIONS),
+    "bert-classifier": Architecture(Classifier, **_BERT, options=POOLING_OPTIONS),
 }
 """By `model.kind`."""
 assert ARCHITECTURES.keys() == MODEL_SETTINGS.keys()
-
-_TABLES: dict[str, Mapping[str, Any]] = {
-    "residual": RESIDUALS,
-    "norm": NORMS,
-    "positions": POSITIONS,
-    "feed_forward": FEED_FORWARDS,
-    "activation": ACTIVATIONS,
-    "projection": PROJECTIONS,
-    "pooling": POOLINGS,
-    "decoder_self": DECODER_SELF,
-}
 
 
 def architecture_of(model: nn.Module) -> Architecture:
@@ -87,39 +87,26 @@ def architecture_of(model: nn.Module) -> Architecture:
 
 def check_model(settings: ModelSettings) -> None:
     """Reject unknown option names and inconsistent sizes."""
-    for field in _TABLES.keys() & type(settings).model_fields.keys():
-        name, table = getattr(settings, field), _TABLES[field]
+    architecture = ARCHITECTURES[settings.kind]
+    for field, table in architecture.options.items():
+        name = getattr(settings, field)
         if name not in table:
             raise SettingsError(f"model.{field} = {name!r}{nearest(name, table)}; allowed: {', '.join(table)}")
-    s = settings
-    kv = s.n_kv_heads or s.n_heads
-    problems = {
-        f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}": s.d_model % s.n_heads,
-        f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}": s.n_heads % kv,
-        f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}": s.projection == "shared"
-        and kv != s.n_heads,
-        f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'": s.kernel_size > 1
-        and s.feed_forward != "conv",
-    }
-    if isinstance(s, TransformerSettings) and s.decoder_self == "ssru":
-        problems[f"model.decoder_self = 'ssru' has no use for model.window = {s.window}"] = s.window is not None
-        problems["model.decoder_self = 'ssru' has no use for model.positions = 't5'"] = s.positions == "t5"
-    if not s.d_model % s.n_heads and (problem := POSITIONS[s.positions].problem(d_head=s.d_head)):
-        problems[problem] = True
-    for problem, found in problems.items():
-        if found:
-            raise SettingsError(f"{problem}; change one of them")
+    for problem in architecture.problems(settings):
+        raise SettingsError(f"{problem}; change one of them")
 
 
 def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module:
     """A model with fresh weights, from torch's default generator, for vocabularies of n_src and n_tgt tokens."""
     settings = resolve_preset(settings)
     check_model(settings)
-    if isinstance(settings, TransformerSettings) and settings.tie == "three_way" and n_src != n_tgt:
+    architecture = ARCHITECTURES[settings.kind]
+    is_tied = isinstance(settings, OutputSettings) and settings.tie == "three_way"
+    if architecture.shape == "encoder-decoder" and is_tied and n_src != n_tgt:
         raise SettingsError(
             "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
         )
-    return ARCHITECTURES[settings.kind].build(settings, n_src=n_src, n_tgt=n_tgt)
+    return architecture.build(settings, n_src=n_src, n_tgt=n_tgt)
 
 
 def build_from(

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.config import TransformerSettings
-from transduce.models.parts import Parts, TokenPredictor, initialize
+from transduce.models.parts import DECODER_SELF, OPTIONS, Parts, TokenPredictor, initialize, size_problems
 from transduce.nn.cache import DecoderState
 from transduce.nn.masks import padding_mask
 
 _WIDTH = 16
+
+TRANSFORMER_OPTIONS = {**OPTIONS, "decoder_self": DECODER_SELF}
+
+
+def transformer_problems(s: TransformerSettings) -> Iterator[str]:
+    """What is inconsistent in the settings."""
+    yield from size_problems(s)
+    if s.decoder_self == "ssru" and s.window is not None:
+        yield f"model.decoder_self = 'ssru' has no use for model.window = {s.window}"
+    if s.decoder_self == "ssru" and s.positions == "t5":
+        yield "model.decoder_self = 'ssru' has no use for model.positions = 't5'"
 
 
 class Transformer(TokenPredictor):
@@ -30,8 +43,7 @@ class Transformer(TokenPredictor):
         initialize(self)
         if settings.tie == "three_way":
             self.src_embedding.table.weight = self.tgt_embedding.table.weight
-        self.output_embedding = parts.output_embedding(n_tgt, tied=self.tgt_embedding.table)
-        self.output_bias = parts.output_bias(n_tgt)
+        self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
 
     def encode(self, src: Int[Tensor, "B S"]) -> Float[Tensor, "B S D"]:
         """The memory [B, S, D] of source ids."""

@@ -75,10 +75,10 @@ class CausalTask(PlainTextTask[TextStore]):
                 if key in own.model_fields_set and (value := getattr(own, key)) != needed:
                     shown = json.dumps(value)
                     raise SettingsError(f"tokenizer.{key} = {shown}: task 'causal' needs exact text; leave it out")
-        if settings.data.separate_documents and model.feed_forward == "conv" and model.kernel_size > 1:
+        if settings.data.separate_documents and not model.separates_documents:
             raise SettingsError(
-                "data.separate_documents = true: model.feed_forward = 'conv' reads beyond the start of a document; "
-                "use another feed-forward"
+                "data.separate_documents = true: this model reads beyond the start of a document; use a Transformer "
+                "without model.feed_forward = 'conv'"
             )
         if context is not None and batch is not None and batch < context:
             raise SettingsError(

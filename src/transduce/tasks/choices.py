@@ -152,20 +152,21 @@ def format_choices(choices: list[Choice]) -> list[str]:
 
 
 def parameters_used(model: ModelSettings, vocab_size: int) -> int:
-    """Weights that a target token passes through, roughly: the blocks' and the output's."""
-    d, n_blocks = model.d_model, sum(model.depth)
-    return 4 * model.n_attentions * d * d + 2 * n_blocks * d * model.d_ff + vocab_size * d
+    """Weights that a target token passes through, roughly: the layers' and the output's."""
+    return model.layer_weights + vocab_size * model.d_model
 
 
 def bytes_per_token(model: ModelSettings, vocab_size: int) -> int:
     """Memory of a training step per padded token on either side, roughly: activations kept for the gradient."""
-    return 4 * (model.n_attentions * (20 * model.d_model + 4 * model.d_ff + 128 * model.n_heads) + 3 * vocab_size)
+    return 4 * (model.layer_activations + 3 * vocab_size)
 
 
 def _is_unset(facts: Facts, section: str, key: str) -> bool:
-    """Whether neither the user nor the preset has set it."""
+    """Whether neither the user nor the preset has set it, and the architecture has it."""
     part = getattr(facts.asked, section)
     given = part.model_fields_set
+    if key not in type(part).model_fields:
+        return False
     if section == "model":
         own = preset_values(facts.settings.model)
         return not (given & SIZE_KEYS) if key == "preset" else key not in given and key not in own

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from transduce.config import resolve_preset
+from transduce.config import AttentionSettings, resolve_preset
 from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_per_token
 
 MIN_WARMUP, MAX_WARMUP = 10, 2000
@@ -23,6 +23,11 @@ def _vocab_size(facts: Facts) -> Answer:
 
 def _preset(facts: Facts) -> Answer:
     preset, where = facts.size.preset[facts.on_gpu], "with" if facts.on_gpu else "without"
+    model = facts.settings.model
+    if preset not in model.presets:  # not the task's default architecture: the same size of this one
+        preset = f"{model.kind}-{preset.rpartition('-')[2]}"
+    if preset not in model.presets:
+        return None
     if preset == "cnn":
         return preset, f"for {facts.text}: needs fewer than a Transformer (bert-tiny)"
     return preset, f"for {facts.text} {where} a GPU"
@@ -35,13 +40,13 @@ def _dropout(facts: Facts) -> Answer:
 
 def _context(facts: Facts) -> Answer:
     context, model = facts.size.context[facts.on_gpu], resolve_preset(facts.settings.model)
-    context = min(context, model.max_positions) if model.positions == "learned" else context
+    context = context if model.position_limit is None else min(context, model.position_limit)
     return context, f"tokens per row, for {facts.text} on the {facts.machine.device}"
 
 
 def _rotary(facts: Facts) -> Answer:
     model = resolve_preset(facts.settings.model)
-    if model.d_model // model.n_heads % 2:
+    if not isinstance(model, AttentionSettings) or model.d_head % 2:
         return None
     return "rotary", "relative positions are learned faster than absolute ones"
 

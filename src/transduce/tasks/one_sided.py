@@ -134,10 +134,10 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse pairs, and a context beyond learned positions."""
         super().check(settings, model)
-        context = settings.data.context
-        if context is not None and model.positions == "learned" and context > model.max_positions:
+        context, limit = settings.data.context, model.position_limit
+        if context is not None and limit is not None and context > limit:
             raise SettingsError(
-                f"data.context = {context}: more than model.max_positions = {model.max_positions} learned positions; "
+                f"data.context = {context}: more than model.max_positions = {limit} learned positions; "
                 "lower the first or raise the second"
             )
 

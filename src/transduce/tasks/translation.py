@@ -14,8 +14,8 @@ from transduce.config import (
     DecodingSettings,
     EvaluationSettings,
     ModelSettings,
+    OutputSettings,
     Settings,
-    TransformerSettings,
     resolved,
 )
 from transduce.data.batch import Batch, collate
@@ -101,7 +101,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse tokenizers, metrics and lengths that do not fit."""
-        assert isinstance(model, TransformerSettings)
+        assert isinstance(model, OutputSettings)
         if not settings.tokenizer.joint and model.tie == "three_way" and "tie" in settings.model.model_fields_set:
             raise SettingsError(
                 "model.tie = 'three_way' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"
@@ -110,9 +110,9 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             raise SettingsError("tokenizer.exact = true: only for running text; leave it out")
         metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)
         longest = max(settings.data.max_length, settings.decoding.max_length) + 1
-        if model.positions == "learned" and model.max_positions < longest:
+        if model.position_limit is not None and model.position_limit < longest:
             raise SettingsError(
-                f"model.max_positions = {model.max_positions}: must be at least {longest}: one more than "
+                f"model.max_positions = {model.position_limit}: must be at least {longest}: one more than "
                 "data.max_length and decoding.max_length"
             )
 
