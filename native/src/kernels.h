@@ -105,7 +105,8 @@ struct Kernels {
     void (*start_screen)(Screen& screen, const float* x, int width, float scale);
     void (*take_bounds)(Screen& screen, const float* logits, int n, int first, const float* error, const float* norm);
     void (*drop)(Screen& screen);
-    float (*dot)(const float* a, const float* b, int n);
+    // sum + a b, in the order of float32 products: the same bits.
+    float (*dot)(float sum, const float* a, const float* b, int n);
     // Of each kGroupColumns of n logits, the largest; weights e^(scale (logit - largest)), and the sum of each kGroupColumns of them.
     void (*group_maxima)(const float* logits, int n, float* maxima);
     void (*weigh)(const float* logits, int n, float scale, float largest, float* weights, float* sums);

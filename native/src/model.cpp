@@ -273,6 +273,12 @@ const ProductKernels& products_of(Precision precision, const Kernels& kernels) {
     return precision == Precision::bf16x3 ? kernels.bf16x3 : kernels.float32;
 }
 
+// Without VNNI, int8 products save reading of memory but no arithmetic.
+int most_screened_rows(Precision precision, Isa isa) {
+    if (precision == Precision::int8 || isa < Isa::avx2) return 0;
+    return isa >= Isa::avx512_vnni ? kRowsAtOnce : 6;
+}
+
 }  // namespace
 
 Model::Model(const transduce_config& given, const transduce_tensor* tensors, int64_t n_tensors, Region& region)
@@ -290,8 +296,8 @@ Model::Model(const transduce_config& given, const transduce_tensor* tensors, int
     const DenseMatrix dense = loader.logits();
     weights.check_all_used();
     logits = loader.pack_matrix(dense);
-    screened = precision != Precision::int8 && kernels.isa >= Isa::avx512_vnni;
-    if (screened) screen = pack(dense, Precision::int8, kernels.int8.panel, region), output_rows = loader.output_rows();
+    screened_rows = most_screened_rows(precision, kernels.isa);
+    if (screened_rows) screen = pack(dense, Precision::int8, kernels.int8.panel, region), output_rows = loader.output_rows();
     max_depth = int(round_up(std::max({width, inner, query_width}), kPad));
     max_columns = std::max({int(round_up(query_width + 2 * key_width, kPad)), config.gated ? 2 * inner : inner, config.recurrent ? 2 * width : width});
 }

@@ -47,8 +47,8 @@ struct Model {
     PackedMatrix memory;  // keys and values of all decoder layers' cross-attention, from the encoder's output
     PackedMatrix logits;
     // Greedy search without scores: int8 products with bounds find the few tokens that may be the best, and float32 products with
-    // the rows of `output` decide. Same tokens, a quarter of the bytes. Only where the CPU has fast int8 products.
-    bool screened = false;
+    // the rows of `output` decide. Same tokens, a quarter of the bytes. For at most so many rows at once; 0: never.
+    int screened_rows = 0;
     PackedMatrix screen;
     Buffer<float> output_rows;  // [tokens, width]; empty: those of the decoder's embedding
     const float* output(int token) const { return (output_rows.size() ? output_rows : decoder.embedding).data() + size_t(token) * width; }

@@ -15,7 +15,7 @@ constexpr int kReadAtOnce = 512;    // tokens of a prompt
 
 Network::Network(const Model& model)
     : model_(model), kernels_(model.kernels), multiplier_(model.products, model.max_depth),
-      screen_multiplier_(model.kernels.int8, model.screened ? model.width : 1),
+      screen_multiplier_(model.kernels.int8, model.screened_rows ? model.width : 1),
       pool_(model.config.n_decoder_layers, model.attention.bytes(model.heads)), source_positions_(model, model.encoder),
       target_positions_(model, model.decoder), width_(model.width), heads_stride_(round_up(model.query_width, kPad)),
       wide_stride_(model.max_columns), memory_stride_(model.memory.columns) {}
@@ -351,7 +351,7 @@ const RowBest* Network::best_tokens(const std::vector<BestWanted>& parts, const 
     for (const BestWanted& part : parts) {
         for (const int end = first + part.rows; first < end;) {
             const int rows = std::min(kRowsAtOnce, end - first);
-            const bool screened = model_.screened && !part.scores && !part.list;
+            const bool screened = rows <= model_.screened_rows && !part.scores && !part.list;
             if (part.k) screened ? take_screened(first, rows) : take_exact(first, rows, part);
             first += rows;
         }
@@ -366,7 +366,7 @@ void Network::decide(Screen& screen, int row) {
     for (int i = 0; i < screen.n; i++) {
         const int32_t id = screen.ids[i];
         if (id >= model_.config.n_tgt) continue;  // padding, in damaged memory
-        const float value = screen.n == 1 ? 0 : kernels_.dot(hidden_ + row * width_, model_.output(id), int(width_)) + model_.logits.bias[id];
+        const float value = screen.n == 1 ? 0 : kernels_.dot(model_.logits.bias[id], hidden_ + row * width_, model_.output(id), int(width_));
         if (best.n && !(value > best.values[0])) continue;
         best.n = 1, best.values[0] = value, best.ids[0] = id;
     }

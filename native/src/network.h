@@ -39,7 +39,7 @@ struct Source {
 };
 
 // What is wanted of some rows of a step, side by side: the `k` best tokens and, for `scores`, the sum of exponentials. The best
-// token without scores is found by `Model::screened`. `list`: only these tokens count; null: all.
+// token without scores is found by `Model::screen`. `list`: only these tokens count; null: all.
 struct BestWanted {
     int rows, k;
     bool scores;

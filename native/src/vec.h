@@ -24,6 +24,7 @@ using Ints = __m512i;
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
 inline Vec splat(float x) { return _mm512_set1_ps(x); }
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
@@ -66,6 +67,7 @@ using Ints = __m256i;
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a); }
 inline Vec splat(float x) { return _mm256_set1_ps(x); }
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
@@ -120,6 +122,7 @@ inline Vec load(const float* p) {
 }
 inline void store(float* p, Vec a) { std::memcpy(p, &a, sizeof a); }
 inline Vec splat(float x) { return Vec{x, x, x, x}; }
+inline float fma(float a, float b, float c) { return a * b + c; }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec min(Vec a, Vec b) { return a < b ? a : b; }

@@ -75,13 +75,9 @@ void take_logits(RowBest& row, float* logits, int n, int first, const int32_t* b
 
 using transduce::Screen;
 
-float dot(const float* a, const float* b, int n) {
-    Vec sum[2] = {zero(), zero()};
-    for (int i = 0; i < n; i += 2 * W) {
-        sum[0] = fma(load(a + i), load(b + i), sum[0]);
-        sum[1] = fma(load(a + i + W), load(b + i + W), sum[1]);
-    }
-    return sum_of(sum[0] + sum[1]);
+float dot(float sum, const float* a, const float* b, int n) {
+    for (int i = 0; i < n; i++) sum = fma(a[i], b[i], sum);
+    return sum;
 }
 
 void start_screen(Screen& screen, const float* x, int width, float scale) {

@@ -167,14 +167,19 @@ def test_a_sentence_is_bit_identical_alone_and_in_any_batch(name: str, beam: int
 
 @pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_search_without_scores_finds_the_same_tokens(name: str, precision: NativePrecision) -> None:
-    """It screens the vocabulary by int8 bounds: no token that may be the best is lost."""
-    engine = engine_of(name, n_threads=2, precision=precision)
-    fast = engine.translate(sources(), TranslationOptions(beam=1, scores=False))
-    scored = engine.translate(sources(), TranslationOptions(beam=1))
-    assert [h[0].ids for h in fast] == [h[0].ids for h in scored]
-    assert {h[0].score for h in fast} == {0.0}
-    assert fast == [engine.translate([source], TranslationOptions(beam=1, scores=False))[0] for source in sources()]
+def test_greedy_search_without_scores_finds_the_same_tokens(
+    name: str, precision: NativePrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It screens the vocabulary by int8 bounds, on some CPUs only that of a few sentences: no best token is lost."""
+    best = library().transduce_isa().decode()
+    for isa in ISAS[: ISAS.index(best) + 1] if precision == "float32" else [best]:
+        monkeypatch.setenv("TRANSDUCE_NATIVE_ISA", isa)
+        engine = engine_of(name, n_threads=2, precision=precision)
+        fast = engine.translate(sources(), TranslationOptions(beam=1, scores=False))
+        scored = engine.translate(sources(), TranslationOptions(beam=1))
+        assert [h[0].ids for h in fast] == [h[0].ids for h in scored]
+        assert {h[0].score for h in fast} == {0.0}
+        assert fast == [engine.translate([source], TranslationOptions(beam=1, scores=False))[0] for source in sources()]
 
 
 @pytest.mark.parametrize("name", MODELS)
