@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes
 from transduce.decoding.engine import Hypothesis
+from transduce.nn.state import DecodingState
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 _DEAD = -math.inf  # log-probability of an empty place
@@ -27,13 +28,9 @@ _COLUMNS = 64  # tokens that the first stage of finding the best represents by t
 
 @runtime_checkable
 class Stepper(Protocol):
-    """What search needs of a model. Rows: sentence * n_beams + beam.
+    """What search needs of a model; of its state it uses `reorder` and `select`. Rows: sentence * n_beams + beam."""
 
-    Of the state it needs `reorder(rows)`: row r continues the history of rows[r], a row of the same sentence; and
-    `select(sentences)`: only these sentences stay, with all their beams.
-    """
-
-    def start(self, src: Tensor, *, capacity: int, n_beams: int) -> Any:
+    def start(self, src: Tensor, *, capacity: int, n_beams: int) -> DecodingState:
         """State before the first token, for sources [B, S], with room for `capacity` tokens per row."""
 
     def advance(self, ids: Tensor, state: Any) -> Tensor:

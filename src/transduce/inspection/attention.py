@@ -1,16 +1,18 @@
-"""The attention weights of a Transformer for a given sentence and translation.
+"""The attention weights of a model for a given sentence and translation.
 
 Normal forward passes do not keep the weights (fused kernels never form them), so they are computed again here from the
-queries, keys and biases of one forward pass.
+inputs of attention in one forward pass (`nn.attention.Attention`).
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +21,7 @@ from torch import Tensor, nn
 
 from transduce.inspection.heatmap import HeatMap
 from transduce.models.registry import architecture_of
-from transduce.nn.attention import MultiHeadAttention, attention_weights
-from transduce.nn.patterns import Bias, dense_bias
+from transduce.nn.attention import Attention
 
 Attend = Callable[..., Tensor]
 _ONE_AT_A_TIME = threading.Lock()  # the attention modules are wrapped during a recording
@@ -66,10 +67,13 @@ def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor
     finally:
         model.train(training)
     patterns = architecture_of(model).attention
-    found: dict[str, list[np.ndarray]] = {"encoder": [], "decoder": [], "cross": []}
+    layers: dict[str, list[np.ndarray]] = defaultdict(list)  # by module; several where a decoder goes step by step
     for name, layer in weights:
+        layers[name].append(layer[0].float().cpu().numpy())
+    found: dict[str, list[np.ndarray]] = {"encoder": [], "decoder": [], "cross": []}
+    for name, steps in layers.items():
         part = next(part for part, pattern in patterns.items() if fnmatch(name, pattern))
-        found[part].append(layer[0].float().cpu().numpy())
+        found[part].append(np.concatenate(steps, axis=1))
     return AttentionMaps(**{part: np.stack(layers) if layers else None for part, layers in found.items()})
 
 
@@ -80,7 +84,7 @@ def recorded(model: nn.Module) -> Iterator[list[tuple[str, Float[Tensor, "B H T 
     The model's output does not change. Only calls of this thread are recorded; a second recording waits.
     """
     weights: list[tuple[str, Tensor]] = []
-    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, MultiHeadAttention)]
+    modules = [(name, m) for name, m in model.named_modules() if isinstance(m, Attention)]
     with _ONE_AT_A_TIME:
         for name, module in modules:
             module.attend = _recording(name, module, weights)  # type: ignore[method-assign]
@@ -91,13 +95,12 @@ def recorded(model: nn.Module) -> Iterator[list[tuple[str, Float[Tensor, "B H T 
                 del module.attend
 
 
-def _recording(name: str, module: MultiHeadAttention, weights: list[tuple[str, Tensor]]) -> Attend:
+def _recording(name: str, module: Attention, weights: list[tuple[str, Tensor]]) -> Attend:
     attend, thread = module.attend, threading.get_ident()
 
-    def attend_and_record(query: Tensor, key: Tensor, value: Tensor, *, bias: Bias) -> Tensor:
+    def attend_and_record(*inputs: Any, **options: Any) -> Tensor:
         if threading.get_ident() == thread:
-            keys = key.repeat_interleave(module.n_heads // module.n_kv_heads, dim=1)
-            weights.append((name, attention_weights(query, keys, dense_bias(bias, query))))
-        return attend(query, key, value, bias=bias)
+            weights.append((name, module.weights(*inputs, **options)))
+        return attend(*inputs, **options)
 
     return attend_and_record

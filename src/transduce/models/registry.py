@@ -32,7 +32,7 @@ class Architecture:
     shape: its stacks.
     family: models of one family use the same names for shared weights, so that one can be fine-tuned from another.
     exports: the formats of `transduce export` that support this architecture.
-    attention: name patterns of the modules that are a `nn.inspectable.Attention`, by kind of attention.
+    attention: name patterns of the modules that are a `nn.attention.Attention`, by kind of attention.
     options: by setting, the table whose keys it may name.
     problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
     """

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
-from transduce.nn.patterns import Bias, BlockBias, CausalBias
+from transduce.nn.patterns import Bias, BlockBias, CausalBias, dense_bias
 from transduce.nn.positions.scheme import Rotate
 
 _SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
@@ -123,7 +124,23 @@ PROJECTIONS: dict[str, type[FullProjection] | type[SharedProjection]] = {
 }
 
 
-class MultiHeadAttention(nn.Module, ABC):
+class Attention(nn.Module, ABC):
+    """A layer of attention that can be inspected, whatever its inputs are.
+
+    The layer calls `self.attend` for every attention that it computes; a recorder replaces that attribute, and passes
+    the same arguments to `weights`. A decoder may attend once for all positions, or once for each.
+    """
+
+    @abstractmethod
+    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The result of attention."""
+
+    @abstractmethod
+    def weights(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B H T S"]:
+        """The weights that `attend` uses for the same arguments, without dropout; rows sum to 1."""
+
+
+class MultiHeadAttention(Attention):
     """What self- and cross-attention share: heads, grouping, and the output projection W^O (paper 3.2.2).
 
     With n_kv_heads < n_heads, groups of query heads share keys and values (Ainslie et al. 2023).
@@ -170,6 +187,13 @@ class MultiHeadAttention(nn.Module, ABC):
         else:
             heads = scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout)
         return self.output(merge_heads(heads))
+
+    def weights(
+        self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
+    ) -> Float[Tensor, "B H T S"]:
+        """The weights of all heads; arguments as for `attend`."""
+        keys = key.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
+        return attention_weights(query, keys, dense_bias(bias, query))
 
 
 class SelfAttention(MultiHeadAttention):

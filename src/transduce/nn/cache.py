@@ -1,4 +1,4 @@
-"""What a decoder keeps between steps: passed in, changed in place, never stored in a module."""
+"""The state of a decoder with attention: cached keys and values. See `transduce.nn.state`."""
 
 from __future__ import annotations
 
