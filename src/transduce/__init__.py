@@ -6,6 +6,7 @@ import importlib
 
 __version__ = "0.1.0"
 _LAZY = {
+    "Budget": "transduce.comparison.recipes",
     "DistillationOptions": "transduce.distillation.text",
     "GenerationOptions": "transduce.decoding.options",
     "Generator": "transduce.decoding.generator",
@@ -17,6 +18,7 @@ _LAZY = {
     "TranslationOptions": "transduce.decoding.options",
     "TranslationQueue": "transduce.decoding.queue",
     "Translator": "transduce.decoding.translator",
+    "compare": "transduce.comparison.compare",
     "diagnose": "transduce.doctor.diagnose",
     "distill": "transduce.distillation.distill",
     "train": "transduce.pipeline",

@@ -145,6 +145,12 @@ class _Uninitialized(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def parameters_of(settings: ModelSettings, *, n_src: int, n_tgt: int) -> int:
+    """Number of trainable parameters of the model that `build_model` would make; nothing is allocated."""
+    with torch.device("meta"), _Uninitialized():
+        return count_parameters(build_model(settings, n_src=n_src, n_tgt=n_tgt))
+
+
 def count_parameters(model: nn.Module) -> int:
     """Number of trainable parameters; a shared one counts once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

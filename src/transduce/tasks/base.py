@@ -14,7 +14,8 @@ To add a task, write a subclass of `Task` in a file of this package, add it to T
 - `feeder` yields batches (`TrainingBatch`) as a function of (settings, seed, epoch), so that a resume is exact;
 - `reads` is the form of its rows, by which the doctor checks files; `longest` makes its largest batch;
 - `validator` may have a judge, whose scores are logged, drawn in the report and used for early stopping;
-- `finish` scores, keeps samples, and calls `finalize`.
+- `finish` scores, keeps samples, and calls `finalize`;
+- `scored_model` scores a finished run once more, example by example, for comparisons.
 
 Tasks on one-sided text start from `one_sided.OneSidedTask`, which defines the steps that depend on the text only.
 """
@@ -38,6 +39,7 @@ from transduce.data.preparation import Texts
 from transduce.data.sources import Sources
 from transduce.data.store import Store
 from transduce.errors import RunFolderError
+from transduce.evaluation.outputs import ScoredModel
 from transduce.evaluation.records import Wording
 from transduce.logging import Log
 from transduce.machine import Machine
@@ -109,6 +111,8 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
     """Reads it, one of the functions of `data.preparation`."""
     counted_in: ClassVar[str]
     """What the size of a set counts, in the plural."""
+    scored_model: ClassVar[type[ScoredModel]]
+    """How `transduce compare` scores a finished run."""
 
     criterion: Criterion = staticmethod(predict_tokens)
     """The loss."""

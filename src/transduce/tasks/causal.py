@@ -19,6 +19,7 @@ from transduce.decoding.generator import Generator
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize
+from transduce.evaluation.outputs import ScoredText
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -55,6 +56,7 @@ class CausalTask(PlainTextTask[TextStore]):
         ),
     )
     evaluated_on = "--text"
+    scored_model = ScoredText
     evaluate_options = frozenset({"--stride", "--batch-tokens"})
     inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
     defaults = CAUSAL

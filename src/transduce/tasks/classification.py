@@ -22,6 +22,7 @@ from transduce.decoding.classifier import TextClassifier, longest_of
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize
 from transduce.evaluation.metrics import score_labels
+from transduce.evaluation.outputs import ScoredClassifier
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.machine import Machine
@@ -59,6 +60,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         limits=lambda record: (f"It reads the first {record.settings.data.max_length} tokens of a text.",),
     )
     evaluated_on = "--labels"
+    scored_model = ScoredClassifier
     reads = "labelled"
     counted_in = "labelled texts"
     sources = staticmethod(labelled_sources)

@@ -20,6 +20,7 @@ from transduce.data.text import Piece
 from transduce.decoding.mask_filler import MaskFiller, judges_pairs, masked_feeder, masked_judge
 from transduce.errors import DataError, SettingsError
 from transduce.evaluation.finalize import finalize
+from transduce.evaluation.outputs import ScoredMaskedText
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -52,6 +53,7 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         limits=lambda record: (f"It sees {record.settings.data.context} tokens at once.",),
     )
     evaluated_on = "--text"
+    scored_model = ScoredMaskedText
     evaluate_options = frozenset({"--batch-tokens"})
     inherited = ("data.documents",)
     defaults = MASKED

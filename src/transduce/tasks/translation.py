@@ -33,6 +33,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import evaluate, metrics
+from transduce.evaluation.outputs import ScoredTranslator
 from transduce.evaluation.records import Wording, shape_line
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
@@ -69,6 +70,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         ),
     )
     evaluated_on = "--src"
+    scored_model = ScoredTranslator
     evaluate_options = frozenset(
         {
             *("--ref", "--hyp", "--against", "--tokenize", "--lowercase or --cased", "--output"),

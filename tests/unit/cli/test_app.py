@@ -17,7 +17,7 @@ from transduce.errors import Interrupted, SettingsError, TrainingError
 
 COMMANDS = [
     *("demo", "train", "doctor", "translate", "evaluate", "generate", "fill", "classify", "score", "inspect", "verify"),
-    *("distill", "shortlist", "import", "export"),
+    *("compare", "distill", "shortlist", "import", "export"),
 ]
 Result = tuple[int, str, str]
 

@@ -1,0 +1,62 @@
+"""`transduce compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from transduce.cli.options import Json, Overrides, Quiet, argument, option
+from transduce.cli.output import print_lines, to_json
+
+
+def compare(
+    recipes: Annotated[list[Path], argument("RECIPES...", "Recipes (TOML files); the first is the baseline.")],
+    run: Annotated[Path, option(metavar="FOLDER", help="Folder of the comparison.")],
+    seeds: Annotated[int, Option(help="Number of trainings of each recipe, with different seeds.", min=1)] = 1,
+    budget: Annotated[
+        list[str] | None,
+        option(
+            metavar="WHAT=N",
+            help="Budget of each training: minutes=10, updates=2000 or tokens=20M; params=2.6M scales the widths "
+            "(default: the limits of the first recipe); repeatable.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, option(metavar="FOLDER", help="Folder that the recipes' data paths are relative to.")
+    ] = None,
+    overrides: Overrides = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train several recipes under the same conditions and compare the models.
+
+    The first recipe sets text, vocabulary, batches, limits, search and scoring;
+    others may leave them out. Prints a table of cost and quality, with the mean
+    over seeds and paired significance against the first recipe, and writes
+    compare.html and compare.json. The same command resumes; finished trainings
+    are not repeated, and recipes and seeds can be added.
+
+    \b
+    transduce compare a.toml b.toml --run runs/compare --budget minutes=10
+    transduce compare a.toml b.toml --run runs/compare --seeds 3
+    transduce compare *.toml --run runs/equal --budget updates=2000,params=2.6M
+    """
+    from transduce.comparison.compare import compare as run_compare
+    from transduce.comparison.recipes import Budget
+    from transduce.logging import Log
+
+    found = run_compare(
+        recipes,
+        run,
+        seeds=seeds,
+        budget=Budget.parse(budget or ()),
+        data=data,
+        overrides=overrides or (),
+        log=Log(quiet=quiet),
+    )
+    print_lines([to_json(found.to_json())] if json else found.lines())
+    if found.failed:
+        raise typer.Exit(1)

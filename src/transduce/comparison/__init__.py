@@ -1,0 +1,1 @@
+"""`compare`: trains several recipes under the same conditions and compares the results."""

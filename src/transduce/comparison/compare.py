@@ -1,0 +1,207 @@
+"""`compare`: from recipes to a table, in one resumable call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from transduce.comparison.measures import (
+    RECORD,
+    Speeds,
+    measure_speeds,
+    read_measures,
+    start_memory_measurement,
+    store_measures,
+)
+from transduce.comparison.recipes import (
+    Budget,
+    read_recipes,
+    with_seed,
+    with_shared_conditions,
+    with_tokenizer_of,
+)
+from transduce.comparison.result import RecipeComparison, system_of
+from transduce.comparison.sizes import RULE, scaled
+from transduce.config import Settings, to_toml
+from transduce.data.corpus import corpus_files
+from transduce.decoding.precision import model_digest
+from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError
+from transduce.logging import Log
+from transduce.pipeline import is_finished, train
+from transduce.process import release_memory
+from transduce.runs.atomic import read_json, write_json
+from transduce.runs.folder import RunFolder, has_read_text
+from transduce.tasks.resolve import check
+
+_DEFAULT = Budget()
+TABLE = "compare.json"
+
+
+def compare(
+    recipes: Sequence[str | Path] | Mapping[str, Mapping[str, Any]],
+    run: str | Path,
+    *,
+    seeds: int = 1,
+    budget: Budget = _DEFAULT,
+    data: Path | None = None,
+    overrides: Sequence[str] = (),
+    log: Log | None = None,
+) -> RecipeComparison:
+    """Train every recipe with every seed under the same conditions, score the models and compare them with the first.
+
+    The first recipe's text, vocabulary, batches, limits, search and scoring are those of all. The same call resumes
+    after a kill; finished trainings are not repeated. More recipes or seeds can be added later. Writes `compare.json`
+    and `compare.html`.
+
+    Args:
+        recipes: Recipe files, or nested settings by name, whose paths are relative to the working directory.
+        run: Folder of the comparison; the run folders are RUN/NAME/seed1 and so on.
+        seeds: Number of trainings of each recipe, with `training.seed` and the following numbers.
+        budget: What each training may use (default: the limits of the first recipe).
+        data: Folder that data paths are relative to.
+        overrides: `section.key=value` for all recipes.
+        log: For progress (default: to stderr).
+
+    Raises:
+        UserError: A recipe cannot be used, or has other conditions than the first, before anything is trained.
+        Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
+    """
+    log, run = log or Log(), Path(run)
+    settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
+    plan = _plan(settings, run, seeds=seeds, budget=budget, log=log)
+    failed = {}
+    for number, (path, own) in enumerate(plan.items(), 1):
+        log.say(f"{path.parent.name}, {path.name} ({number} of {len(plan)})")
+        try:
+            _train(path, own, log)
+        except TrainingError as error:
+            if path == next(iter(plan)):
+                raise  # the others need its vocabulary
+            failed[str(path)] = " ".join(str(error).split())
+            log.warn(f"{path}: {error}; the other trainings continue")
+    return _finish(run, plan, _conditions(settings, seeds, budget), failed, log)
+
+
+def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log) -> dict[Path, Settings]:
+    """The trainings, by run folder, in order: all recipes with the first seed, and so on.
+
+    Checks everything that can be known before the first training. All but the first use the vocabulary of the first.
+    """
+    if seeds < 1:
+        raise SettingsError(f"seeds = {seeds}: must be at least 1")
+    if (run / "manifest.json").exists():
+        raise SettingsError(f"--run {run}: this is a run folder; name another folder for the comparison")
+    base = next(iter(recipes.values()))
+    if seeds > 1 and (base.data.demo or not base.data.valid):
+        raise SettingsError(
+            f"--seeds {seeds}: the held-out text would depend on the seed; give data.valid and data.train as files"
+        )
+    first = run / next(iter(recipes)) / "seed1"
+    for settings in recipes.values():
+        check(settings)
+    if not has_read_text(first):
+        for path in (
+            path for corpus in (*base.data.train, *base.data.valid, *base.data.test) for path in corpus_files(corpus)
+        ):
+            if not path.exists():
+                raise DataError(f"there is no file {path}; name the folder of the data with --data FOLDER")
+    if budget.params is not None:
+        recipes = scaled(recipes, budget.params, first_run=first, log=log)
+    plan = {}
+    for seed in range(seeds):
+        for name, settings in recipes.items():
+            own = with_seed(settings, base.training.seed + seed)
+            path = run / name / f"seed{seed + 1}"
+            if path != first and base.tokenizer.start is None:
+                own = with_tokenizer_of(own, first.absolute())
+            plan[path] = own
+    for path, own in plan.items():
+        if (path / "manifest.json").exists():
+            RunFolder.create(path, own, to_toml(own)).close()
+    return plan
+
+
+def _train(path: Path, settings: Settings, log: Log) -> None:
+    """Train and score, as far as that is not done."""
+    if (path / RECORD).exists():
+        return
+    if trained_now := not is_finished(path):
+        release_memory()
+        start_memory_measurement()
+        train(settings, path, log=log)
+    store_measures(path, trained_now=trained_now)
+
+
+def _conditions(recipes: Mapping[str, Settings], seeds: int, budget: Budget) -> list[str]:
+    """What all trainings share, for people."""
+    base = next(iter(recipes.values()))
+    training = base.training
+    limits = [
+        f"{value:g} {name.removeprefix('max_')}"
+        for name in ("max_updates", "max_epochs", "max_minutes")
+        if (value := getattr(training, name)) is not None
+    ]
+    batch = f"batches of {training.batch_tokens:,} tokens" if training.batch_tokens else "the same batches"
+    numbers = f"seed {training.seed}" if seeds == 1 else f"seeds {training.seed} to {training.seed + seeds - 1}"
+    lines = [
+        f"the same for all: text, vocabulary, {batch}, search, scoring, {numbers}",
+        f"budget of each training: {budget.describe() or ' or '.join(limits) or 'chosen from the data'}",
+    ]
+    return [*lines, f"sizes: {RULE}"] if budget.params is not None else lines
+
+
+def _finish(
+    run: Path, plan: Mapping[Path, Settings], conditions: Sequence[str], failed: Mapping[str, str], log: Log
+) -> RecipeComparison:
+    """Aggregate, measure the speeds, and write the files."""
+    runs: dict[str, list[Path]] = {}
+    for path in plan:
+        if str(path) not in failed:
+            runs.setdefault(path.parent.name, []).append(path)
+    speeds = _speeds(run, {name: paths[0] for name, paths in runs.items()}, log)
+    measures = {name: {str(path): read_measures(path) for path in paths} for name, paths in runs.items()}
+    first = list(next(iter(measures.values())).values())
+    systems = [
+        system_of(name, plan[runs[name][0]].model.kind, found, first, speeds.per_second.get(name))
+        for name, found in measures.items()
+    ]
+    one = first[0].sets[0]
+    found = RecipeComparison(
+        measure=one.measure,
+        signature=one.signature,
+        systems=systems,
+        conditions=conditions,
+        settings=_differing({name: RunFolder.open(paths[0]).settings for name, paths in runs.items()}),
+        speeds=speeds,
+        failed=failed,
+    )
+    write_json(run / TABLE, found.to_json())
+    return found
+
+
+def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
+    """Those of an earlier call for the same models, or measured now."""
+    digests = {name: model_digest(RunFolder.open(path)) for name, path in models.items()}
+    with suppress(RunFolderError, TypeError, KeyError):  # missing, damaged, or of another version
+        found = Speeds(**read_json(run / TABLE)["speeds"])
+        if found.models == digests:
+            return found
+    return measure_speeds(models, digests, log)
+
+
+def _differing(recipes: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:
+    """The model and training settings that not all recipes have in common."""
+    values = {
+        name: {
+            f"{section}.{key}": value
+            for section in ("model", "training")
+            for key, value in getattr(settings, section).model_dump(mode="json").items()
+            if key not in ("preset", "start", "micro_batch_tokens")
+        }
+        for name, settings in recipes.items()
+    }
+    keys = dict.fromkeys(key for found in values.values() for key in found)
+    differing = [key for key in keys if len({str(found.get(key)) for found in values.values()}) > 1]
+    return {name: {key: found[key] for key in differing if key in found} for name, found in values.items()}

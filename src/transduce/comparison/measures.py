@@ -1,0 +1,133 @@
+"""What is measured of each run: its cost, from the log of the training, and its scores on the test sets."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transduce.evaluation.outputs import Outputs, ScoredModel
+from transduce.evaluation.records import read_record
+from transduce.logging import Log
+from transduce.process import peak_memory, reset_peak_memory
+from transduce.runs.atomic import expecting
+from transduce.runs.folder import RunFolder
+from transduce.tasks.registry import find_task
+
+RECORD = "comparison.json"
+ROUNDS = 3  # of the measurement of speed
+CURVES = {"nll": "validation loss, nats per token", "bleu": "validation BLEU", "accuracy": "validation accuracy"}
+"""Scores of validations that are drawn against time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMeasures:
+    """One finished training.
+
+    `seconds`: of training, with its validations. `nll`: validation loss of the kept weights without label smoothing,
+    in nats per target token. `curves`: by key of CURVES, by update: (minutes, score). `memory`: peak bytes.
+    """
+
+    n_parameters: int
+    updates: int
+    seconds: float
+    tokens_per_second: float
+    memory: int | None
+    nll: float
+    curves: Mapping[str, Mapping[int, tuple[float, float]]]
+    sets: tuple[Outputs, ...]
+
+
+def start_memory_measurement() -> None:
+    """Call this before a training."""
+    reset_peak_memory()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def store_measures(run: Path, *, trained_now: bool) -> None:
+    """Score a finished run and store the result in its folder, unless that is done.
+
+    `trained_now`: this process has trained it, so that its peak memory is known.
+    """
+    if (run / RECORD).exists():
+        return
+    on_gpu = torch.cuda.is_available()
+    memory = (torch.cuda.max_memory_allocated() if on_gpu else peak_memory()) if trained_now else None
+    with RunFolder.open_locked(run) as folder:
+        sets = find_task(folder.settings.task).scored_model(folder).outputs()
+        folder.write_record(RECORD, {"memory": memory, "sets": [one.to_json() for one in sets]})
+
+
+def read_measures(run: Path) -> RunMeasures:
+    """The measures of a run that was scored. Raises `RunFolderError` for a damaged file."""
+    folder = RunFolder.open(run)
+    record, stored = read_record(folder), folder.read_record(RECORD)
+    with expecting(run / RECORD):
+        memory, sets = stored["memory"], tuple(map(Outputs.from_json, stored["sets"]))
+    with expecting(run / "metrics.jsonl"):
+        end, validations = record.of("end")[-1], record.of("validation")
+        kept = next((one for one in validations if one["update"] == end["best_update"]), validations[-1])
+        speeds = [speed for _, speed in record.points("update", "tokens_per_second")]
+        n_targets = sum(event["n_targets"] for event in record.of("update"))
+        return RunMeasures(
+            n_parameters=int(record.n_parameters or 0),
+            updates=int(end["update"]),
+            seconds=float(end["seconds"]),
+            tokens_per_second=statistics.median(speeds) if speeds else n_targets / max(end["seconds"], 1e-9),
+            memory=memory,
+            nll=float(kept["nll"]),
+            curves={key: _curve(validations, key) for key in CURVES if any(key in one for one in validations)},
+            sets=sets,
+        )
+
+
+def _curve(validations: Sequence[Mapping[str, Any]], key: str) -> dict[int, tuple[float, float]]:
+    found = [one for one in validations if isinstance(one.get(key), int | float)]
+    return {one["update"]: (one["seconds"] / 60, float(one[key])) for one in found}
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Examples per second of each recipe's model.
+
+    `models`: digests of the models; `unit`: what an example is, empty if nothing is measured; `engine`: what computed.
+    """
+
+    models: Mapping[str, str]
+    unit: str = ""
+    engine: str = ""
+    per_second: Mapping[str, float] = field(default_factory=dict)
+
+
+def measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Log) -> Speeds:
+    """Let the models take turns, `ROUNDS` times, so that what else the machine does slows all of them down.
+
+    If the native library does not support one of the models, PyTorch computes all of them.
+    """
+    folders = {name: RunFolder.open(run) for name, run in runs.items()}
+    models: dict[str, ScoredModel] = {
+        name: find_task(folder.settings.task).scored_model(folder) for name, folder in folders.items()
+    }
+    unit = next(iter(models.values())).unit
+    if not unit:
+        return Speeds(digests)
+    if len({model.engine for model in models.values()}) > 1:
+        for model in models.values():
+            model.use_pytorch()
+    found: dict[str, list[float]] = {name: [] for name in models}
+    with log.progress("measuring speed") as bar:
+        for number in range(ROUNDS + 1):  # in the first round threads and memory get ready
+            for place, (name, model) in enumerate(models.items()):
+                began = time.perf_counter()
+                n = model.run_again()
+                if number:
+                    found[name].append(n / (time.perf_counter() - began))
+                bar.update((number * len(models) + place + 1) / ((ROUNDS + 1) * len(models)))
+    engine = next(iter(models.values())).engine
+    return Speeds(digests, unit, engine, {name: statistics.median(speeds) for name, speeds in found.items()})

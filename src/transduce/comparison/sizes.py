@@ -1,0 +1,103 @@
+"""Scale models to the same number of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transduce.config import ModelSettings, Settings, resolve_preset
+from transduce.errors import SettingsError
+from transduce.logging import Log
+from transduce.machine import this_machine
+from transduce.models.registry import parameters_of
+from transduce.runs.folder import RunFolder, has_read_text
+from transduce.tasks.finetune import find_start
+from transduce.tasks.registry import find_task
+from transduce.tasks.resolve import resolve
+from transduce.text.tokenizer import Tokenizers, load_tokenizers
+
+TOLERANCE = 0.1  # of the number asked for
+RULE = (
+    "all widths (settings that begin with d_) of a recipe are multiplied by one factor; depth, heads, kernels and "
+    "vocabulary are unchanged"
+)
+SettingsT = TypeVar("SettingsT", bound=ModelSettings)
+
+
+def scale(model: SettingsT, n_parameters: int, *, n_src: int, n_tgt: int) -> SettingsT:
+    """The same architecture with about `n_parameters`, by RULE.
+
+    `d_model` is a multiple of twice the number of heads, or of 8 without heads; other widths are even. Raises
+    `SettingsError` if no such width is within TOLERANCE.
+    """
+    model = resolve_preset(model)
+    step = 2 * getattr(model, "n_heads") if "n_heads" in type(model).model_fields else 8  # noqa: B009
+    widths = {
+        name: value
+        for name in type(model).model_fields
+        if name.startswith("d_") and isinstance(value := getattr(model, name), int)
+    }
+
+    def sized(number: int) -> SettingsT:
+        d_model = number * step
+        others = {name: max(2, 2 * round(value * d_model / model.d_model / 2)) for name, value in widths.items()}
+        given = {name: getattr(model, name) for name in model.model_fields_set}
+        return type(model)(**{**given, **others, "d_model": d_model})
+
+    def count(number: int) -> int:
+        return parameters_of(sized(number), n_src=n_src, n_tgt=n_tgt)
+
+    low, high = 0, 1
+    while count(high) < n_parameters:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) < n_parameters else (low, middle)
+    best = min((number for number in (low, high) if number), key=lambda number: abs(count(number) - n_parameters))
+    if abs(count(best) - n_parameters) > TOLERANCE * n_parameters:
+        raise SettingsError(
+            f"--budget params={n_parameters}: the nearest size of this model has {count(best):,} parameters (d_model "
+            f"{best * step}); give another number, fewer heads or a smaller vocabulary"
+        )
+    return sized(best)
+
+
+def scaled(recipes: Mapping[str, Settings], n_parameters: int, *, first_run: Path, log: Log) -> dict[str, Settings]:
+    """The recipes with models of about `n_parameters`, for the vocabulary that the first recipe learns."""
+    n_labels, tokenizers = _known(first_run) if has_read_text(first_run) else _learned(recipes, log)
+    found = {}
+    for name, settings in recipes.items():
+        model: Any = resolve_preset(settings.model)
+        if "n_labels" in type(model).model_fields:
+            model = model.model_copy(update={"n_labels": n_labels})
+        try:
+            sized = scale(model, n_parameters, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+        except SettingsError as error:
+            raise SettingsError(f"{name}: {error}") from None
+        widths = {key: value for key, value in sized.model_dump().items() if key.startswith("d_") and value is not None}
+        found[name] = settings.with_values("model", **widths)
+        log.say(f"{name}: {', '.join(f'{key} {value}' for key, value in widths.items())}")
+    return found
+
+
+def _known(run: Path) -> tuple[int | None, Tokenizers]:
+    """The number of labels and the vocabulary of a run that has read its text."""
+    folder = RunFolder.open(run, model=False)
+    return _labels(folder.settings), load_tokenizers(folder)
+
+
+def _learned(recipes: Mapping[str, Settings], log: Log) -> tuple[int | None, Tokenizers]:
+    """The same before the first run: read the text as its training will."""
+    settings = next(iter(recipes.values()))
+    start = find_start(settings)
+    settings, known = (settings, None) if start is None else (start.settings, load_tokenizers(start.run))
+    task, machine = find_task(settings.task), this_machine(settings.training.device)
+    log.say("reading the text, for the size of the vocabulary")
+    texts = task.read(settings, Log(quiet=True))
+    found, tokenizers = resolve(task, settings, texts, machine, Log(quiet=True), known=known)
+    return _labels(found), tokenizers
+
+
+def _labels(settings: Settings) -> int | None:
+    return len(settings.data.labels) if settings.data.labels else None
