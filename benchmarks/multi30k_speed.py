@@ -61,7 +61,7 @@ def our_systems(asked: str, lines: list[str], beams: list[int], precisions: list
 
 def _ours(run: Path, lines: list[str], beam: int, precision: str) -> System:
     translator = Translator.load(run, precision=precision)  # type: ignore[arg-type]
-    assert not translator.slow_because, translator.slow_because
+    assert not translator.choice.slow_because, translator.choice.slow_because
     options, tokenizers = TranslationOptions(beam=beam, scores=beam > 1), translator.tokenizers
     asked = [
         Source((i,), ids, min(MAX_LENGTH, 2 * len(ids) + 16))  # the limit of `transduce translate`

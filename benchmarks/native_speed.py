@@ -113,8 +113,8 @@ def our_jobs(folder: Path, task: Task, lines: list[str], n_threads: int) -> dict
         if not isa:
             del os.environ["TRANSDUCE_NATIVE_ISA"]
         translator = Translator.load(folder / f"{task.model}-run", precision=precision)  # type: ignore[arg-type]
-        if translator.slow_because:
-            sys.exit(translator.slow_because)
+        if translator.choice.slow_because:
+            sys.exit(translator.choice.slow_because)
         ids = translator.tokenizers.src.encode_batch(pick(task, lines))
         asked = [Source((i,), row, task.limit) for i, row in enumerate(ids)]
         parts = [[source] for source in asked] if task.one_by_one else [asked]

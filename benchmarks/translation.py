@@ -47,8 +47,8 @@ def ours(peers: Path, system: str, beam: int, batch: int) -> dict[str, Any]:
         if system == "pytorch":
             engine = TorchEngine(translator.model, translator.settings)
     tokenizers = translator.tokenizers
-    if translator.slow_because and system != "pytorch":
-        sys.exit(translator.slow_because)
+    if translator.choice.slow_because and system != "pytorch":
+        sys.exit(translator.choice.slow_because)
     sources, references = ((DATA / f"test.{lang}").read_text().splitlines() for lang in ("en", "de"))
     ids = tokenizers.src.encode_batch(sources)
     longest = max(map(len, ids)) + 1

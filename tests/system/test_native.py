@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import marians
+import text_runs
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
@@ -41,7 +42,7 @@ def translate(run: Path, *options: str, **environment: str) -> subprocess.Comple
 def test_the_library_is_built_and_used_at_every_precision(run: Path) -> None:
     for precision in ("float32", "float32-fast", "int8"):
         translator = Translator.load(run, device="cpu", precision=precision)  # type: ignore[arg-type]
-        assert isinstance(translator.engine, NativeEngine) and translator.slow_because == ""
+        assert isinstance(translator.engine, NativeEngine) and translator.choice.slow_because == ""
         done = translate(run, "--device", "cpu", "--precision", precision, "--beam", "2")
         assert done.returncode == 0 and "PyTorch" not in done.stderr
         assert len(done.stdout.splitlines()) == 8
@@ -54,7 +55,18 @@ def test_without_the_library_pytorch_decodes_the_same_and_says_so(run: Path) -> 
     assert "TRANSDUCE_NATIVE_LIBRARY = /no: there is no such file" in line
 
 
-def test_translation_and_scores_with_the_library_do_not_import_pytorch(run: Path, tmp_path: Path) -> None:
+def test_generation_without_the_library_says_so(tmp_path: Path) -> None:
+    run = text_runs.make_run(tmp_path / "gpt", **text_runs.GPT)
+    command = [sys.executable, "-m", "transduce", "generate", str(run), "--prompt", "A", "--max-length", "9"]
+    native, slow = (
+        subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=True, env=environment)
+        for environment in (os.environ, os.environ | {"TRANSDUCE_NATIVE_LIBRARY": "/no"})
+    )
+    assert native.stdout == slow.stdout and not native.stderr
+    assert "TRANSDUCE_NATIVE_LIBRARY = /no: there is no such file" in slow.stderr.splitlines()[0]
+
+
+def test_commands_with_the_library_do_not_import_pytorch(run: Path, tmp_path: Path) -> None:
     """It would take two seconds and 200 MB."""
     text, folder = tmp_path / "in", tmp_path / "folder"
     text.write_text("\n".join(marians.LINES[:8]), encoding="utf-8")
@@ -64,6 +76,7 @@ def test_translation_and_scores_with_the_library_do_not_import_pytorch(run: Path
         ["translate", run, text, "-o", tmp_path / "out", "--scores"],
         ["translate", run, text, "--output-dir", folder],
         ["score", run, "--src", text, "--tgt", folder / "in"],
+        ["generate", text_runs.make_run(tmp_path / "gpt", **text_runs.GPT), "--prompt", "A", "--max-length", "9"],
     ):
         words = [sys.executable, "-c", watched, *map(str, command), "--device", "cpu"]
         done = subprocess.run(words, capture_output=True, text=True, check=True)

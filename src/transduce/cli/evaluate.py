@@ -108,7 +108,7 @@ def _translation_scores(options: EvaluationOptions) -> Any:
     def translate(system: Path, sources: Sequence[str]) -> list[str]:
         precision = cast(Any, options.precision or "float32")  # `load` checks it
         translator = Translator.load(system, device=options.device, precision=precision)
-        used.append(translator.precision)
+        used.append(translator.choice.precision)
         return [found.text for found in translator.translate(sources, decoding)]
 
     files = (options.src, options.ref)

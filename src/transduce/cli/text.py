@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from transduce.cli import options as opt
 from transduce.cli.output import print_lines, to_json
-from transduce.cli.translate import STDIN
+from transduce.cli.translate import STDIN, load_with_notes
 
 if TYPE_CHECKING:
     from transduce.decoding.results import Generation
@@ -57,7 +57,7 @@ def generate(
         n_samples=samples,
         cut_prompt=cut_prompt,
     )
-    generator = Generator.load(run, device=device, precision=cast(Any, precision))  # `load` checks it
+    generator = load_with_notes(Generator, run, device, precision)
     prompts = prompt if prompt is not None else ["\n".join(read_lines(STDIN))]
     if stream:
         if json or len(prompts) * samples > 1:

@@ -14,6 +14,7 @@ from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json, write_lines
 
 if TYPE_CHECKING:
+    from transduce.decoding.loading import DecoderT
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.results import Style
     from transduce.decoding.translator import Translator
@@ -47,7 +48,7 @@ def translate(
     seed: opt.Seed = 1,
     batch_tokens: opt.BatchTokens = None,
     device: opt.Device = "auto",
-    precision: opt.AutoPrecision = "auto",
+    precision: opt.Precision = "auto",
     output_dir: Annotated[
         Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
     ] = None,
@@ -77,6 +78,7 @@ def translate(
     transduce translate runs/x shards/*.en.gz --output-dir out --ray auto
     """
     from transduce.decoding.options import Sampling, TranslationOptions
+    from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
 
     if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
@@ -108,7 +110,8 @@ def translate(
     if workers > 1 or ray is not None:
         raise SettingsError("--workers and --ray are for --output-dir DIR")
     check_output(output, *(files or ()))
-    lines = translate_files(load_translator(run, device, precision), files or [STDIN], options, style, prefix)
+    translator = load_with_notes(Translator, run, device, precision)
+    lines = translate_files(translator, files or [STDIN], options, style, prefix)
     write_lines(output, lines) if output else print_lines(lines)
 
 
@@ -168,15 +171,14 @@ def inspect(
     print_lines([f"{seen.src}\n{seen.tgt}\n", show_attention(seen.maps[0]), *files], colours=True)
 
 
-def load_translator(run: Path, device: str, precision: str) -> Translator:
-    """The translator of a run; lines to stderr say what is slower or less exact than it could be."""
-    from transduce.decoding.translator import Translator, engine_notes
+def load_with_notes(kind: type[DecoderT], run: Path, device: str, precision: str) -> DecoderT:
+    """A translator or a generator; lines to stderr say what is slower or less exact than it could be."""
     from transduce.logging import Log
 
-    translator = Translator.load(run, device=device, precision=cast(Any, precision))  # `load` checks it
-    for note in engine_notes(translator):
+    found = kind.load(run, device=device, precision=cast(Any, precision))  # `load` checks it
+    for note in found.choice.notes():
         Log().say(note)
-    return translator
+    return found
 
 
 def translate_files(

@@ -25,7 +25,7 @@ import transduce
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Style, format_rows
-from transduce.decoding.translator import Translator, engine_notes
+from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, TransduceError, UserError, is_out_of_memory
 from transduce.process import child_environment, exit_with_parent, n_cores
 from transduce.runs.folder import RunFolder
@@ -69,14 +69,14 @@ class ChunkTranslator:
         self._translator = Translator.load(setup.run, device=setup.device, precision=setup.precision)
         if run_identity(setup.run) != identity:
             raise RunFolderError(f"{setup.run} was changed while it was loaded; wait until its training has ended")
-        self.notes = engine_notes(self._translator)
+        self.notes = self._translator.choice.notes()
         options = asdict(self._options)
         del options["batch_tokens"]  # a translation does not depend on its batch
         self.how = {
             "transduce": transduce.__version__,
             "run": identity,
             "style": setup.style,
-            "precision": self._translator.precision,
+            "precision": self._translator.choice.precision,
             "shortlist of": self._translator.shortlist().digest if self._options.shortlist else "",
             "engine": f"{type(self._translator.engine).__name__} on {self._translator.device}",
             **options,
@@ -144,7 +144,7 @@ def result_of(answer: dict[str, Any]) -> dict[str, Any]:
 class Translators(NamedTuple):
     """`n` chunk translators. `submit` takes the arguments of `translate`, and returns a function that waits for it.
 
-    `notes`: see `engine_notes`.
+    `notes`: see `EngineChoice.notes`.
     """
 
     how: dict[str, Any]

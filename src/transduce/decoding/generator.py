@@ -10,27 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from torch import nn
 
 from transduce.config import Settings, resolved
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.decoding.engine import Engine, Source
-from transduce.decoding.loading import Precision, RunModel, open_model, precision_of_weights
-from transduce.decoding.native_engine import native_engine
-from transduce.decoding.native_model import NativePrecision
+from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
 from transduce.decoding.options import GenerationOptions
 from transduce.decoding.results import Generation, Score, TextScore
-from transduce.decoding.torch_engine import TorchEngine
 from transduce.errors import DataError, SettingsError
-from transduce.machine import is_cpu
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
-from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizer, Tokenizers
+from transduce.text.special import BOS, EOS, PAD
+from transduce.text.tokenizer import Tokenizer, Tokenizers
 
 MAX_ROWS = 64  # prompts per batch
 SCORED_ROWS = 256  # rows of running text scored at once
@@ -58,7 +52,7 @@ class _Job:
         return len(self.ids) - self.n_given
 
 
-class Generator(RunModel):
+class Generator(EngineModel):
     """A language model with its vocabulary. Safe to use from several threads.
 
     >>> generator = Generator.load("runs/x")                          # doctest: +SKIP
@@ -67,47 +61,27 @@ class Generator(RunModel):
 
     task = "causal"
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer | HubTokenizer, settings: Settings) -> None:
-        """`settings`: those of the run."""
-        self.model: Any = model
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | HubTokenizer,
+        settings: Settings,
+        *,
+        choice: EngineChoice = GIVEN,
+    ) -> None:
+        """Wrap an engine: `TorchEngine(model)`, for a decoder-only model in eval mode.
+
+        `settings`: those of the run. `choice`: why it is this engine.
+        """
+        super().__init__(engine, choice)
         self.tokenizer, self.settings = tokenizer, settings
-        self.engine: Engine = TorchEngine(model, settings.decoding)
-        self.slow_because = ""
-        """Why PyTorch computes on the CPU and not the native library; empty if the library does."""
         self.context = resolved(settings.data.context, "data.context")
         self._begins = settings.data.documents != "file"
 
     @classmethod
-    def load(
-        cls, path: str | Path, *, device: str = "auto", precision: Precision | NativePrecision = "float32"
-    ) -> Generator:
-        """Load the model of a run folder.
-
-        On a CPU the native library generates and scores, where it is built and supports the model; else PyTorch does,
-        and `slow_because` has the reason. `precision` and errors: as for `Translator.load`.
-        """
-        on_cpu = is_cpu(device)
-        of_weights = precision_of_weights(precision, on_cpu=on_cpu)
-        folder, model, tokenizers = open_model(path, task=cls.task, device=device, precision=of_weights)
-        generator = cls._from_run(folder, model, tokenizers)
-        if on_cpu and precision != "bfloat16":
-            reference = generator.engine
-            native = native_engine(folder, tokenizers, precision=precision, reference=lambda: reference)
-            if isinstance(native, str):
-                generator.slow_because = native
-            else:
-                generator.engine = native
-        return generator
-
-    @classmethod
-    def _from_run(cls, folder: RunFolder, model: nn.Module, tokenizers: Tokenizers) -> Generator:
+    def _from_run(cls, folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice) -> Generator:
         assert isinstance(tokenizers.tgt, Tokenizer | HubTokenizer), "a language model has one of these"
-        return cls(model, tokenizers.tgt, folder.settings)
-
-    @property
-    def device(self) -> str:
-        """Where the model is."""
-        return self.engine.device
+        return cls(engine, tokenizers.tgt, folder.settings, choice=choice)
 
     def generate(self, prompts: Sequence[str], options: GenerationOptions = _DEFAULT) -> list[Generation]:
         """Continue each prompt: `options.n_samples` texts per prompt, in order.

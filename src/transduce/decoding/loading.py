@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from transduce.decoding.native_model import PRECISIONS, NativePrecision
+from transduce.decoding.engine import Engine
+from transduce.decoding.native_engine import native_engine
+from transduce.decoding.precision import AnyPrecision, Precision, auto_precision, check_precision
 from transduce.errors import RunFolderError, SettingsError
-from transduce.machine import find_device
+from transduce.machine import find_device, is_cpu
 from transduce.runs.folder import RunFolder
+from transduce.runs.tensor_file import load_metadata
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 if TYPE_CHECKING:
     import torch
 
-Precision = Literal["float32", "bfloat16"]
-"""Of weights in PyTorch."""
 ModelT = TypeVar("ModelT", bound="RunModel")
+DecoderT = TypeVar("DecoderT", bound="EngineModel")
 
 
 class RunModel(ABC):
@@ -40,26 +44,80 @@ class RunModel(ABC):
     def _from_run(cls: type[ModelT], folder: RunFolder, model: torch.nn.Module, tokenizers: Tokenizers) -> ModelT: ...
 
 
-def check_precision(precision: str, *others: str) -> None:
-    """Raise `SettingsError` unless this is a precision of the native library or of PyTorch, or one of `others`."""
-    if precision not in (allowed := (*others, *PRECISIONS, "bfloat16")):
-        raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine decodes, and why.
+
+    Attributes:
+        precision: That of the engine.
+        precision_because: Why "auto" chose a precision that may give other tokens than float32; else empty.
+        slow_because: Why PyTorch decodes on the CPU and not the native library; empty if the library does.
+    """
+
+    precision: str = "float32"
+    precision_because: str = ""
+    slow_because: str = ""
+
+    def notes(self) -> list[str]:
+        """Lines for the log: why decoding is slower, or less exact, than it could be."""
+        notes = {
+            "decoding with PyTorch, which is slower": self.slow_because,
+            f"precision {self.precision}": self.precision_because,
+        }
+        return [f"{what}: {why}" for what, why in notes.items() if why]
 
 
-def precision_of_weights(precision: Precision | NativePrecision, *, on_cpu: bool) -> Precision:
-    """The precision in which PyTorch has the weights. Raises `SettingsError` for one that the device does not have."""
-    check_precision(precision)
-    if not on_cpu and precision not in ("float32", "bfloat16"):
-        raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
-    return "bfloat16" if precision == "bfloat16" else "float32"
+GIVEN = EngineChoice()
+"""Of an engine that the caller has made."""
 
 
-def open_model(
-    path: str | Path, *, task: str, device: str, precision: Precision
-) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
-    """The run folder, its model on the device in eval mode, and its vocabularies; errors as for `RunModel.load`."""
-    folder, tokenizers = open_run(path, task=task)
-    return folder, ready_model(folder, tokenizers, device=device, precision=precision), tokenizers
+class EngineModel(ABC):
+    """A model of one task whose engine can be loaded from a run folder: what `Translator` and `Generator` share."""
+
+    task: ClassVar[str]
+
+    def __init__(self, engine: Engine, choice: EngineChoice) -> None:
+        self.engine, self.choice = engine, choice
+
+    @classmethod
+    def load(
+        cls: type[DecoderT], path: str | Path, *, device: str = "auto", precision: AnyPrecision = "float32"
+    ) -> DecoderT:
+        """Load the model of a run folder.
+
+        On a CPU the native library decodes, where it is built and supports the model; else PyTorch does, and
+        `choice.slow_because` has the reason. PyTorch is imported and given the weights when it is first needed.
+
+        Args:
+            path: The run folder.
+            device: auto, cpu or cuda.
+            precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers where
+                the CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
+                auto: the fastest that loses at most 0.1 BLEU on the run's validation text, as it was measured after
+                the training; float32-fast if it was not, as for language models. Without the native library, all but
+                bfloat16 are float32.
+
+        Raises:
+            RunFolderError: The folder is missing or damaged.
+            SettingsError: The run is of another task, or there is no such device or precision.
+        """
+        return cls._from_run(*open_engine(path, task=cls.task, device=device, precision=precision))
+
+    @classmethod
+    @abstractmethod
+    def _from_run(
+        cls: type[DecoderT], folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice
+    ) -> DecoderT: ...
+
+    @property
+    def model(self) -> Any:
+        """The PyTorch model, loaded when it is first asked for."""
+        return self.engine.pytorch_model()
+
+    @property
+    def device(self) -> str:
+        """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
+        return self.engine.device
 
 
 def open_run(path: str | Path, *, task: str) -> tuple[RunFolder, Tokenizers]:
@@ -73,7 +131,56 @@ def open_run(path: str | Path, *, task: str) -> tuple[RunFolder, Tokenizers]:
     return folder, load_tokenizers(folder)
 
 
-def ready_model(folder: RunFolder, tokenizers: Tokenizers, *, device: str, precision: Precision) -> torch.nn.Module:
+def open_engine(
+    path: str | Path, *, task: str, device: str, precision: AnyPrecision
+) -> tuple[RunFolder, Tokenizers, Engine, EngineChoice]:
+    """The run folder, its vocabularies, and the fastest engine for it; see `EngineModel.load`."""
+    check_precision(precision)
+    folder, tokenizers = open_run(path, task=task)
+    on_cpu, because = is_cpu(device), ""
+    if precision == "auto":
+        precision, because = auto_precision(folder) if on_cpu else ("float32", "")
+    of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
+    reference = _pytorch_engine(folder, tokenizers, device, of_weights)
+    if precision == "bfloat16" or not on_cpu:
+        if precision != of_weights:
+            raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
+        return folder, tokenizers, reference(), EngineChoice(of_weights)
+    engine = native_engine(folder, tokenizers, precision=precision, reference=reference)
+    if isinstance(engine, str):
+        return folder, tokenizers, reference(), EngineChoice(of_weights, slow_because=engine)
+    return folder, tokenizers, engine, EngineChoice(precision, because)
+
+
+def _pytorch_engine(
+    folder: RunFolder, tokenizers: Tokenizers, device: str, precision: Precision
+) -> Callable[[], Engine]:
+    """A function that loads the model with PyTorch, the one that is in the folder now."""
+    there = RunFolder(folder.path.absolute(), folder.settings, folder.manifest)  # the working directory may change
+    path = there.path / "model.safetensors"
+    weights = load_metadata(path).get("sha256")
+
+    def load() -> Engine:
+        # Imports torch, which takes longer than all else that the native library needs to start.
+        from transduce.decoding.torch_engine import TorchEngine
+
+        model = _ready_model(there, tokenizers, device=device, precision=precision)
+        if load_metadata(path).get("sha256") != weights:
+            raise RunFolderError(f"{path} was changed while its model was in use; load it again")
+        return TorchEngine(model, folder.settings.decoding)
+
+    return load
+
+
+def open_model(
+    path: str | Path, *, task: str, device: str, precision: Precision
+) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
+    """The run folder, its model on the device in eval mode, and its vocabularies; errors as for `RunModel.load`."""
+    folder, tokenizers = open_run(path, task=task)
+    return folder, _ready_model(folder, tokenizers, device=device, precision=precision), tokenizers
+
+
+def _ready_model(folder: RunFolder, tokenizers: Tokenizers, *, device: str, precision: Precision) -> torch.nn.Module:
     """The model of a run folder on a device, in eval mode."""
     import torch
 

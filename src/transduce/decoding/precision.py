@@ -1,4 +1,4 @@
-"""The precision that `auto` stands for: the fastest of the native library whose measured loss is small.
+"""The precisions of an engine, and the one that `auto` stands for: the fastest whose measured loss is small.
 
 precisions.json of a run folder has the BLEU of each precision on validation text; `evaluation.precisions` writes it.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from transduce.decoding.loading import Precision
 from transduce.decoding.native_library import instruction_set
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
+from transduce.errors import SettingsError
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_metadata
 
+Precision = Literal["float32", "bfloat16"]
+"""Of weights in PyTorch."""
 AnyPrecision = Precision | NativePrecision | Literal["auto"]
 
 RECORD = "precisions.json"
@@ -23,6 +25,12 @@ MOST_LOSS = 0.1
 _FASTEST_FIRST = PRECISIONS[::-1]
 _INT8_SETS = ("avx512_vnni", "amx")  # others have no instruction for it: int8 is no faster than float32
 _UNMEASURED: NativePrecision = "float32-fast"  # gives float32's tokens
+
+
+def check_precision(precision: str) -> None:
+    """Raise `SettingsError` unless this is one of `AnyPrecision`."""
+    if precision not in (allowed := ("auto", *PRECISIONS, "bfloat16")):
+        raise SettingsError(f"precision = {precision!r}: allowed are {', '.join(allowed)}")
 
 
 def auto_precision(folder: RunFolder) -> tuple[NativePrecision, str]:

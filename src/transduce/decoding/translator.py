@@ -6,22 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example
 from transduce.decoding.engine import Engine, Hypothesis, Source
-from transduce.decoding.loading import Precision, check_precision, open_run, precision_of_weights, ready_model
-from transduce.decoding.native_engine import native_engine
+from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
 from transduce.decoding.options import TranslationOptions
-from transduce.decoding.precision import AnyPrecision, auto_precision
 from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.shortlist import Shortlist, load_shortlist
-from transduce.errors import DataError, RunFolderError, SettingsError, TransduceError
-from transduce.machine import is_cpu
+from transduce.errors import DataError, SettingsError, TransduceError
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensor_file import load_metadata
 from transduce.text.special import EOS
 from transduce.text.tokenizer import Tokenizers
 
@@ -32,7 +26,7 @@ _DEFAULT = TranslationOptions()
 _EMPTY = Translation((Candidate("", (), 0.0, 0.0),))
 
 
-class Translator:
+class Translator(EngineModel):
     """A translation model with its vocabularies. Safe to use from several threads.
 
     >>> translator = Translator.load("runs/x")                       # doctest: +SKIP
@@ -50,9 +44,7 @@ class Translator:
         *,
         trained_length: int | None = None,
         longest: int = MAX_SOURCE,
-        slow_because: str = "",
-        precision: str = "float32",
-        precision_because: str = "",
+        choice: EngineChoice = GIVEN,
         shortlist: Callable[[], Shortlist] | None = None,
     ) -> None:
         """Wrap an engine: `TorchEngine(model)`, for an encoder-decoder in eval mode.
@@ -62,76 +54,30 @@ class Translator:
             tokenizers: The model's vocabularies.
             trained_length: Tokens of the longest source seen in training. Longer ones get a note.
             longest: Most source tokens that the model takes.
-            slow_because: See the attribute.
-            precision: That of the engine.
-            precision_because: See the attribute.
+            choice: Why it is this engine.
             shortlist: Gives the run's shortlist; called once, if it is needed.
         """
-        self.engine, self.tokenizers = engine, tokenizers
+        super().__init__(engine, choice)
+        self.tokenizers = tokenizers
         self.trained_length, self.longest = trained_length, longest
         self._load_shortlist = None if shortlist is None else cache(shortlist)
-        self.slow_because = slow_because
-        """Why PyTorch decodes on the CPU and not the native library; empty if the library does."""
-        self.precision, self.precision_because = precision, precision_because
-        """`precision_because`: why "auto" chose a precision that may give other tokens than float32; else empty."""
 
     @classmethod
-    def load(cls, path: str | Path, *, device: str = "auto", precision: AnyPrecision = "float32") -> Translator:
-        """Load the model of a run folder.
-
-        On a CPU the native library searches, where it is built and supports the model; else PyTorch does, and
-        `slow_because` has the reason. PyTorch is imported and given the weights when it is first needed.
-
-        Args:
-            path: The run folder.
-            device: auto, cpu or cuda.
-            precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers where
-                the CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
-                auto: the fastest that loses at most 0.1 BLEU on the run's validation text, as it was measured after
-                the training; float32-fast if it was not. Without the native library, all but bfloat16 are float32.
-
-        Raises:
-            RunFolderError: The folder is missing or damaged.
-            SettingsError: The run is of another task, or there is no such device or precision.
-        """
-        check_precision(precision, "auto")
-        folder, tokenizers = open_run(path, task=cls.task)
-        on_cpu = is_cpu(device)
-        because = ""
-        if precision == "auto":
-            precision, because = auto_precision(folder) if on_cpu else ("float32", "")
-        of_weights = precision_of_weights(precision, on_cpu=on_cpu)
-        make_reference = _pytorch_engine(folder, tokenizers, device, of_weights)
-        engine: Engine | str = ""
-        if on_cpu and precision != "bfloat16":
-            engine = native_engine(folder, tokenizers, precision=precision, reference=make_reference)
-        is_native = not isinstance(engine, str)
+    def _from_run(cls, folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice) -> Translator:
         limit, data = folder.settings.model.position_limit, folder.settings.data
         return cls(
-            make_reference() if isinstance(engine, str) else engine,
+            engine,
             tokenizers,
             trained_length=data.max_length,
             longest=MAX_SOURCE if limit is None else min(MAX_SOURCE, limit - 1),
-            slow_because=engine if isinstance(engine, str) else "",
-            precision=precision if is_native else of_weights,
-            precision_because=because if is_native else "",
+            choice=choice,
             shortlist=partial(load_shortlist, folder, tokenizers),
         )
-
-    @property
-    def model(self) -> Any:
-        """The PyTorch model, loaded when it is first asked for."""
-        return self.engine.pytorch_model()
 
     @property
     def settings(self) -> DecodingSettings:
         """The values of options that are not given."""
         return self.engine.settings
-
-    @property
-    def device(self) -> str:
-        """Where the engine computes, by PyTorch's names: cpu, cuda:0."""
-        return self.engine.device
 
     def shortlist(self) -> Shortlist:
         """The run's shortlist, loaded when it is first asked for. Raises `SettingsError` if there is none."""
@@ -270,35 +216,6 @@ class Translator:
             notes.append(f"output cut off at {source.limit} tokens")
         candidates = (Candidate(decode(h.ids), h.ids, h.log_prob, h.score, h.finished) for h in hypotheses)
         return Translation(tuple(candidates), "; ".join(notes))
-
-
-def _pytorch_engine(
-    folder: RunFolder, tokenizers: Tokenizers, device: str, precision: Precision
-) -> Callable[[], Engine]:
-    """A function that loads the model with PyTorch, the one that is in the folder now."""
-    there = RunFolder(folder.path.absolute(), folder.settings, folder.manifest)  # the working directory may change
-    path = there.path / "model.safetensors"
-    weights = load_metadata(path).get("sha256")
-
-    def load() -> Engine:
-        # Imports torch, which takes longer than all else that the native library needs to start.
-        from transduce.decoding.torch_engine import TorchEngine
-
-        model = ready_model(there, tokenizers, device=device, precision=precision)
-        if load_metadata(path).get("sha256") != weights:
-            raise RunFolderError(f"{path} was changed while its model was in use; load it again")
-        return TorchEngine(model, folder.settings.decoding)
-
-    return load
-
-
-def engine_notes(translator: Translator) -> list[str]:
-    """Lines for the log: why decoding is slower, or less exact, than it could be."""
-    notes = {
-        "decoding with PyTorch, which is slower": translator.slow_because,
-        f"precision {translator.precision}": translator.precision_because,
-    }
-    return [f"{what}: {why}" for what, why in notes.items() if why]
 
 
 def chunks(

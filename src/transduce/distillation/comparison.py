@@ -116,7 +116,7 @@ def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySid
             run=str(run),
             n_parameters=sum(map(math.prod, shapes(run / "model.safetensors").values())),
             sentences_per_second=speeds[role],
-            slow_because=translators[role].slow_because,
+            slow_because=translators[role].choice.slow_because,
             bleu=bleu[role],
         )
         for role, run in runs.items()

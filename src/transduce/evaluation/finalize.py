@@ -123,7 +123,7 @@ def _score(
     sources, references = [src for src, _ in pairs], [ref for _, ref in pairs]
     hypotheses = [translation.text for translation in translator.translate(sources)]
     scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
-    options = {"beam": search.beam, "length_penalty": search.length_penalty, "precision": translator.precision}
+    options = {"beam": search.beam, "length_penalty": search.length_penalty, "precision": translator.choice.precision}
     save_set(folder, "scores", name, {"scores": scores.to_json(), "search": options})
     some = list(zip(pairs, hypotheses, strict=True))[:N_SAMPLES]
     samples = [{"src": src, "ref": ref, "hyp": hyp} for (src, ref), hyp in some]

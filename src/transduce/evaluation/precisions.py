@@ -22,8 +22,8 @@ def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]]) -> M
     bleu: dict[str, float] = {}
     for precision in PRECISIONS:
         translator = Translator.load(folder.path, device="cpu", precision=precision)
-        if translator.slow_because:
-            return translator.slow_because
+        if translator.choice.slow_because:
+            return translator.choice.slow_because
         hypotheses = [translation.text for translation in translator.translate(sources)]
         scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
         bleu[precision] = scores.bleu.value

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from transduce.decoding import native_library, precision, translator
+from transduce.decoding import loading, native_library, precision
+from transduce.decoding.loading import EngineChoice
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.precision import RECORD, auto_precision, model_digest
-from transduce.decoding.translator import Translator, engine_notes
+from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.precisions import measure_precisions
 from transduce.runs.folder import RunFolder
@@ -88,20 +89,20 @@ def test_measured_scores_are_stored_and_used(folder: RunFolder, texts: list[str]
     bleu = measure_precisions(folder, list(zip(texts[:20], expected, strict=True)))
     assert not isinstance(bleu, str) and bleu["float32"] == max(bleu.values()) and set(bleu) == {*PRECISIONS}
     found = Translator.load(folder.path, device="cpu", precision="auto")
-    assert found.precision == auto_precision(RunFolder.open(folder.path))[0]
+    assert found.choice.precision == auto_precision(RunFolder.open(folder.path))[0]
     folder.write_record(RECORD, record(folder, 10, 10, 10))
     found = Translator.load(folder.path, device="cpu", precision="auto")
-    assert found.precision == "int8" and engine_notes(found)[0].startswith("precision int8: 10.00 BLEU")
+    assert found.choice.precision == "int8" and found.choice.notes()[0].startswith("precision int8: 10.00 BLEU")
     int8 = Translator.load(folder.path, device="cpu", precision="int8")
-    assert found.translate(texts[:5]) == int8.translate(texts[:5]) and not int8.precision_because
+    assert found.translate(texts[:5]) == int8.translate(texts[:5]) and not int8.choice.precision_because
 
 
 def test_without_the_library_auto_is_float32_and_nothing_is_measured(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write_record(RECORD, record(folder, 10, 10, 10))
-    monkeypatch.setattr(translator, "native_engine", lambda *_, **__: "not built")
+    monkeypatch.setattr(loading, "native_engine", lambda *_, **__: "not built")
     found = Translator.load(folder.path, device="cpu", precision="auto")
-    assert (found.precision, found.precision_because, found.slow_because) == ("float32", "", "not built")
-    assert engine_notes(found) == ["decoding with PyTorch, which is slower: not built"]
+    assert found.choice == EngineChoice("float32", slow_because="not built")
+    assert found.choice.notes() == ["decoding with PyTorch, which is slower: not built"]
     assert measure_precisions(folder, [("a", "b")]) == "not built"
