@@ -127,7 +127,7 @@ class ScoredTranslator(ScoredModel):
         settings = folder.settings
         self.translator = Translator.load(folder.path, device=settings.training.device)
         on_gpu = self.translator.device.startswith("cuda")
-        self.engine = "PyTorch" if self.translator.slow_because or on_gpu else "native library"
+        self.engine = "PyTorch" if self.translator.choice.slow_because or on_gpu else "native library"
         self.bleu = metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)["BLEU"]
         sources = pair_sources(settings)
         self.sets = {found.name: list(found.read()) for found in read_test_pairs(sources)}
