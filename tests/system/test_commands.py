@@ -228,6 +228,11 @@ def test_precisions_are_measured_once_and_stated(run: Path, texts: Path, tmp_pat
     assert found["precision"] == "int8" and found["bleu"]["value"] == pytest.approx(found["precisions"]["int8"])
     stored = json.loads((tmp_path / "run" / "precisions.json").read_text())
     assert stored["bleu"] == found["precisions"] and not (tmp_path / "run" / ".lock").exists()
+    (tmp_path / "blank").write_text("\n\n")
+    blank = ["--src", tmp_path / "blank", "--ref", tmp_path / "blank", "--measure-precisions"]
+    done = transduce("evaluate", tmp_path / "run", *blank)
+    assert done.code == 2 and "nothing to measure" in done.err
+    assert json.loads((tmp_path / "run" / "precisions.json").read_text()) == stored
     lines = transduce("evaluate", run, *files).out
     assert "\nprecision float32\n" in lines and "BLEU by precision" not in lines
 

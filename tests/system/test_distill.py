@@ -183,6 +183,36 @@ def test_a_student_begun_with_other_options_is_refused(folder: Path, plain: Done
         assert done.code == 2 and "contains another run" in done.err and part in done.err, done.err
 
 
+def test_a_finished_student_with_other_text_options_is_refused(folder: Path, plain: Done) -> None:
+    """Also when the text, which says how it was made, was removed."""
+    text, aside = folder / "plain.distilled", folder / "aside"
+    text.rename(aside)
+    try:
+        for options, part in (
+            (["--beam", "4"], "beam = 3 and not 4"),
+            (["--beam", "3", "--precision", "int8"], "precision = 'float32' and not 'int8'"),
+            (["--beam", "3", "--length-penalty", "2"], "length penalty = None and not 2.0"),
+        ):
+            done = run(folder, "plain", *options)
+            assert done.code == 2 and part in done.err and "--run" in done.err, done.err
+        assert not text.exists()
+    finally:
+        aside.rename(text)
+
+
+def test_a_damaged_record_is_made_again(folder: Path, plain: Done, tmp_path: Path) -> None:
+    record = folder / "plain" / "distillation.json"
+    before = json.loads(record.read_text())
+    record.write_text("{")
+    done = run(folder, "plain", "--beam", 3)
+    assert done.code == 0 and f"warning: {record} is damaged" in done.err, done.err
+    assert json.loads(record.read_text())["text"] == before["text"]
+    for content in ("{", "[1]"):
+        (tmp_path / "distillation.json").write_text(content)
+        done = run(folder, "other", "--text", tmp_path)
+        assert done.code == 2 and "is damaged" in done.err and f"remove {tmp_path}" in done.err, done.err
+
+
 def test_mistakes_are_one_line_before_any_work(folder: Path, tmp_path: Path) -> None:
     teacher = folder / "teacher"
     for arguments, part in (
@@ -194,6 +224,10 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, tmp_path: Path) -> 
         ([teacher, "--run", tmp_path / "a", "--data", tmp_path], "there is no file"),
         ([teacher, "--run", tmp_path / "a", "--text", tmp_path / "a"], "is a run folder; name another"),
         ([teacher, "--run", tmp_path / "a", "--text", teacher], "is a run folder; name another"),
+        ([teacher, "--run", tmp_path / "a", "--baseline", tmp_path / "a"], "this is the student's run folder"),
+        ([teacher, "--run", tmp_path / "a", "--precision", "int9"], "precision = 'int9': allowed are auto, float32"),
+        ([teacher, "--run", tmp_path / "a", "--beam", 10**9], f"beam = {10**9}: must be from 1 to"),
+        ([teacher, "--run", tmp_path / "a", "--length-penalty", 1e9], "length_penalty = 1000000000.0: must be from"),
     ):
         done = transduce("distill", *arguments)
         assert done.code == 2 and part in done.err and done.err.count("error:") == 1, done.err
@@ -204,8 +238,8 @@ def test_a_changed_training_text_is_refused_and_a_moved_one_is_found(folder: Pat
     files = [folder / f"{name}.{side}" for name in ("train", "more", "test") for side in ("en", "de")]
     for file in files:
         shutil.copy(file, tmp_path / file.name)
-    done = run(folder, "moved", "--data", tmp_path, "--beam", 1, "--set", "training.max_updates=2")
-    assert done.code == 0, done.err
+    done = run(folder, "moved", "--data", tmp_path, "--beam", 1, "--set", "training.max_updates=2", "--quiet")
+    assert done.code == 0 and all(line.startswith("warning: ") for line in done.err.splitlines()), done.err
     with (tmp_path / "more.de").open("a", encoding="utf-8") as file:
         file.write("Noch eine Zeile.\n")
     with (tmp_path / "more.en").open("a", encoding="utf-8") as file:

@@ -112,6 +112,8 @@ def _translation_scores(options: EvaluationOptions) -> Any:
         return [found.text for found in translator.translate(sources, decoding)]
 
     files = (options.src, options.ref)
+    if options.measure_precisions:
+        _check_measurable(options.run, files)
     found = evaluate_translations(
         options.run,
         files,
@@ -126,6 +128,16 @@ def _translation_scores(options: EvaluationOptions) -> Any:
     return replace(found, precision=" and ".join(dict.fromkeys(used)), precisions=bleu)
 
 
+def _check_measurable(run: Path, files: tuple[Path, Path]) -> None:
+    """Refuse at once what `_measure_precisions` would refuse after all translations."""
+    from transduce.data.lines import read_parallel
+    from transduce.evaluation.precisions import check_measurable
+    from transduce.runs.folder import RunFolder
+
+    with RunFolder.open_locked(run) as folder:
+        check_measurable(folder, list(zip(*read_parallel(*files), strict=True)))
+
+
 def _measure_precisions(run: Path, files: tuple[Path, Path]) -> Mapping[str, float]:
     """BLEU by precision, stored in the run folder."""
     from transduce.data.lines import read_parallel
@@ -134,8 +146,7 @@ def _measure_precisions(run: Path, files: tuple[Path, Path]) -> Mapping[str, flo
 
     with RunFolder.open_locked(run) as folder:
         found = measure_precisions(folder, list(zip(*read_parallel(*files), strict=True)))
-    if isinstance(found, str):
-        raise SettingsError(f"--measure-precisions needs the native library: {found}")
+    assert not isinstance(found, str)  # see _check_measurable
     return found
 
 

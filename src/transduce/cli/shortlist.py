@@ -27,6 +27,9 @@ def shortlist(
     Translates the validation text with and without the shortlist, and writes
     none that loses more BLEU than --max-loss.
 
+    With a shortlist, beam search and single sentences are faster. Greedy search
+    of many sentences at once is slower, 0.7 to 0.9 of the speed without.
+
     \b
     transduce shortlist runs/x
     transduce translate runs/x --shortlist < in.en > out.de

@@ -40,6 +40,7 @@ def translate_to_folder(
     workers: int | RayCluster = 1,
     device: str = "auto",
     precision: AnyPrecision = "float32",
+    log: Log | None = None,
 ) -> list[Path]:
     """Translate each file into a file of the same name and compression in `output_dir`; returns these.
 
@@ -56,19 +57,20 @@ def translate_to_folder(
         workers: Processes that translate, each with its own engine (1: this process only), or a Ray cluster.
         device: auto, cpu or cuda.
         precision: See `Translator.load`.
+        log: For progress (default: to stderr).
 
     Raises:
         UserError: The run or a file cannot be used, or files in `output_dir` are not of this call. The message says
             what to do.
         Interrupted: SIGINT, SIGTERM or SIGHUP. The same call resumes.
     """
-    sources, folder, log = [Path(file) for file in files], Path(output_dir), Log()
+    sources, folder, log = [Path(file) for file in files], Path(output_dir), log or Log()
     _check_files(sources, folder)
     n_workers = workers if isinstance(workers, int) else workers.workers_per_node
     if n_workers < 1:
         raise SettingsError(f"workers = {n_workers}: must be at least 1")
     setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
-    opened = open_translators(setup, workers) if isinstance(workers, int) else workers.open_translators(setup)
+    opened = open_translators(setup, workers) if isinstance(workers, int) else workers.open_translators(setup, log)
     locked = locked_folder(folder / FOLDER, use="translating into it", option="--output-dir", warn=log.warn)
     with _interruptible() as signals, locked, opened as translators:
         for note in translators.notes:

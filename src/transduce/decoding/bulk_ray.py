@@ -42,12 +42,12 @@ class RayCluster:
     workers_per_node: int = 1
 
     @contextlib.contextmanager
-    def open_translators(self, setup: Setup) -> Iterator[Translators]:
+    def open_translators(self, setup: Setup, log: Log) -> Iterator[Translators]:
         """Load the model on all nodes. Raises `SettingsError` if there is no such cluster."""
         setup = replace(setup, run=os.path.abspath(setup.run))
         with _connected(self.address) as ray, _started(ray, self._actors(ray, setup)) as actors:
-            loaded = _load(ray, actors, setup)
-            pool = _Pool(ray, actors)
+            loaded = _load(ray, actors, setup, log)
+            pool = _Pool(ray, actors, log)
             threads = ThreadPoolExecutor(_CALLS * len(actors), thread_name_prefix="ray")
             try:
                 yield Translators(
@@ -90,8 +90,8 @@ class _Actor(NamedTuple):
 class _Pool:
     """Gives chunks to free actors, and those of a lost actor to others."""
 
-    def __init__(self, ray: Any, actors: Sequence[_Actor]) -> None:
-        self._ray, self._log, self._lock = ray, Log(), threading.Lock()
+    def __init__(self, ray: Any, actors: Sequence[_Actor], log: Log) -> None:
+        self._ray, self._log, self._lock = ray, log, threading.Lock()
         self._left, self._closed = list(actors), False
         self._free: SimpleQueue[_Actor | None] = SimpleQueue()  # None: no actor is left
         for actor in [*actors] * _CALLS:
@@ -127,13 +127,13 @@ class _Pool:
                 self._free.put(None)
 
 
-def _load(ray: Any, actors: Sequence[_Actor], setup: Setup) -> dict[str, Any]:
+def _load(ray: Any, actors: Sequence[_Actor], setup: Setup, log: Log) -> dict[str, Any]:
     """Load the model in all actors: what they have in common. Raises `SettingsError` if they differ."""
     calls = {actor.handle.load.remote(asdict(setup)): actor.node for actor in actors}
     _, waiting = ray.wait([*calls], num_returns=len(calls), timeout=_SECONDS_TO_START)
     if waiting:
         nodes = ", ".join(sorted({calls[call] for call in waiting}))
-        Log().say(f"waiting for workers on {nodes}; their CPUs may be in use by other jobs of the cluster")
+        log.say(f"waiting for workers on {nodes}; their CPUs may be in use by other jobs of the cluster")
     loaded = []
     for call, node in calls.items():
         try:

@@ -135,16 +135,14 @@ def open_engine(
     path: str | Path, *, task: str, device: str, precision: AnyPrecision
 ) -> tuple[RunFolder, Tokenizers, Engine, EngineChoice]:
     """The run folder, its vocabularies, and the fastest engine for it; see `EngineModel.load`."""
-    check_precision(precision)
-    folder, tokenizers = open_run(path, task=task)
     on_cpu, because = is_cpu(device), ""
+    check_precision(precision, on_cpu=on_cpu)
+    folder, tokenizers = open_run(path, task=task)
     if precision == "auto":
         precision, because = auto_precision(folder) if on_cpu else ("float32", "")
     of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
     reference = _pytorch_engine(folder, tokenizers, device, of_weights)
     if precision == "bfloat16" or not on_cpu:
-        if precision != of_weights:
-            raise SettingsError(f"precision = {precision!r} needs device = 'cpu'; or use float32 or bfloat16")
         return folder, tokenizers, reference(), EngineChoice(of_weights)
     engine = native_engine(folder, tokenizers, precision=precision, reference=reference)
     if isinstance(engine, str):

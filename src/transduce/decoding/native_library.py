@@ -92,7 +92,14 @@ def check(library: ctypes.CDLL, code: int) -> None:
 
 
 def packed(rows: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids one behind another (int32), and where each begins and the last ends (int64)."""
+    """Rows of ids one behind another (int32), and where each begins and the last ends (int64).
+
+    Raises `SettingsError` for an id that no 32-bit integer holds.
+    """
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
-    return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets
+    try:
+        return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets
+    except OverflowError:
+        extreme = max((i for row in rows for i in row), key=abs)
+        raise SettingsError(f"token id {extreme}: no vocabulary is so large; give ids of the model's tokens") from None

@@ -13,7 +13,7 @@ from transduce.config.model import preset_values
 from transduce.distillation.comparison import SideBySide, compare
 from transduce.distillation.text import DistillationOptions, DistilledText
 from transduce.distillation.training_text import open_translator, training_data
-from transduce.errors import SettingsError, UserError
+from transduce.errors import RunFolderError, SettingsError, UserError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
 from transduce.runs.folder import RunFolder, has_read_text
@@ -22,7 +22,7 @@ from transduce.tasks.finetune import find_start
 from transduce.tasks.resolve import check
 
 _DEFAULT = DistillationOptions()
-_RECORD = "distillation.json"
+_RECORD, _TEXT = "distillation.json", "text"  # a record of the run folder, and the part of it about the text
 
 
 def distill(
@@ -76,21 +76,25 @@ def distill(
         plain = _student_settings(folder, made.data(distilled=False), given)
         if _check_baseline(baseline, plain):
             to_train.append(baseline)
+    with RunFolder.create(run, student, to_toml(student)) as new:  # so that another student in it is refused at once
+        _record_text(made, new, log)
     if not all(map(has_read_text, to_train)):
-        _make_text(made, run, student, check_text="data" not in given, log=log)
+        _make_text(made, new, check_text="data" not in given, log=log)
     train(student, run, log=log)
     if baseline in to_train[1:]:
         log.say(f"training the same model without distillation: {baseline}")
         train(plain, baseline, log=log)
     found = compare(runs, student, log)
     with RunFolder.create(run, student, to_toml(student)) as finished:
-        finished.write_record(_RECORD, found.to_json())
+        finished.write_record(_RECORD, {_TEXT: made.made_from, **found.to_json()})
     return found
 
 
 def _text_folder(text: Path | None, run: Path, baseline: Path | None) -> Path:
-    """Raises for a run folder, whose files the text would overwrite."""
+    """The folder of the text. Raises if two of the three folders are the same, or if it is a run folder."""
     folder = Path(os.path.realpath(text or f"{os.path.realpath(run)}.distilled"))
+    if baseline is not None and os.path.realpath(baseline) == os.path.realpath(run):
+        raise SettingsError(f"--baseline {baseline}: this is the student's run folder; name another folder")
     runs = {os.path.realpath(path) for path in (run, baseline) if path is not None}
     if os.fspath(folder) in runs or (folder / "manifest.json").exists():
         raise SettingsError(f"--text {folder}: this is a run folder; name another folder for the translations")
@@ -107,15 +111,30 @@ def _check_baseline(baseline: Path, settings: Settings) -> bool:
     return True
 
 
-def _make_text(made: DistilledText, run: Path, student: Settings, *, check_text: bool, log: Log) -> None:
-    """Make the text; the run folder exists from the start, so that another student in it is refused at once."""
-    with RunFolder.create(run, student, to_toml(student)) as folder:
-        pass
+def _record_text(made: DistilledText, student: RunFolder, log: Log) -> None:
+    """Record what the text of the student is made from. Raises if it has read text that was made in another way."""
+    if has_read_text(student.path):
+        try:
+            known = student.read_record(_RECORD).get(_TEXT, {})
+        except RunFolderError as error:
+            log.warn(f"{error}; it is made again, and the options that the text was made with are not compared")
+            return
+        if known and (difference := made.difference(known, without={"transduce"})):
+            raise RunFolderError(
+                f"{student.path} was trained on text that was made with {difference}; give the same options to resume "
+                "it, or name another folder with --run"
+            )
+    else:
+        student.write_record(_RECORD, {_TEXT: made.made_from})
+
+
+def _make_text(made: DistilledText, student: RunFolder, *, check_text: bool, log: Log) -> None:
+    """Make the text. A user's mistake leaves no new run folder."""
     try:
-        made.make(check_text=check_text, translate=not has_read_text(run), log=log)
+        made.make(check_text=check_text, translate=not has_read_text(student.path), log=log)
     except UserError:
-        if not folder.resumed:
-            shutil.rmtree(run, ignore_errors=True)
+        if not student.resumed:
+            shutil.rmtree(student.path, ignore_errors=True)
         raise
 
 

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,10 +27,12 @@ from transduce.data.sources import pair_sources
 from transduce.decoding.bulk import translate_to_folder
 from transduce.decoding.bulk_workers import run_identity
 from transduce.decoding.options import TranslationOptions
+from transduce.decoding.precision import check_precision
 from transduce.distillation.training_text import read_training_text
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
-from transduce.runs.atomic import read_json, remove_leftovers, write_aside, write_json
+from transduce.machine import is_cpu
+from transduce.runs.atomic import expecting, read_json, remove_leftovers, write_aside, write_json
 from transduce.runs.folder import RunFolder
 from transduce.runs.lock import locked_folder
 
@@ -64,6 +66,16 @@ class DistillationOptions:
             raise SettingsError(f"mix = {self.mix}: must be 0 or more; 1 mixes equal parts")
         if self.rerank and self.beam < 2:
             raise SettingsError(f"rerank needs several translations: beam = {self.beam} must be at least 2")
+        if self.workers < 1:
+            raise SettingsError(f"workers = {self.workers}: must be at least 1")
+        check_precision(self.precision, on_cpu=is_cpu("auto"))
+        _ = self.translation  # refuses a beam or length penalty out of range
+
+    @property
+    def translation(self) -> TranslationOptions:
+        """How the teacher translates."""
+        n_best = self.beam if self.rerank else 1
+        return TranslationOptions(beam=self.beam, n_best=n_best, length_penalty=self.length_penalty)
 
 
 @dataclass(frozen=True)
@@ -128,14 +140,8 @@ class DistilledText:
         return "reranked" if self.options.rerank else "translations"
 
     @property
-    def _translation_options(self) -> TranslationOptions:
-        options = self.options
-        n_best = options.beam if options.rerank else 1
-        return TranslationOptions(beam=options.beam, n_best=n_best, length_penalty=options.length_penalty)
-
-    @property
-    def _made_from(self) -> dict[str, Any]:
-        """All that the text depends on."""
+    def made_from(self) -> dict[str, Any]:
+        """Everything that the text depends on, for JSON."""
         data = self.settings.data.model_dump(mode="json", exclude={"root"})
         penalty = self.options.length_penalty
         return ({} if penalty is None else {"length penalty": penalty}) | {
@@ -144,28 +150,34 @@ class DistilledText:
             "data": data,
             "seed": self.settings.training.seed,
             "beam": self.options.beam,
-            "translations per source": self._translation_options.n_best,
+            "translations per source": self.options.translation.n_best,
             "precision": self.options.precision,
         }
+
+    def difference(self, found: Mapping[str, Any], *, without: Collection[str] = ()) -> str:
+        """The first difference between `found` and our `made_from`, as "beam = 3 and not 4"; empty if there is none."""
+        wanted = self.made_from
+        for name in {**wanted, **found}:
+            was, value = found.get(name), wanted.get(name)
+            if was != value and name not in without:
+                return "another " + name if name in ("teacher", "data") else f"{name} = {was!r} and not {value!r}"
+        return ""
 
     def _is_complete(self) -> bool:
         """Whether sources and references are written. Raises `DataError` if the folder has other text."""
         path = self.folder / RECORD
         if not path.exists():
             return False
-        found, wanted = read_json(path), self._made_from
-        if not isinstance(found, dict):
-            raise RunFolderError(
-                f"{path} is damaged: it does not say what the text was made from; remove {self.folder}"
+        try:
+            with expecting(path):
+                difference = self.difference(read_json(path))
+        except RunFolderError as error:
+            raise RunFolderError(f"{error}; remove {self.folder} to make the text again") from error
+        if difference:
+            raise DataError(
+                f"{self.folder} has text that was made with {difference}; give the same options to resume, name "
+                "another folder with --text, or remove it"
             )
-        for name in {**wanted, **found}:
-            was, value = found.get(name), wanted.get(name)
-            if was != value:
-                change = "another " + name if name in ("teacher", "data") else f"{name} = {was!r} and not {value!r}"
-                raise DataError(
-                    f"{self.folder} has text that was made with {change}; give the same options to resume, name "
-                    "another folder with --text, or remove it"
-                )
         return True
 
     def _write_pairs(self, *, check_text: bool, log: Log) -> None:
@@ -180,7 +192,7 @@ class DistilledText:
             sets += [(test.name, test.read()) for test in texts.tests]
         for name, pairs in sets:
             self._write_set(name, pairs)
-        write_json(self.folder / RECORD, self._made_from)
+        write_json(self.folder / RECORD, self.made_from)
 
     def _write_set(self, name: str, pairs: Iterable[Pair]) -> None:
         paths = self._path("sources", name), self._path("references", name)
@@ -197,7 +209,7 @@ class DistilledText:
                 tgt_file.write(f"{pair.tgt}\n")
 
     def _translate(self, log: Log) -> None:
-        options = self._translation_options
+        options = self.options.translation
         sources = sorted((self.folder / "sources").glob("train-*.txt"))
         size = sum(path.stat().st_size for path in sources)
         n_mb = max(1, size * options.n_best >> 20)
@@ -209,7 +221,8 @@ class DistilledText:
             options,
             style="nbest" if self.options.rerank else "text",
             workers=self.options.workers,
-            precision=cast(Any, self.options.precision),  # `Translator.load` checks it
+            precision=cast(Any, self.options.precision),  # `DistillationOptions` checks it
+            log=log,
         )
 
     def _rerank(self, log: Log) -> None:

@@ -37,8 +37,9 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Result in words, at p < 0.05. Of TER, lower is better."""
-        if self.p_value >= 0.05:
+        """Result in words: significant are p < 0.05 and an interval without 0. Of TER, lower is better."""
+        low, high = self.interval
+        if self.p_value >= 0.05 or low <= 0 <= high:
             return "no significant difference"
         return "better" if (self.difference < 0) == (self.metric == "TER") else "worse"
 

@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.precision import RECORD, model_digest
 from transduce.decoding.translator import Translator
+from transduce.errors import DataError, SettingsError
 from transduce.evaluation.metrics import evaluate
 from transduce.runs.folder import RunFolder
+
+
+def check_measurable(folder: RunFolder, pairs: Sequence[tuple[str, str]]) -> None:
+    """Raise `UserError` if `measure_precisions` cannot measure anything: no library for this model, or no text."""
+    if because := Translator.load(folder.path, device="cpu").choice.slow_because:
+        raise SettingsError(f"measuring precisions needs the native library: {because}")
+    if not any(src.strip() and tgt.strip() for src, tgt in pairs):
+        raise DataError("there is nothing to measure precisions on: no source with text has a reference with text")
 
 
 def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]]) -> Mapping[str, float] | str:

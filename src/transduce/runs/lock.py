@@ -107,8 +107,10 @@ class FolderLock:
 def locked_folder(folder: Path, *, use: str, option: str, warn: Callable[[str], object]) -> Iterator[None]:
     """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
 
-    `use` and `option`: as for `FolderLock`, whose note goes to `warn`.
+    `use` and `option`: as for `FolderLock`, whose note goes to `warn`. After an error, folders that this made and that
+    are still empty are removed.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder, use=use, option=option)
@@ -118,7 +120,12 @@ def locked_folder(folder: Path, *, use: str, option: str, warn: Callable[[str], 
             yield
         finally:
             lock.release()
-    except OSError as error:
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            for path in made:  # the innermost first
+                path.rmdir()
+        if not isinstance(error, OSError):
+            raise
         where = error.filename or folder
         raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
 

@@ -17,6 +17,7 @@ from torch import nn
 from native_engines import engine_for
 from oracle.stand_in import untrained
 from transduce.config import Settings
+from transduce.data.examples import Example
 from transduce.decoding.engine import Engine, Hypothesis, Source
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_library import load_library
@@ -225,6 +226,16 @@ def test_padding_and_long_sentences_are_left_to_pytorch() -> None:
     options = TranslationOptions(beam=2)
     assert engine.translate(unusual, options) == reference.translate(unusual, options)
     assert engine.translate([], options) == []
+
+
+@pytest.mark.parametrize("odd", [N_TOKENS, -1, 1 << 31, 1 << 40, -(1 << 40)])
+def test_ids_outside_the_vocabulary_are_refused(odd: int) -> None:
+    engine = engine_of("paper")
+    for source in (Source((0,), [5, odd], 9), Source((0,), [5], 9, (odd,))):
+        with pytest.raises(SettingsError, match="token"):
+            engine.translate([source], TranslationOptions())
+    with pytest.raises(SettingsError, match="token"):
+        engine.score([Example([5, odd], [5])])
 
 
 def test_weights_that_are_not_numbers_give_no_hypothesis() -> None:

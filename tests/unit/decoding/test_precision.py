@@ -11,8 +11,8 @@ from transduce.decoding.loading import EngineChoice
 from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.precision import RECORD, auto_precision, model_digest
 from transduce.decoding.translator import Translator
-from transduce.errors import RunFolderError
-from transduce.evaluation.precisions import measure_precisions
+from transduce.errors import DataError, RunFolderError, SettingsError
+from transduce.evaluation.precisions import check_measurable, measure_precisions
 from transduce.runs.folder import RunFolder
 
 NATIVE = pytest.mark.skipif(isinstance(native_library.load_library(), str), reason="the native library is not built")
@@ -76,7 +76,7 @@ def test_a_damaged_record_names_the_file(content: Any, folder: RunFolder) -> Non
     if content == {"model": 1, "sentences": 1}:
         assert auto_precision(folder)[0] == "float32-fast"
         return
-    with pytest.raises(RunFolderError, match=str(folder.path / RECORD)):
+    with pytest.raises(RunFolderError, match=f"{folder.path / RECORD} is damaged.*--measure-precisions"):
         auto_precision(folder)
     (folder.path / RECORD).write_text("{}")
     with pytest.raises(RunFolderError, match=str(folder.path / RECORD)):
@@ -106,3 +106,12 @@ def test_without_the_library_auto_is_float32_and_nothing_is_measured(
     assert found.choice == EngineChoice("float32", slow_because="not built")
     assert found.choice.notes() == ["decoding with PyTorch, which is slower: not built"]
     assert measure_precisions(folder, [("a", "b")]) == "not built"
+    with pytest.raises(SettingsError, match="needs the native library: not built"):
+        check_measurable(folder, [("a", "b")])
+
+
+@NATIVE
+def test_blank_text_is_refused(folder: RunFolder) -> None:
+    check_measurable(folder, [("a", " "), ("a", "b")])
+    with pytest.raises(DataError, match="nothing to measure"):
+        check_measurable(folder, [("a", " "), ("", "b")])

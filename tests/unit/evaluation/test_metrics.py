@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.config.settings import EvaluationSettings
 from transduce.errors import DataError, UserError
-from transduce.evaluation.evaluate import paired_bootstrap
+from transduce.evaluation.evaluate import Comparison, paired_bootstrap
 from transduce.evaluation.metrics import Scores, evaluate, metrics
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
@@ -210,6 +211,15 @@ def test_p_values_equal_those_of_sacrebleu(tmp_path: Path) -> None:
         assert (c.other, c.other_margin) == pytest.approx(base, abs=1e-3)
         assert (c.value, c.margin) == pytest.approx(this, abs=1e-3)
         assert c.p_value == pytest.approx(p, abs=1e-4)
+
+
+@pytest.mark.parametrize("metric", ["BLEU", "TER"])
+def test_a_difference_is_significant_if_its_interval_excludes_0_too(metric: str) -> None:
+    """The test and the interval differ slightly, so that one may contain 0 at p < 0.05."""
+    clear = Comparison(metric, 30.0, 31.0, 0.9, 0.9, -1.0, (-1.5, -0.5), 0.04, "")
+    assert clear.verdict == ("worse" if metric == "BLEU" else "better")
+    assert replace(clear, interval=(-1.5, 0.1)).verdict == "no significant difference"
+    assert replace(clear, p_value=0.06).verdict == "no significant difference"
 
 
 def test_comparisons_are_plain_data() -> None:

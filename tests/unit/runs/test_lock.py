@@ -14,7 +14,7 @@ import pytest
 
 from transduce.errors import RunFolderError
 from transduce.runs import lock as lock_module
-from transduce.runs.lock import FolderLock, is_locked
+from transduce.runs.lock import FolderLock, is_locked, locked_folder
 
 LOCKS = """
 import sys
@@ -159,3 +159,19 @@ def test_on_windows_the_file_is_closed_before_it_is_removed(tmp_path: Path, monk
     monkeypatch.setattr(lock_module, "_POSIX", False)
     lock.release()
     assert not (tmp_path / ".lock").exists()
+
+
+def test_folders_that_stayed_empty_are_removed_after_an_error(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    for name, content in (("a", ""), ("b", "x")):
+        folder = there / name / ".transduce"
+        with (
+            pytest.raises(RunFolderError, match="no such cluster"),
+            locked_folder(folder, use="testing", option="--output-dir", warn=print),
+        ):
+            if content:
+                (folder / "a.journal").write_text(content)
+            raise RunFolderError("no such cluster")
+        assert folder.exists() == (there / name).exists() == bool(content)
+    assert there.exists()
