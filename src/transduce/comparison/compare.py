@@ -15,6 +15,7 @@ from transduce.comparison.measures import (
     start_memory_measurement,
     store_measures,
 )
+from transduce.comparison.page import comparison_html
 from transduce.comparison.recipes import (
     Budget,
     read_recipes,
@@ -31,12 +32,12 @@ from transduce.errors import DataError, RunFolderError, SettingsError, TrainingE
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
 from transduce.process import release_memory
-from transduce.runs.atomic import read_json, write_json
+from transduce.runs.atomic import read_json, write_json, write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.tasks.resolve import check
 
 _DEFAULT = Budget()
-TABLE = "compare.json"
+TABLE, PAGE = "compare.json", "compare.html"
 
 
 def compare(
@@ -178,6 +179,8 @@ def _finish(
         failed=failed,
     )
     write_json(run / TABLE, found.to_json())
+    write_text(run / PAGE, comparison_html(found, run))
+    log.say(f"comparison: {run / TABLE}    page: {run / PAGE}")
     return found
 
 

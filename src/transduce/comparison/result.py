@@ -159,9 +159,9 @@ class RecipeComparison:
             )
         if self.speeds.unit:
             notes.append(f"{self.speeds.unit}/s: {self.speeds.engine}, first seed, the models take turns")
-        for cost, text in (("parameters", "fewer parameters"), ("speed", "more speed")):
-            if names := self.front(cost):
-                notes.append(f"best for their cost (no other one has a better score and {text}): {', '.join(names)}")
+        for cost in ("parameters", "speed"):
+            if len(self.systems) > 1 and (names := self.front(cost)):
+                notes.append(f"Pareto front of {self.measure} and {cost}: {', '.join(names)}")
         return [*notes, *(f"failed: {run}: {why}" for run, why in self.failed.items())]
 
 

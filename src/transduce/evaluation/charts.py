@@ -1,11 +1,12 @@
-"""Line charts as SVG; a script shows the values under the pointer."""
+"""Line charts and scatter plots as SVG; a script shows the values under the pointer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -14,7 +15,9 @@ from transduce.inspection.html import render
 BOX = {"width": 520, "height": 230, "left": 50, "right": 508, "top": 10, "bottom": 204}
 """Size of a chart, and the frame of its curves."""
 MAX_POINTS = 400
-COLOURS = ("var(--one)", "var(--two)", "var(--three)", "var(--four)")
+COLOURS = tuple(f"var(--{name})" for name in ("one", "two", "three", "four", "five", "six", "seven", "eight"))
+DASHES = ("", "7 4", "2 3")
+"""More curves than colours: the second and third time, they are dashed."""
 TEMPLATES = Path(__file__).parent / "templates"
 
 Point = tuple[float, float]
@@ -30,7 +33,13 @@ class Curve:
 
 
 def line_chart(
-    title: str, curves: Sequence[Curve], *, marks: Sequence[float] = (), settle: float = 0.0, floor: float | None = None
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    marks: Sequence[float] = (),
+    settle: float = 0.0,
+    floor: float | None = None,
+    x_name: str = "update",
 ) -> Markup:
     """Draw curves over updates as an HTML figure; empty if there are no finite points.
 
@@ -41,6 +50,7 @@ def line_chart(
         settle: Fraction of the x range, from the left, whose values may leave the chart, so that a high initial loss
             does not flatten the rest.
         floor: Highest value at which the y axis may start.
+        x_name: What x is, if not the number of the update.
     """
     finite = [replace(c, points=[p for p in c.points if all(map(math.isfinite, p))]) for c in curves]
     if not (curves := [c for c in finite if c.points]):
@@ -55,24 +65,62 @@ def line_chart(
                 "name": curve.name,
                 "pale": curve.pale,
                 "colour": COLOURS[n_colours % len(COLOURS)],
+                "dash": DASHES[n_colours // len(COLOURS) % len(DASHES)],
                 "places": [(x(a), y(b)) for a, b in points],
                 "points": [[a, float(f"{b:.5g}")] for a, b in points],
             }
         )
         n_colours += not curve.pale
-    legend = [line for line in lines if not line["pale"]]
-    data = [{"name": line["name"], "points": line["points"]} for line in legend]
+    shown = [line for line in lines if not line["pale"]]
+    data = {"name": x_name, "curves": [{"name": line["name"], "points": line["points"]} for line in shown]}
+    return _draw(title, lines, ticks=(x_ticks, y_ticks), scales=(x, y), data=data, marks=marks)
+
+
+def scatter_chart(title: str, points: Mapping[str, Point], *, front: Sequence[str] = (), x_name: str = "") -> Markup:
+    """Draw named points as an HTML figure; empty without finite points.
+
+    `front`: names of points to connect, such as those of a Pareto front.
+    """
+    points = {name: point for name, point in points.items() if all(map(math.isfinite, point))}
+    if not points:
+        return Markup()
+    x_ticks, y_ticks = (ticks(min(values), max(values)) for values in zip(*points.values(), strict=True))
+    x, y = _scale(x_ticks, BOX["left"], BOX["right"]), _scale(y_ticks, BOX["bottom"], BOX["top"])
+    middle = (BOX["left"] + BOX["right"]) / 2
+    connected = sorted(points[name] for name in front if name in points)
+    lines: list[dict[str, Any]] = [
+        {"name": "front", "pale": True, "colour": "var(--soft)", "places": [(x(a), y(b)) for a, b in connected]}
+    ]
+    for place, (name, (a, b)) in enumerate(points.items()):
+        label = {"text": name, "at": "end" if x(a) > middle else "start", "values": f"{number(a)}, {number(b)}"}
+        lines.append({"name": name, "colour": COLOURS[place % len(COLOURS)], "places": [(x(a), y(b))], "label": label})
+    return _draw(f"{title} (x: {x_name})" if x_name else title, lines, ticks=(x_ticks, y_ticks), scales=(x, y))
+
+
+def _draw(
+    title: str,
+    lines: Sequence[dict[str, Any]],
+    *,
+    ticks: tuple[Sequence[float], Sequence[float]],
+    scales: tuple[Callable[[float], float], Callable[[float], float]],
+    data: Mapping[str, Any] | None = None,
+    marks: Sequence[float] = (),
+) -> Markup:
+    """Render a chart. `data`: what the script shows under the pointer, with a legend."""
+    (x_ticks, y_ticks), (x, y) = ticks, scales
+    plain = {"pale": False, "dash": "", "label": None}
+    lines = [plain | line for line in lines]
     return render(
         "chart.html",
         folder=TEMPLATES,
         title=title,
         box=BOX,
-        x_ticks=[(x(tick), number(tick)) for tick in x_ticks],
+        x_ticks=[(x(tick), number(float(f"{tick:.4g}"))) for tick in x_ticks],
         y_ticks=[(y(tick), number(tick)) for tick in y_ticks],
         marks=[x(mark) for mark in marks if x_ticks[0] <= mark <= x_ticks[-1]],
         lines=lines,
-        legend=legend,
-        data={"x": [x_ticks[0], x_ticks[-1]], "box": BOX, "curves": data},
+        legend=[line for line in lines if not line["pale"]] if data else [],
+        data=data and {"x": [x_ticks[0], x_ticks[-1]], "box": BOX, **data},
     )
 
 

@@ -1,5 +1,7 @@
 for (const figure of document.querySelectorAll("figure.chart")) {
-  const data = JSON.parse(figure.querySelector(".points").textContent);
+  const points = figure.querySelector(".points");
+  if (!points) continue;  // its points have names
+  const data = JSON.parse(points.textContent);
   const svg = figure.querySelector("svg"), cursor = figure.querySelector(".cursor");
   const value = figure.querySelector(".value"), several = data.curves.length > 1;
   svg.addEventListener("pointermove", event => {
@@ -10,7 +12,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
       const near = c.points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
       return (several ? c.name + " " : "") + near[1].toLocaleString("en", {maximumSignificantDigits: 4});
     });
-    value.textContent = "update " + Math.round(x).toLocaleString("en") + ": " + values.join(", ");
+    value.textContent = data.name + " " + x.toLocaleString("en", {maximumFractionDigits: data.name == "update" ? 0 : 1}) + ": " + values.join(", ");
     cursor.setAttribute("x1", at); cursor.setAttribute("x2", at); cursor.setAttribute("visibility", "visible");
   });
   svg.addEventListener("pointerleave", () => {

@@ -1,0 +1,268 @@
+"""`transduce compare`: translators, language models and classifiers; kills, later recipes and seeds, mistakes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import shutil
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+import kills
+from system.commands import Done, transduce, write_corpus
+from transduce import Budget, Translator, compare
+from transduce.comparison.measures import RECORD
+from transduce.metrics_log import MetricsFile
+from transduce.runs.folder import RunFolder
+from transduce.text.tokenizer import load_tokenizers
+
+BASE = """
+[data]
+train = [{ src = "train.en", tgt = "train.de" }]
+valid = [{ src = "valid.en", tgt = "valid.de" }]
+test = [{ src = "test.en", tgt = "test.de" }]
+
+[tokenizer]
+vocab_size = 300
+
+[model]
+d_model = 32
+d_ff = 64
+n_heads = 2
+n_encoder_layers = 1
+n_decoder_layers = 1
+
+[training]
+batch_tokens = 512
+max_updates = 12
+valid_updates = 6
+save_updates = 3
+precision = "float32"
+valid_bleu_sentences = 4
+
+[decoding]
+max_length = 20
+"""
+WIDE = """
+[model]
+d_model = 64
+d_ff = 64
+n_heads = 4
+n_encoder_layers = 1
+n_decoder_layers = 1
+decoder_self = "ssru"
+
+[training]
+lr = 0.01
+label_smoothing = 0.0
+save_updates = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compare")
+    write_corpus(path, "train", 300)
+    write_corpus(path, "valid", 30, split="valid")
+    write_corpus(path, "test", 60, split="test")
+    (path / "base.toml").write_text(BASE)
+    (path / "wide.toml").write_text(WIDE)
+    return path
+
+
+def run(folder: Path, name: str, *options: object, recipes: tuple[str, ...] = ("base", "wide")) -> Done:
+    return transduce("compare", *(folder / f"{recipe}.toml" for recipe in recipes), "--run", folder / name, *options)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Done:
+    done = run(folder, "plain", "--seeds", 2, "--json")
+    assert done.code == 0, done.err
+    return done
+
+
+def runs(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("*/seed*/manifest.json"))
+
+
+def test_all_runs_share_text_vocabulary_and_batches(folder: Path, plain: Done) -> None:
+    found = runs(folder / "plain")
+    assert [path.relative_to(folder / "plain").as_posix() for path in found] == [
+        f"{name}/seed{seed}" for name in ("base", "wide") for seed in (1, 2)
+    ]
+    folders = list(map(RunFolder.open, found))
+    assert len({load_tokenizers(one).src.model for one in folders}) == 1
+    assert len({str(one.settings.data.train) for one in folders}) == 1
+    assert [one.settings.training.seed for one in folders] == [1, 2, 1, 2]
+    n_targets = [
+        [event["n_targets"] for event in MetricsFile(path / "metrics.jsonl").read() if event["event"] == "update"]
+        for path in found
+    ]
+    assert n_targets[0] == n_targets[2] and n_targets[1] == n_targets[3]
+    assert folders[2].settings.model.model_dump()["decoder_self"] == "ssru"
+
+
+def test_the_numbers_are_those_of_the_runs(folder: Path, plain: Done) -> None:
+    found = json.loads(plain.out)
+    assert found == json.loads((folder / "plain" / "compare.json").read_text())
+    sources, references = ((folder / f"test.{side}").read_text().splitlines() for side in ("en", "de"))
+    for system in found["systems"]:
+        paths = [folder / "plain" / system["name"] / f"seed{seed}" for seed in (1, 2)]
+        bleu = []
+        for path in paths:
+            translator = Translator.load(path, device="cpu")
+            output = [one.text for one in translator.translate(sources)]
+            bleu.append(BLEU().corpus_score(output, [references]).score)
+        assert system["scores"]["test"]["values"] == pytest.approx(bleu)
+        assert system["scores"]["test"]["deviation"] == pytest.approx(statistics.stdev(bleu))
+        assert system["n_parameters"] == sum(p.numel() for p in translator.model.parameters())
+        events = MetricsFile(paths[0] / "metrics.jsonl").read()
+        validations = {event["update"]: event["nll"] for event in events if event["event"] == "validation"}
+        best = next(event["best_update"] for event in events if event["event"] == "end")
+        assert system["nll"]["values"][0] == pytest.approx(validations[best])
+        assert len(system["curves"]["nll"]) == len(system["curves"]["bleu"]) == 2
+        assert system["updates"] == 12 and system["tokens_per_second"] > 0 and system["per_second"] > 0
+        assert sys.platform != "linux" or system["memory"] > 50e6
+    assert found["systems"][1]["differences"]["test"].keys() >= {"difference", "p_value", "verdict"}
+    assert (
+        found["settings"]["wide"]["model.decoder_self"] == "ssru" and "training.seed" not in found["settings"]["wide"]
+    )
+    page = (folder / "plain" / "compare.html").read_text()
+    assert page.count("<figure") == 5 and not re.search(r"(?:src|href)=.https?://", page)
+    for address in re.findall(r'href="([^"]+)"', page):
+        assert (folder / "plain" / address).exists()
+
+
+def test_a_second_call_trains_nothing_and_recipes_and_seeds_can_be_added(folder: Path, plain: Done) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("plain/*/*/*") if path.is_file()}
+    text, aside = folder / "test.en", folder / "aside"
+    text.rename(aside)  # the scores are stored
+    again = run(folder, "plain", "--seeds", 2, "--json")
+    aside.rename(text)
+    assert again.code == 0, again.err
+    assert json.loads(again.out) == json.loads(plain.out)
+    (folder / "deep.toml").write_text(WIDE.replace("n_encoder_layers = 1", "n_encoder_layers = 2"))
+    done = run(folder, "plain", "--seeds", 1, "--quiet", recipes=("base", "deep"))
+    assert done.code == 0, done.err
+    assert "deep" in done.out and "BLEU test" in done.out and "wide" not in done.out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_language_models_are_compared_by_bits_per_byte(folder: Path) -> None:
+    given: dict[str, Any] = {
+        "task": "causal",
+        "data": {"train": [{"path": str(folder / "train.en")}], "valid": [{"path": str(folder / "valid.en")}]},
+        "model": {"d_model": 32, "d_ff": 64, "n_heads": 2, "n_decoder_layers": 1},
+        "training": {"batch_tokens": 512, "max_epochs": 1},
+    }
+    given["data"]["context"] = 32
+    alibi = {"model": {**given["model"], "positions": "alibi"}}
+    found = compare({"rotary": given, "alibi": alibi}, folder / "lm", budget=Budget(tokens=5120, params=20_000))
+    assert found.measure == "bits per byte" and found.systems[1].differences == {"valid": None}
+    for system in found.systems:
+        folder_ = RunFolder.open(folder / "lm" / system.name / "seed1")
+        (scores,) = folder_.read_record("text_scores.json")["sets"]
+        assert system.scores["valid"].mean == pytest.approx(scores["bits_per_byte"])
+        assert system.updates == 10 and abs(system.n_parameters - 20_000) <= 2000
+        assert folder_.settings.model.d_model == found.settings[system.name].get(
+            "model.d_model", folder_.settings.model.d_model
+        )
+    assert "20,000 parameters" in "\n".join(found.lines())
+
+
+def test_classifiers_are_compared_by_accuracy(tmp_path: Path) -> None:
+    for name, n in (("train", 80), ("valid", 50)):
+        lines = [f"{'good' if i % 3 else 'bad'}\tthe film {'shines' if i % 3 else 'drags'} {i}\n" for i in range(n)]
+        (tmp_path / f"{name}.tsv").write_text("".join(lines))
+    model = {"n_encoder_layers": 1, "d_model": 32, "d_ff": 64, "n_heads": 2}
+    given = {
+        "task": "classification",
+        "data": {name: [{"path": str(tmp_path / f"{name}.tsv")}] for name in ("train", "valid")},
+        "tokenizer": {"vocab_size": 60},
+        "model": {**model, "pooling": "mean"},
+        "training": {"batch_tokens": 256, "max_updates": 10},
+    }
+    found = compare({"mean": given, "first": {"model": {**model, "pooling": "first"}}}, tmp_path / "run")
+    for system in found.systems:
+        (scores,) = RunFolder.open(tmp_path / "run" / system.name / "seed1").read_record("label_scores.json")["sets"]
+        assert system.scores["valid"].mean == pytest.approx(scores["accuracy"])
+        assert len(system.by_length) >= 1
+    assert found.speeds.unit == "texts" and found.systems[1].differences["valid"] is not None
+
+
+def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> None:
+    (folder / "other.toml").write_text(WIDE + "\n[data]\nmax_length = 9\n")
+    (folder / "new.toml").write_text(WIDE.replace("n_heads = 4", "n_heads = 5"))
+    for options, recipes, part in (
+        ((), ("base", "other"), "other: data.max_length is 9, and 256 in base"),
+        ((), ("base", "new"), "model.n_heads = 5"),
+        ((), ("base", "base"), "several recipes are called 'base'"),
+        (("--budget", "minuts=3"), ("base",), "did you mean 'minutes'?"),
+        (("--budget", "params=10"), ("base",), "base: --budget params=10: the nearest size"),
+        (("--data", folder / "nowhere"), ("base",), "there is no file"),
+        (("--set", "data.valid=[]", "--seeds", 2), ("base",), "the held-out text would depend on the seed"),
+        (("--run", folder / "plain" / "base" / "seed1"), ("base",), "this is a run folder"),
+    ):
+        done = run(folder, "never", *options, recipes=recipes)
+        assert done.code == 2 and part in done.err and done.err.count("error:") == 1, done.err
+        assert not (folder / "never").exists()
+    done = run(folder, "plain", "--set", "model.dropout=0.5")
+    assert done.code == 2 and "contains another run: model.dropout" in done.err, done.err
+
+
+def test_a_training_that_diverges_does_not_stop_the_others(folder: Path) -> None:
+    (folder / "bad.toml").write_text(WIDE.replace("lr = 0.01", 'lr = 1e30\noptimizer = "adam"\nwarmup_updates = 0'))
+    done = run(folder, "diverged", "--quiet", recipes=("base", "bad", "wide"))
+    assert done.code == 1 and "bad" not in done.out.split("failed:")[0], done.err
+    assert "not finite" in done.out.split("failed:")[1] and "wide" in done.out
+
+
+def start(arguments: list[str], errors: Path) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "sentencepiece", "transduce.comparison.compare", "transduce.__main__"])
+    process = context.Process(target=kills.child, args=(arguments, str(errors)))
+    process.start()
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forkserver")
+def test_kills_change_nothing_and_finished_trainings_are_not_repeated(folder: Path) -> None:
+    """SIGKILL in the first training, in the second, between them, and while the results are collected."""
+    recipes = [str(folder / f"{name}.toml") for name in ("base", "wide")]
+    whole, killed = folder / "whole", folder / "killed"
+    process = start(["compare", *recipes, "--run", str(whole)], folder / "whole.err")
+    process.join()
+    assert process.exitcode == 0, (folder / "whole.err").read_text()
+    for mark in (
+        killed / "base" / "seed1" / "checkpoints" / "u00000006",
+        killed / "base" / "seed1" / "report.html",
+        killed / "wide" / "seed1" / "checkpoints" / "u00000003",
+        killed / "wide" / "seed1" / RECORD,
+    ):
+        process = start(["compare", *recipes, "--run", str(killed)], folder / "killed.err")
+        while process.is_alive() and not mark.exists():
+            time.sleep(0.0005)
+        process.kill()
+        process.join()
+        assert process.exitcode in (-signal.SIGKILL, 0), (folder / "killed.err").read_text()
+    process = start(["compare", *recipes, "--run", str(killed)], folder / "killed.err")
+    process.join()
+    assert process.exitcode == 0, (folder / "killed.err").read_text()
+    for name in ("base", "wide"):
+        one, two = (path / name / "seed1" for path in (whole, killed))
+        assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+        assert json.loads((one / RECORD).read_text())["sets"] == json.loads((two / RECORD).read_text())["sets"]
+        ends = [event for event in MetricsFile(two / "metrics.jsonl").read() if event["event"] == "end"]
+        assert len(ends) == 1
+    found = [json.loads((path / "compare.json").read_text())["systems"] for path in (whole, killed)]
+    assert [one["scores"] for one in found[0]] == [one["scores"] for one in found[1]]
+    shutil.rmtree(killed)
