@@ -17,6 +17,7 @@ from transduce.cli.convert import export_model, import_model
 from transduce.cli.demo import demo
 from transduce.cli.distill import distill
 from transduce.cli.evaluate import evaluate
+from transduce.cli.serve import serve
 from transduce.cli.shortlist import shortlist
 from transduce.cli.text import classify, fill, generate
 from transduce.cli.train import doctor, train, verify
@@ -85,6 +86,6 @@ def _check_text(text: str) -> None:
 
 for _command in (
     *(demo, train, doctor, translate, evaluate, generate, fill, classify, score, inspect, verify),
-    *(compare, distill, shortlist, import_model, export_model),
+    *(compare, serve, distill, shortlist, import_model, export_model),
 ):
     app.command(_command.__name__.removesuffix("_model"))(_with_checked_text(_command))

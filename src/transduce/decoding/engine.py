@@ -7,7 +7,7 @@ with the native library starts without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -119,6 +119,9 @@ class Backend(Protocol):
 
     def cancel(self, ticket: int) -> None:
         """End a sentence at the next step; no effect if it has ended."""
+
+    def load(self) -> Mapping[str, int]:
+        """What it has to do: at least `n_waiting`, sentences of which nothing is decoded yet."""
 
     def close(self) -> None:
         """Cancel all, and end the threads when they have delivered their events."""

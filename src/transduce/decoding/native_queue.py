@@ -299,7 +299,7 @@ class NativeBackend:
         takes: Callable[[Source, TranslationOptions], bool],
         deliver: Deliver,
     ) -> None:
-        self._settings, self._takes = settings, takes
+        self._settings, self._takes, self._queue = settings, takes, queue
         queue.start_threads()
         self._client = NativeClient(queue)
         self._thread = threading.Thread(target=_deliver_all, args=(self._client, deliver), name="deliver", daemon=True)
@@ -318,6 +318,10 @@ class NativeBackend:
     def cancel(self, ticket: int) -> None:
         """See `Backend.cancel`."""
         self._client.cancel(ticket)
+
+    def load(self) -> dict[str, int]:
+        """See `Backend.load`."""
+        return {name: n for name, n in self._queue.load().items() if name != "n_open"}
 
     def close(self) -> None:
         """See `Backend.close`."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from transduce.config.section import MAX_TOKENS
@@ -92,6 +93,13 @@ class TranslationQueue:
     def n_open(self) -> int:
         """Sentences that have not ended."""
         return len(self._open)
+
+    def load(self) -> dict[str, int]:
+        """Sums over the backends: `n_open` and `n_waiting` sentences; of some, decoding steps `n_steps`, `n_rows`..."""
+        total = Counter({"n_open": self.n_open})
+        for backend in self._backends:
+            total.update(backend.load())
+        return dict(total)
 
     def close(self) -> None:
         """Cancel all sentences, deliver their ends and end the threads."""
@@ -178,6 +186,10 @@ class BatchingBackend:
             found = self._waiting.pop(ticket, None)
         if found is not None:
             self._deliver(Event(ticket, "cancelled"))
+
+    def load(self) -> dict[str, int]:
+        """See `Backend.load`."""
+        return {"n_waiting": len(self._waiting)}
 
     def close(self) -> None:
         """See `Backend.close`."""

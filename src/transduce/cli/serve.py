@@ -1,0 +1,86 @@
+"""`transduce serve`: an HTTP service for translation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from typer import Option
+
+from transduce.cli import options as opt
+from transduce.errors import SettingsError
+
+
+def serve(
+    runs: Annotated[
+        list[str] | None, opt.argument("RUN", "Run folders; en-de=RUN where a run does not know its languages.")
+    ] = None,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of the machine's.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8080,
+    api_key_file: Annotated[
+        Path | None, opt.option(metavar="FILE", help="Let in only clients with a key of this file.")
+    ] = None,
+    new_api_key: Annotated[
+        str | None, opt.option(metavar="NAME", help="Print a new key, and the line for the key file; then exit.")
+    ] = None,
+    pivot: Annotated[bool, Option("--pivot", help="Join two runs through a third language.")] = False,
+    watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0,
+    max_requests: Annotated[int, Option(help="Requests waiting or running; more get status 429.", min=1)] = 512,
+    max_tokens: Annotated[int, Option(help="Source tokens waiting or running.", min=1)] = 100_000,
+    deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0,
+    cors: Annotated[
+        list[str] | None, opt.option(metavar="ORIGIN", help="Let pages of this origin use the service; repeatable.")
+    ] = None,
+    certificate: Annotated[Path | None, opt.option(metavar="FILE", help="TLS certificate (PEM).")] = None,
+    certificate_key: Annotated[Path | None, opt.option(metavar="FILE", help="Its private key (PEM).")] = None,
+    log_text: Annotated[bool, Option("--log-text", help="Log the texts of requests too.")] = False,
+    device: opt.Device = "auto",
+    precision: opt.AutoPrecision = "auto",
+    quiet: opt.Quiet = False,
+) -> None:
+    """Serve runs over HTTP until SIGTERM or Ctrl-C; SIGHUP reloads replaced runs.
+
+    \b
+    transduce serve runs/en-de runs/de-en
+    transduce serve en-de=runs/x --port 8000 --watch 10
+    transduce serve --new-api-key alice >> keys.txt
+    transduce serve runs/x --host 0.0.0.0 --api-key-file keys.txt
+    """
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(f"{error.name} is not installed; pip install 'transduce[serve]'") from None
+    from transduce.logging import Log
+    from transduce.serving.keys import ApiKeys, new_key
+    from transduce.serving.limits import Limits
+    from transduce.serving.server import ServerOptions
+    from transduce.serving.server import serve as run_server
+    from transduce.serving.service import RunSpec, Service
+
+    if new_api_key is not None:
+        secret, line = new_key(new_api_key)
+        Log().say(f"key: {secret}\nGive it to the client; it is stored nowhere. Append this line to the key file:")
+        print(line)
+        return
+    if not runs:
+        raise SettingsError("no run folder is given; transduce serve RUN")
+    options = ServerOptions(
+        host=host,
+        port=port,
+        keys=ApiKeys() if api_key_file is None else ApiKeys.load(api_key_file),
+        cors=tuple(cors or ()),
+        log=not quiet,
+        log_text=log_text,
+        watch=watch,
+        certificate=certificate,
+        certificate_key=certificate_key,
+    )
+    specs = [RunSpec.parse(run) for run in runs]
+    limits = Limits(max_requests=max_requests, max_tokens=max_tokens, seconds=deadline)
+
+    def make_service() -> Service:
+        return Service(specs, limits=limits, device=device, precision=cast(Any, precision), pivot=pivot)
+
+    run_server(make_service, options, Log(quiet=quiet))

@@ -1,0 +1,234 @@
+"""What all protocols share: limits of bodies, errors, clients that leave, keys, metrics and the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import parse_qs
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from transduce.errors import SettingsError, UserError
+from transduce.serving.keys import ApiKeys, UnauthorizedError
+from transduce.serving.limits import DrainingError, ExpiredError, OverloadedError
+from transduce.serving.metrics import Metrics
+from transduce.serving.service import Service
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+_CLIENT_LEFT = 499  # nginx' number; nobody sees it but the log
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (OverloadedError, 429),
+    (ExpiredError, 504),
+    (DrainingError, 503),
+    (UnauthorizedError, 401),
+    (UserError, 400),
+)
+
+
+class BodyTooLargeError(UserError):
+    """A request's body is longer than the limit."""
+
+
+class BodyTimeoutError(UserError):
+    """A request's body did not arrive in time."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A request whose body has arrived.
+
+    `n_characters`: of its texts; `texts`: what the access log shows with --log-text.
+    """
+
+    service: Service
+    request: Request
+    needs_key: bool = False
+    body: bytes = b""
+    n_characters: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    def parse(self, model: type[ModelT]) -> ModelT:
+        """The body, JSON or a form, as this model."""
+        kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            if kind == "application/x-www-form-urlencoded" and not self.body.lstrip().startswith(b"{"):  # curl -d
+                return model.model_validate(self._form())
+            return model.model_validate_json(self.body or b"{}")
+        except ValidationError as error:
+            raise SettingsError(_first_problem(error)) from None
+
+    def _form(self) -> dict[str, Any]:
+        try:
+            values = parse_qs(self.body.decode("utf-8"), keep_blank_values=True, strict_parsing=False, errors="strict")
+        except (UnicodeDecodeError, ValueError):
+            raise SettingsError("the form is not valid UTF-8, or has too many fields") from None
+        return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
+
+    def take_texts(self, texts: list[str]) -> None:
+        """Refuse texts beyond the limits, and count the others."""
+        self.service.limits.check_texts(texts)
+        self.n_characters, self.texts = sum(map(len, texts)), texts
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+FormatError = Callable[[int, str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route of a protocol.
+
+    error: the JSON of an error, from its status and message.
+    body_key: the API key in a body, where the protocol puts it there.
+    is_open: needs no API key.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    error: FormatError = lambda status, message: {"error": message}
+    body_key: Callable[[Call], str | None] | None = None
+    is_open: bool = False
+
+
+class Server:
+    """Turns endpoints into routes of Starlette."""
+
+    def __init__(self, service: Service, keys: ApiKeys, metrics: Metrics, *, log: bool, log_text: bool) -> None:
+        self.service, self._keys, self._metrics = service, keys, metrics
+        self._log, self._log_text = log, log_text
+
+    def route(self, endpoint: Endpoint) -> Route:
+        """The route of an endpoint."""
+
+        async def answer(request: Request) -> Response:
+            start = time.perf_counter()
+            call = Call(self.service, request, self._keys.are_needed)
+            try:
+                response = await self._answer(endpoint, call)
+            except (asyncio.CancelledError, ClientDisconnect) as error:
+                if isinstance(error, asyncio.CancelledError) and not _is_gone(request):
+                    raise
+                self._metrics.cancelled.inc()
+                response = Response(status_code=_CLIENT_LEFT)
+            except Exception as error:
+                response = self._error(endpoint, error)
+            self._finish(endpoint, call, response.status_code, time.perf_counter() - start)
+            return response
+
+        return Route(endpoint.path, answer, methods=[endpoint.method])
+
+    async def _answer(self, endpoint: Endpoint, call: Call) -> Response:
+        if endpoint.is_open:
+            return await endpoint.handler(call)
+        with self.service.request():  # first: a refused request is not read
+            call.body = await read_body(call.request, self.service)
+            key = header_key(call.request)
+            if key is None and endpoint.body_key is not None:
+                key = endpoint.body_key(call)
+            self._keys.check(key)
+            return await until_disconnected(call.request, endpoint.handler(call))
+
+    def _error(self, endpoint: Endpoint, error: Exception) -> Response:
+        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+        if isinstance(error, BodyTooLargeError):
+            status = 413
+        elif isinstance(error, BodyTimeoutError):
+            status = 408
+        if status == 500:
+            traceback.print_exception(error)
+            message = "internal error; the server's log has the cause"
+        else:
+            message = " ".join(str(error).split())
+        headers = {"connection": "close"} if status in (408, 413) else {}
+        if isinstance(error, OverloadedError):
+            headers["retry-after"] = str(math.ceil(error.retry_after))
+        return json_response(endpoint.error(status, message), status=status, headers=headers)
+
+    def _finish(self, endpoint: Endpoint, call: Call, status: int, seconds: float) -> None:
+        self._metrics.count(endpoint.path, status, seconds)
+        if status == 200 and call.n_characters:
+            self._metrics.characters.inc(call.n_characters)
+        if self._log and not endpoint.is_open:
+            line: dict[str, Any] = {
+                "time": round(time.time(), 3),
+                "route": f"{endpoint.method} {endpoint.path}",
+                "status": status,
+                "ms": round(1000 * seconds, 1),
+                "characters": call.n_characters,
+            }
+            if self._log_text:
+                line["texts"] = call.texts
+            print(json.dumps(line, ensure_ascii=False), file=sys.stderr, flush=True)
+
+
+def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response of JSON."""
+    return Response(to_json(content), status_code=status, headers=dict(headers or {}), media_type="application/json")
+
+
+def header_key(request: Request) -> str | None:
+    """The API key in a request's headers: Bearer (OpenAI, Hugging Face), DeepL-Auth-Key or X-API-Key."""
+    kind, _, key = request.headers.get("authorization", "").strip().partition(" ")
+    if kind.lower() in ("bearer", "deepl-auth-key") and key:
+        return key.strip()
+    return request.headers.get("x-api-key")
+
+
+async def read_body(request: Request, service: Service) -> bytes:
+    """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
+    limits = service.limits
+    too_large = BodyTooLargeError(f"the body has more than {limits.max_body:,} bytes; send several requests")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limits.max_body:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.max_body:
+                    raise too_large
+    except TimeoutError:
+        raise BodyTimeoutError(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+    return bytes(body)
+
+
+async def until_disconnected(request: Request, work: Awaitable[Response]) -> Response:
+    """The result of `work`, which is cancelled when the client leaves."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_wait_for_disconnect(request))
+    watch.add_done_callback(lambda _: task.cancel())
+    try:
+        return await task
+    finally:
+        watch.cancel()
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    request.scope.setdefault("state", {})["is_gone"] = True
+
+
+def _is_gone(request: Request) -> bool:
+    return bool(request.scope.get("state", {}).get("is_gone"))
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One line of a failed validation: the field, what is wrong, and what was given."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "body"
+    given = repr(first.get("input"))
+    return f"{where}: {first['msg']}; given: {given if len(given) <= 60 else given[:60] + '...'}"

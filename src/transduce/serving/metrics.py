@@ -1,0 +1,69 @@
+"""Metrics of a service in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from transduce.serving.service import Service
+
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+_LOAD = {
+    "n_waiting": ("transduce_queue_sentences", "Sentences that wait for decoding."),
+    "n_waiting_tokens": ("transduce_queue_tokens", "Source tokens of the sentences that wait."),
+    "n_open": ("transduce_open_sentences", "Sentences that wait or are being decoded."),
+}
+_WORK = {
+    "n_steps": ("transduce_decoding_steps", "Decoding steps."),
+    "n_rows": ("transduce_decoding_rows", "Hypotheses in these steps; rows / steps is the mean batch size."),
+}
+
+
+class Metrics:
+    """Counters of one service; `text` is the page for Prometheus. No labels come from the client's data."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        own = self._registry
+        self.requests = Counter(
+            "transduce_requests", "Requests by route and status.", ["route", "status"], registry=own
+        )
+        self.seconds = Histogram(
+            "transduce_request_seconds", "Time to the response.", ["route"], buckets=_SECONDS, registry=own
+        )
+        self.cancelled = Counter("transduce_cancelled", "Requests whose client left before the response.", registry=own)
+        self.rejected = Counter("transduce_rejected", "Requests refused because too much was waiting.", registry=own)
+        self.expired = Counter("transduce_expired", "Requests whose deadline passed.", registry=own)
+        self.characters = Counter("transduce_characters", "Characters of the texts that were translated.", registry=own)
+
+    def count(self, route: str, status: int, seconds: float) -> None:
+        """Count a response."""
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+        if status == 429:
+            self.rejected.inc()
+        elif status == 504:
+            self.expired.inc()
+
+    def text(self) -> bytes:
+        """The page."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the service knows at the moment; prometheus_client calls this."""
+        for name, value in self._service.load().items():
+            yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
+        loads = [(run.name, run.translator.load()) for run in self._service.runs]
+        families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, str]]], ...]
+        families = (GaugeMetricFamily, _LOAD), (CounterMetricFamily, _WORK)
+        for family, names in families:
+            for key, (name, help_text) in names.items():
+                metric = family(name, help_text, labels=["run"])
+                for run, load in loads:
+                    if key in load:
+                        metric.add_metric([run], load[key])
+                yield metric

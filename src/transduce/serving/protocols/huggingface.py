@@ -1,0 +1,43 @@
+"""Hugging Face's inference protocol, as `huggingface_hub.InferenceClient(model=URL).translation` uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.texts import translate_texts
+
+
+class Parameters(BaseModel):
+    """Languages; others are ignored."""
+
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+
+
+class TranslationRequest(BaseModel):
+    """A text or several."""
+
+    inputs: str | list[str]
+    parameters: Parameters | None = None
+
+
+async def translation(call: Call) -> Response:
+    """A list with the translation of each text."""
+    asked = call.parse(TranslationRequest)
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    call.take_texts(texts)
+    parameters = asked.parameters or Parameters()
+    name: Any = call.request.path_params.get("model")
+    route = call.service.route(parameters.src_lang, parameters.tgt_lang, name=name)
+    found = await translate_texts(call.service, texts, [route] * len(texts))
+    return json_response([{"translation_text": one.text} for one in found])
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/", translation),
+    Endpoint("POST", "/models/{model}", translation),
+)

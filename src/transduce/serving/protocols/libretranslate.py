@@ -1,0 +1,109 @@
+"""LibreTranslate's protocol (https://docs.libretranslate.com), as its clients use it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from transduce.decoding.options import TranslationOptions
+from transduce.errors import SettingsError
+from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.languages import choose_routes, detect, language_name, source_languages
+from transduce.serving.texts import translate_texts
+
+MAX_ALTERNATIVES = 10
+
+
+class TranslateRequest(BaseModel):
+    """Unknown fields are ignored, as LibreTranslate does."""
+
+    q: str | list[str]
+    source: str = "auto"
+    target: str
+    format: Literal["text", "html"] = "text"
+    alternatives: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] = 0
+
+
+class DetectRequest(BaseModel):
+    """The text whose language is asked for."""
+
+    q: str | list[str]
+
+
+class _Key(BaseModel):
+    api_key: str | None = None
+
+
+async def translate(call: Call) -> Response:
+    """Translate a text, or a list of texts."""
+    asked = call.parse(TranslateRequest)
+    texts = [asked.q] if isinstance(asked.q, str) else asked.q
+    call.take_texts(texts)
+    options = TranslationOptions(n_best=asked.alternatives + 1)
+    call.service.limits.check_options(options)
+    source = None if asked.source == "auto" else asked.source
+    routes, guesses = await choose_routes(call.service, texts, source, asked.target)
+    results = await translate_texts(call.service, texts, routes, options)
+    answer: dict[str, list[Any]] = {"translatedText": [one.text for one in results]}
+    if asked.alternatives:
+        answer["alternatives"] = [one.alternatives(asked.alternatives) for one in results]
+    if source is None:
+        answer["detectedLanguage"] = guesses
+    return json_response({name: values[0] for name, values in answer.items()} if isinstance(asked.q, str) else answer)
+
+
+async def detect_language(call: Call) -> Response:
+    """Guesses of a text's language, best first."""
+    asked = call.parse(DetectRequest)
+    texts = [asked.q] if isinstance(asked.q, str) else asked.q
+    call.take_texts(texts)
+    return json_response(await detect("\n".join(texts), source_languages(call.service)))
+
+
+async def languages(call: Call) -> Response:
+    """Languages, and the targets of each."""
+    routes = list(call.service.routes())
+    codes = dict.fromkeys(code for route in routes for code in (route.source, route.target))
+    return json_response(
+        [
+            {"code": code, "name": language_name(code), "targets": [r.target for r in routes if r.source == code]}
+            for code in codes
+        ]
+    )
+
+
+async def settings(call: Call) -> Response:
+    """What LibreTranslate's own page asks for."""
+    route = next(call.service.routes())
+    limits = call.service.limits
+    return json_response(
+        {
+            "apiKeys": call.needs_key,
+            "charLimit": limits.max_characters,
+            "frontendTimeout": 500,
+            "keyRequired": call.needs_key,
+            "language": {
+                "source": {"code": route.source, "name": language_name(route.source)},
+                "target": {"code": route.target, "name": language_name(route.target)},
+            },
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+    )
+
+
+def _body_key(call: Call) -> str | None:
+    try:
+        return call.parse(_Key).api_key
+    except SettingsError:
+        return None
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/translate", translate, body_key=_body_key),
+    Endpoint("POST", "/detect", detect_language, body_key=_body_key),
+    Endpoint("GET", "/languages", languages, is_open=True),
+    Endpoint("GET", "/frontend/settings", settings, is_open=True),
+)

@@ -1,0 +1,191 @@
+"""The HTTP server: uvicorn with our timeouts, signals and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from transduce.errors import SettingsError, TransduceError
+from transduce.logging import Log
+from transduce.serving.app import make_app
+from transduce.serving.keys import NO_KEYS, ApiKeys
+from transduce.serving.service import Service
+
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Protocol  # several times as fast
+except ImportError:
+    _Protocol = H11Protocol  # type: ignore[assignment,misc]
+
+_BACKLOG = 4096
+_IDLE_SECONDS = 20  # of a connection that is kept open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where and how to listen.
+
+    Attributes:
+        host: Address; the default is reached from this machine only.
+        port: 0 takes a free one.
+        keys: Who may use the service.
+        cors: Origins whose pages may use it from a browser.
+        log: Log requests.
+        log_text: With their texts.
+        watch: Seconds between looks at the run folders; 0: reload on SIGHUP only.
+        certificate, certificate_key: PEM files, for TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    keys: ApiKeys = NO_KEYS
+    cors: tuple[str, ...] = ()
+    log: bool = True
+    log_text: bool = False
+    watch: float = 0.0
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+
+
+def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests end."""
+    asyncio.run(_serve(make_service, options, log))
+
+
+async def _serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
+    listener = _listen(options)
+    service = make_service()
+    try:
+        await service.start()
+        app = make_app(service, keys=options.keys, cors=options.cors, log=options.log, log_text=options.log_text)
+        seconds = service.limits.body_seconds
+        config = uvicorn.Config(
+            app,
+            http=_protocol(seconds),
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_SECONDS,
+            ssl_certfile=options.certificate,
+            ssl_keyfile=options.certificate_key,
+        )
+        server = _Server(config, service, log)
+        with _reload_on_hangup(service, log):
+            _greet(service, options, listener.getsockname()[1], log)
+            watching = asyncio.create_task(_watch(service, options.watch, log)) if options.watch else None
+            await server.serve(sockets=[listener])
+            if watching is not None:
+                watching.cancel()
+        log.say("stopped" if server.drained else "stopped; some requests had not ended")
+    finally:
+        listener.close()
+        await service.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends when no request is running: until then it answers, so that /ready can say that it will end."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, log: Log) -> None:
+        super().__init__(config)
+        self._service, self._log = service, log
+        self._draining: asyncio.Task[None] | None = None
+        self.drained = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A first signal drains, a second one ends at once. uvicorn calls this."""
+        if self._draining is not None:
+            self.force_exit = self.should_exit = True
+            return
+        self._log.say(f"{signal.Signals(sig).name}: no new requests; waiting for {self._service.admission.n_requests}")
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        self.drained = await self._service.drain()
+        self.should_exit = True
+
+
+def _protocol(seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which also closes connections that do not send a request in time."""
+
+    class Protocol(_Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._slow = self.loop.call_later(seconds, self._close_if_silent)
+
+        def _close_if_silent(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                self.transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._slow.cancel()
+            super().connection_lost(exc)
+
+    return Protocol
+
+
+def _listen(options: ServerOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise SettingsError(f"{options.host}:{options.port}: {error}; give another --host or --port") from None
+    return listener
+
+
+@contextmanager
+def _reload_on_hangup(service: Service, log: Log) -> Iterator[None]:
+    """Inside, SIGHUP reloads, where the platform has it."""
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    number = getattr(signal, "SIGHUP", None)
+    if number is None:
+        yield
+        return
+    loop.add_signal_handler(number, lambda: tasks.add(loop.create_task(_reload(service, log))))
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
+
+
+async def _reload(service: Service, log: Log) -> None:
+    try:
+        names = await service.reload()
+    except TransduceError as error:
+        log.warn(f"the old model stays in service: {error}")
+        return
+    if names:
+        log.say(f"new model in service: {', '.join(names)}")
+
+
+async def _watch(service: Service, seconds: float, log: Log) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await _reload(service, log)
+
+
+def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> None:
+    scheme = "https" if options.certificate else "http"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"{scheme}://{host}:{port}"
+    for run in service.runs:
+        precision = run.translator.translator.precision
+        log.say(f"{run.source} -> {run.target}: {run.path} ({precision})")
+    log.say(f"listening on {address}")
+    route = next(service.routes())
+    pair = f'"source": "{route.source}", "target": "{route.target}"'
+    log.say(f'curl {address}/v1/translate -d \'{{"text": "Hello.", {pair}}}\'')

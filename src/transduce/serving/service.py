@@ -1,0 +1,254 @@
+"""The translation service without HTTP: its runs, what it accepts, and how it starts, reloads and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transduce.decoding.options import TranslationOptions
+from transduce.decoding.precision import AnyPrecision
+from transduce.decoding.results import Translation
+from transduce.decoding.translator import Translator
+from transduce.errors import SettingsError, TransduceError, nearest
+from transduce.runs.folder import RunFolder
+from transduce.serving.async_translator import AsyncTranslator
+from transduce.serving.limits import Admission, DrainingError, Limits
+
+_WARM_UP = "1 2 3"
+_DEFAULT, _LIMITS = TranslationOptions(), Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """A run in service. `identity` changes when its weights or its settings do."""
+
+    name: str
+    path: Path
+    source: str
+    target: str
+    translator: AsyncTranslator
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The runs that translate from one language to another: one, or two by way of a third language."""
+
+    runs: tuple[ServedRun, ...]
+
+    @property
+    def source(self) -> str:
+        """Language code of the texts."""
+        return self.runs[0].source
+
+    @property
+    def target(self) -> str:
+        """Language code of the translations."""
+        return self.runs[-1].target
+
+    @property
+    def name(self) -> str:
+        """The names of the runs."""
+        return "+".join(run.name for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """A run to serve, as given on the command line: PATH, or SOURCE-TARGET=PATH where the run does not know."""
+
+    path: Path
+    source: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> RunSpec:
+        """Read the argument.
+
+        >>> RunSpec.parse("en-de=runs/x")
+        RunSpec(path=PosixPath('runs/x'), source='en', target='de')
+        """
+        direction, equals, path = text.partition("=")
+        source, dash, target = direction.rpartition("-")
+        if not equals:
+            return cls(Path(text))
+        if not (dash and source and target and path):
+            raise SettingsError(f"'{text}': a run is RUN, or SOURCE-TARGET=RUN, such as en-de=runs/x")
+        return cls(Path(path), source, target)
+
+
+class Service:
+    """Translates between the languages of its runs. Used from one event loop.
+
+    >>> service = await Service.start([RunSpec(Path("runs/en-de"))])                        # doctest: +SKIP
+    >>> await service.translate(["A dog."], service.route("en", "de"))                      # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RunSpec],
+        *,
+        limits: Limits = _LIMITS,
+        device: str = "auto",
+        precision: AnyPrecision = "auto",
+        pivot: bool = False,
+    ) -> None:
+        """Make a service that is not ready yet: see `start`.
+
+        Args:
+            specs: The runs.
+            limits: What is accepted.
+            device: auto, cpu or cuda.
+            precision: As for `Translator.load`.
+            pivot: Also offer pairs of runs, by way of a third language.
+        """
+        self.limits, self.admission = limits, Admission(limits)
+        self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
+        self._runs: tuple[ServedRun, ...] = ()
+        self._reloading = asyncio.Lock()
+        self.is_draining = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the runs are loaded, and no shutdown has begun."""
+        return bool(self._runs) and not self.is_draining
+
+    @property
+    def runs(self) -> tuple[ServedRun, ...]:
+        """The runs in service now."""
+        return self._runs
+
+    async def start(self) -> None:
+        """Load all runs and translate a sentence with each."""
+        self._runs = tuple([await self._load(spec) for spec in self._specs])
+        names = [run.name for run in self._runs]
+        if doubled := [name for name in names if names.count(name) > 1]:
+            await self.close()
+            raise SettingsError(f"two runs are named '{doubled[0]}'; copy one to a folder of another name")
+
+    async def _load(self, spec: RunSpec) -> ServedRun:
+        identity = await asyncio.to_thread(_identity, spec.path)
+        translator = await asyncio.to_thread(Translator.load, spec.path, device=self._device, precision=self._precision)
+        data = (await asyncio.to_thread(RunFolder.open, spec.path)).settings.data
+        served = AsyncTranslator(translator, admission=self.admission)
+        await served.translate([_WARM_UP])
+        source, target = spec.source or data.src_lang, spec.target or data.tgt_lang
+        return ServedRun(spec.path.absolute().name, spec.path, source, target, served, identity)
+
+    async def reload(self) -> list[str]:
+        """Load the runs whose folders have changed beside the old ones, and swap them; returns their names.
+
+        Requests that have begun end with the old run. A folder that cannot be loaded leaves the old run in service;
+        its error is raised after the others.
+        """
+        names, errors = [], list[TransduceError]()
+        async with self._reloading:
+            for spec, old in zip(self._specs, self._runs, strict=True):
+                try:
+                    if await asyncio.to_thread(_identity, spec.path) == old.identity:
+                        continue
+                    new = await self._load(spec)
+                except TransduceError as error:
+                    errors.append(error)
+                    continue
+                self._runs = tuple(new if run is old else run for run in self._runs)
+                names.append(new.name)
+                await old.translator.drained()
+                await old.translator.close()
+        if errors:
+            raise errors[0]
+        return names
+
+    def routes(self) -> Iterator[Route]:
+        """All routes: those of single runs, and pairs of runs for pairs of languages that no run translates."""
+        yield from (Route((run,)) for run in self._runs)
+        known = {(run.source, run.target) for run in self._runs}
+        for first in self._runs if self._pivot else ():
+            for second in self._runs:
+                ends = first.source, second.target
+                if first.target == second.source and ends[0] != ends[1] and ends not in known:
+                    known.add(ends)
+                    yield Route((first, second))
+
+    def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
+        """The first route of these languages and this name; without them, the first one.
+
+        Raises `SettingsError`: there is none.
+        """
+        routes = list(self.routes())
+        source, target = (None if code is None else code.lower() for code in (source, target))
+        for route in routes:
+            asked = ((source, route.source.lower()), (target, route.target.lower()), (name, route.name))
+            if all(wanted is None or wanted == has for wanted, has in asked):
+                return route
+        if name is not None and name not in [route.name for route in routes]:
+            names = [route.name for route in routes]
+            raise SettingsError(f"model '{name}'{nearest(name, names)}; available: {', '.join(names)}")
+        pairs = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
+        raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {pairs}")
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around all work for one request; raises `OverloadedError` or `DrainingError`."""
+        if self.is_draining:
+            raise DrainingError("the service is shutting down")
+        with self.admission.request():
+            yield
+
+    async def translate(
+        self,
+        sentences: Sequence[str],
+        route: Route,
+        options: TranslationOptions = _DEFAULT,
+        *,
+        seconds: float | None = None,
+        prefixes: Sequence[str] = (),
+    ) -> list[Translation]:
+        """Translate sentences. `seconds`: shorter than the limits' deadline, if given."""
+        deadline = asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
+        *before, last = route.runs
+        for run in before:
+            best = replace(options, n_best=1)
+            left = deadline - asyncio.get_running_loop().time()
+            sentences = [one.text for one in await run.translator.translate(sentences, best, seconds=max(left, 0.0))]
+        left = max(deadline - asyncio.get_running_loop().time(), 0.0)
+        return await last.translator.translate(sentences, options, seconds=left, prefixes=prefixes)
+
+    async def stream(
+        self, sentence: str, route: Route, options: TranslationOptions = _DEFAULT, *, prefix: str = ""
+    ) -> AsyncIterator[str | Translation]:
+        """Translate one sentence: see `AsyncTranslator.stream`."""
+        *before, last = route.runs
+        for run in before:
+            (found,) = await run.translator.translate([sentence], options, seconds=self.limits.seconds)
+            sentence = found.text
+        async for part in last.translator.stream(sentence, options, seconds=self.limits.seconds, prefix=prefix):
+            yield part
+
+    async def drain(self) -> bool:
+        """Take no more requests, and wait for those that run; False if they did not end in the limits' time."""
+        self.is_draining = True
+        end = asyncio.get_running_loop().time() + self.limits.drain_seconds
+        while self.admission.n_requests and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+        return not self.admission.n_requests
+
+    async def close(self) -> None:
+        """Cancel what runs and end all threads."""
+        runs, self._runs = self._runs, ()
+        for run in runs:
+            await run.translator.close()
+
+    def load(self) -> Mapping[str, int]:
+        """What waits now: requests, and tokens of their sources."""
+        return {"requests": self.admission.n_requests, "tokens": self.admission.n_tokens}
+
+
+def _identity(path: Path) -> str:
+    """Changes when the model of a run folder is replaced. Raises `RunFolderError`: there is none."""
+    folder = RunFolder.open(path)
+    files = [*sorted(folder.path.glob("tokenizer*")), folder.path / "model.safetensors"]
+    stats = [(file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
+    return repr((folder.settings, stats))

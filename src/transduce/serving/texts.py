@@ -1,0 +1,92 @@
+"""Texts of any length: split into sentences, translated together, and put together again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transduce.decoding.options import TranslationOptions
+from transduce.decoding.results import Translation
+from transduce.serving.service import Route, Service
+from transduce.text.sentences import join_sentences, split_sentences
+
+_DEFAULT = TranslationOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class TextTranslation:
+    """The translation of a text.
+
+    parts: the text as `split_sentences` cuts it. sentences: the translations of its sentences.
+    """
+
+    parts: tuple[str, ...]
+    sentences: tuple[Translation, ...]
+    route: Route
+
+    @property
+    def text(self) -> str:
+        """The best translation."""
+        return self.alternative(0)
+
+    def alternative(self, place: int) -> str:
+        """The text of the candidates at this place of each sentence, the last where there are fewer."""
+        best = [one.candidates[min(place, len(one.candidates) - 1)].text for one in self.sentences]
+        return join_sentences(best, self.parts, self.route.source, self.route.target)
+
+    def alternatives(self, n: int) -> list[str]:
+        """Up to `n` other translations, best first, each once."""
+        found = dict.fromkeys(self.alternative(place) for place in range(n + 1))
+        return list(found)[1:]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of sentences, each once."""
+        return list(dict.fromkeys(one.note for one in self.sentences if one.note))
+
+
+async def translate_texts(
+    service: Service,
+    texts: Sequence[str],
+    routes: Sequence[Route],
+    options: TranslationOptions = _DEFAULT,
+    *,
+    seconds: float | None = None,
+    split: bool = True,
+    prefixes: Sequence[str] = (),
+) -> list[TextTranslation]:
+    """Translate texts; a translation depends on its own text only.
+
+    Args:
+        service: What translates sentences.
+        texts: The texts; line breaks and blank lines stay.
+        routes: The languages of each text.
+        options: How to translate sentences.
+        seconds: See `Service.translate`.
+        split: False: each text is one sentence.
+        prefixes: What the translation of each text starts with, if there are any.
+    """
+    cut = [split_sentences(text, route.source) if split else [text] for text, route in zip(texts, routes, strict=True)]
+    starts = list(prefixes) or [""] * len(texts)
+    results: list[TextTranslation | None] = [None] * len(texts)
+
+    async def translate(route: Route, places: Sequence[int]) -> None:
+        """The texts at these places, which have the same languages."""
+        found = await service.translate(
+            [sentence for place in places for sentence in cut[place][::2]],
+            route,
+            options,
+            seconds=seconds,
+            prefixes=[start for place in places for start in (starts[place], *[""] * (len(cut[place][::2]) - 1))],
+        )
+        end = 0
+        for place in places:
+            first, end = end, end + len(cut[place][::2])
+            results[place] = TextTranslation(tuple(cut[place]), tuple(found[first:end]), route)
+
+    groups: dict[str, list[int]] = {}
+    for place, route in enumerate(routes):
+        groups.setdefault(route.name, []).append(place)
+    await asyncio.gather(*(translate(routes[places[0]], places) for places in groups.values()))
+    return [one for one in results if one is not None]

@@ -1,0 +1,241 @@
+"""`transduce serve`: a real server on loopback, with the clients that people use."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import marians
+from transduce import TranslationOptions, Translator
+
+pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+LINES = marians.LINES[:12]
+
+
+class Server:
+    """A server process. Leave with `stop`."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", "transduce", "serve", *map(str, arguments), "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+        self.log: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"listening on (http://127.0.0.1:(\d+))", line):
+                self.url, self.port = found[1], int(found[2])
+                break
+        else:
+            raise AssertionError("".join(self.log))
+
+    def request(self, path: str, content: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of a response. Content: bytes, or what becomes JSON."""
+        data = content if content is None or isinstance(content, bytes) else json.dumps(content).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=40)
+        self.log += rest.splitlines(keepends=True)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[Server]:
+    server = Server(f"en-de={run}", "--precision", "float32")
+    yield server
+    assert server.stop() == 0
+    assert not any("Traceback" in line for line in server.log)
+
+
+@pytest.fixture(scope="module")
+def translator(run: Path) -> Translator:
+    return Translator.load(run)
+
+
+def test_our_protocol(server: Server, translator: Translator) -> None:
+    options = TranslationOptions(beam=3, n_best=3)
+    expected = translator.translate(LINES, options)
+    body = {"text": LINES, "source": "en", "target": "de", "beam": 3, "n_best": 3, "split": False}
+    status, answer = server.request("/v1/translate", body)
+    assert status == 200 and [one["text"] for one in answer["translations"]] == [one.text for one in expected]
+    (sentence,) = answer["translations"][0]["sentences"]
+    assert [c["score"] for c in sentence["candidates"]] == pytest.approx([c.score for c in expected[0].candidates])
+    assert server.request("/v1/directions")[1] == {"models": [{"model": "toy", "source": "en", "target": "de"}]}
+
+
+def test_streamed_tokens(server: Server, translator: Translator) -> None:
+    body = json.dumps({"text": LINES[0], "stream": True, "beam": 1}).encode()
+    with urllib.request.urlopen(server.url + "/v1/translate", body, timeout=30) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line.removeprefix("data: ")) for line in response.read().decode().split("\n\n") if line]
+    (expected,) = translator.translate(LINES[:1], TranslationOptions(beam=1))
+    assert events[-1]["translation"]["text"] == expected.text
+    assert all(set(event) == {"text"} for event in events[:-1])
+
+
+def test_libretranslate_client(server: Server, translator: Translator) -> None:
+    from libretranslatepy import LibreTranslateAPI
+
+    client, expected = LibreTranslateAPI(server.url + "/"), translator.translate(LINES[:1])[0].text
+    assert client.translate(LINES[0], "en", "de") == expected
+    assert client.languages()[0] == {"code": "en", "name": "English", "targets": ["de"]}
+    assert client.detect("Hello")[0]["language"] == "en"
+    form = f"q={LINES[0]}&source=auto&target=de&alternatives=2".encode()
+    answer = server.request("/translate", form, **{"Content-Type": "application/x-www-form-urlencoded"})[1]
+    assert answer["translatedText"] == expected and answer["detectedLanguage"]["language"] == "en"
+    assert 1 <= len(answer["alternatives"]) <= 2
+    texts = [one.text for one in translator.translate(LINES)]
+    assert server.request("/translate", {"q": LINES, "source": "en", "target": "de"})[1]["translatedText"] == texts
+    assert server.request("/frontend/settings")[1]["charLimit"] == 20_000
+
+
+def test_huggingface_client(server: Server, translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import InferenceClient
+    from huggingface_hub.utils import _detect_agent
+
+    monkeypatch.setattr(_detect_agent, "_registry", {})  # else it is fetched from the Hub for the User-Agent header
+    found = InferenceClient(model=server.url).translation(LINES[0])
+    assert found.translation_text == translator.translate(LINES[:1])[0].text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/v1/translate", {}, 400, "text: Field required"),
+        ("/v1/translate", {"text": 5}, 400, "text"),
+        ("/v1/translate", {"text": "a", "beem": 5}, 400, "beem"),
+        ("/v1/translate", {"text": "a", "beam": 10**30}, 400, "beam"),
+        ("/v1/translate", {"text": "a", "beam": 17}, 400, "at most 16"),
+        ("/v1/translate", {"text": "a", "source": "xx"}, 400, "available: en-de"),
+        ("/v1/translate", {"text": ["a"] * 129}, 400, "129 texts"),
+        ("/v1/translate", {"text": "a" * 20_001}, 400, "20,001 characters"),
+        ("/v1/translate", b"{", 400, "JSON"),
+        ("/v1/translate", b"[" * 100_000, 400, "JSON"),
+        ("/v1/translate", b'{"text": "\\ud800"}', 400, "JSON"),
+        ("/v1/translate", b"\xff\xfe", 400, ""),
+        ("/translate", {"q": "a", "source": "de", "target": "en"}, 400, "available: en-de"),
+        ("/translate", b" " * ((1 << 20) + 1), 413, "1,048,576 bytes"),
+        ("/nothing", {}, 404, "Not Found"),
+    ],
+)
+def test_bad_requests_get_one_line(server: Server, path: str, body: Any, status: int, message: str) -> None:
+    found, answer = server.request(path, body)
+    assert found == status and message in answer["error"] and "\n" not in answer["error"]
+
+
+def test_nul_and_other_control_characters_are_text(server: Server) -> None:
+    assert server.request("/v1/translate", {"text": "a\x00b \x1c c\u2028d \U0010ffff"})[0] == 200
+
+
+def test_clients_that_leave_free_their_place(run: Path, translator: Translator) -> None:
+    server = Server(f"en-de={run}")
+    try:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                body = json.dumps({"text": LINES * 10, "beam": 16}).encode()
+                head = f"POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                client.sendall(head.encode() + body)
+                time.sleep(0.02)
+        deadline = time.monotonic() + 20
+        while True:
+            with urllib.request.urlopen(server.url + "/metrics", timeout=30) as response:
+                page = response.read().decode()
+            if "transduce_pending_requests 0.0" in page or time.monotonic() > deadline:
+                break
+        counts = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+        ended = sum(float(value) for name, value in counts.items() if name.startswith("transduce_requests_total"))
+        assert ended >= 5 and float(counts["transduce_pending_tokens"]) == 0
+        assert server.request("/v1/translate", {"text": LINES[0]})[0] == 200
+    finally:
+        server.stop()
+    assert not any(LINES[0][:20] in line for line in server.log)
+
+
+def test_no_accepted_request_is_lost_at_a_shutdown(run: Path, translator: Translator) -> None:
+    expected = [one.text for one in translator.translate(LINES)]
+    server = Server(f"en-de={run}", "--precision", "float32")
+
+    def ask(place: int) -> str | None:
+        try:
+            status, answer = server.request("/translate", {"q": LINES[place % 12], "source": "en", "target": "de"})
+        except (urllib.error.URLError, ConnectionError):
+            return None  # the server no longer listens: not accepted
+        assert status in (200, 503), answer
+        return answer["translatedText"] if status == 200 else None
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = [pool.submit(ask, place) for place in range(600)]
+        while sum(answer.done() for answer in answers) < 100:
+            time.sleep(0.001)
+        assert server.stop() == 0
+        found = [answer.result() for answer in answers]
+    assert all(text in (None, expected[place % 12]) for place, text in enumerate(found))
+    assert sum(text is not None for text in found) >= 100
+    assert any("no new requests" in line for line in server.log)
+
+
+def test_api_keys(run: Path, tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "transduce", "serve", "--new-api-key", "alice"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (secret,) = re.findall(r"key: (\S+)", made.stderr)
+    (tmp_path / "keys").write_text(made.stdout, encoding="utf-8")
+    server = Server(f"en-de={run}", "--api-key-file", tmp_path / "keys")
+    body = {"q": "a", "source": "en", "target": "de"}
+    try:
+        assert server.request("/translate", body)[0] == 401
+        assert server.request("/translate", {**body, "api_key": "wrong"})[0] == 401
+        assert server.request("/translate", {**body, "api_key": secret})[0] == 200
+        for header in (
+            {"Authorization": f"Bearer {secret}"},
+            {"Authorization": f"DeepL-Auth-Key {secret}"},
+            {"X-API-Key": secret},
+        ):
+            assert server.request("/translate", body, **header)[0] == 200
+        assert server.request("/ready") == (200, {"ready": True}) and server.request("/health")[0] == 200
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no run folder"),
+        (["/nowhere"], "/nowhere"),
+        (["RUN", "--host", "1.2.3.4.5"], "--host"),
+        (["RUN", "RUN"], "two runs are named"),
+        (["RUN", "--api-key-file", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_bad_arguments(run: Path, arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "transduce", "serve", *(str(run) if a == "RUN" else a for a in arguments)]
+    done = subprocess.run([*command, "--port", "0"], capture_output=True, text=True)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

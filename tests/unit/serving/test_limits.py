@@ -1,0 +1,83 @@
+"""What a service refuses, and API keys."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from transduce.decoding.options import TranslationOptions
+from transduce.errors import SettingsError
+from transduce.serving.keys import ApiKeys, UnauthorizedError, new_key
+from transduce.serving.limits import Admission, Limits, OverloadedError
+
+
+def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() -> None:
+    now = 0.0
+    admission = Admission(Limits(max_requests=2, max_tokens=100), clock=lambda: now)
+    with ExitStack() as stack:
+        stack.enter_context(admission.request())
+        stack.enter_context(admission.tokens(90))
+        with admission.request(), pytest.raises(OverloadedError, match="90 tokens"), admission.tokens(11):
+            pass
+        with admission.request(), admission.tokens(10), pytest.raises(OverloadedError, match="2 requests"):
+            stack.enter_context(admission.request())
+    assert (admission.n_requests, admission.n_tokens) == (0, 0)
+    with admission.tokens(1000):  # alone, however long: the limits of a request are others
+        pass
+
+
+def test_retry_after_is_the_time_that_the_waiting_tokens_take() -> None:
+    now = 0.0
+    admission = Admission(Limits(max_tokens=50), clock=lambda: now)
+    with admission.tokens(20):
+        assert admission.overloaded("").retry_after == 1  # nothing has ended yet
+    now = 2.0  # 10 tokens per second
+    assert admission.tokens_per_second() == 10
+    with admission.tokens(50):
+        assert admission.overloaded("").retry_after == 5
+
+
+def test_limits_of_a_request() -> None:
+    limits = Limits(max_texts=2, max_characters=10, max_beam=4)
+    limits.check_texts(["12345", "12345"])
+    for texts, message in ((["a"] * 3, "3 texts"), (["a" * 11], "11 characters")):
+        with pytest.raises(SettingsError, match=message):
+            limits.check_texts(texts)
+    with pytest.raises(SettingsError, match="beam = 5"):
+        limits.check_options(TranslationOptions(beam=5))
+
+
+def test_keys_are_stored_as_hashes_and_limited(tmp_path: Path) -> None:
+    secret, line = new_key("alice")
+    assert secret not in line
+    file = tmp_path / "keys"
+    file.write_text(f"# keys\n\n{line} 2\n{new_key('bob')[1]}\n", encoding="utf-8")
+    now = 1000.0
+    keys = ApiKeys.load(file)
+    keys._clock = lambda: now
+    for wrong in (None, "", "x", secret[:-1], "\ud800"):
+        with pytest.raises(UnauthorizedError):
+            keys.check(wrong)
+    assert [keys.check(secret), keys.check(secret)] == ["alice"] * 2
+    with pytest.raises(OverloadedError) as refused:
+        keys.check(secret)
+    assert refused.value.retry_after == pytest.approx(30)
+    now += 31
+    assert keys.check(secret) == "alice"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "alice\n", "alice 00\n", f"a {'0' * 64} x\n", f"a {'0' * 64} 1 2\n", f"a {'0' * 64} 0\n"]
+)
+def test_damaged_key_files(tmp_path: Path, content: str) -> None:
+    (tmp_path / "keys").write_text(content, encoding="utf-8")
+    with pytest.raises(SettingsError, match="keys"):
+        ApiKeys.load(tmp_path / "keys")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "#x"])
+def test_names_of_keys(name: str) -> None:
+    with pytest.raises(SettingsError, match="one word"):
+        new_key(name)

@@ -1,0 +1,170 @@
+"""The service without HTTP: many callers, deadlines, cancelling, pivots, replaced runs."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+import marians
+from transduce import TranslationOptions, Translator
+from transduce.decoding.native_library import load_library
+from transduce.errors import SettingsError
+from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
+from transduce.serving.service import RunSpec, Service
+from transduce.serving.texts import translate_texts
+
+LINES = marians.LINES[:20]
+OPTIONS = TranslationOptions(beam=2, n_best=2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return marians.make_run(tmp_path_factory.mktemp("runs") / "x")
+
+
+@pytest.fixture(params=["native", "torch"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setenv("TRANSDUCE_NATIVE_LIBRARY", "/no")
+        load_library.cache_clear()
+        request.addfinalizer(load_library.cache_clear)
+    elif isinstance(load_library(), str):
+        pytest.skip("no native library")
+    return str(request.param)
+
+
+def serve(work: Callable[[Service], Awaitable[None]], *specs: str, **options: object) -> None:
+    async def main() -> None:
+        service = Service([RunSpec.parse(spec) for spec in specs], precision="float32", **options)  # type: ignore[arg-type]
+        await service.start()
+        try:
+            await asyncio.wait_for(work(service), 60)
+        finally:
+            await service.close()
+
+    asyncio.run(main())
+
+
+def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -> None:
+    expected = Translator.load(run).translate(LINES, OPTIONS)
+
+    async def work(service: Service) -> None:
+        calls = (service.translate([line], service.route(), OPTIONS) for line in LINES * 3)
+        found = [one for (one,) in await asyncio.gather(*calls)]
+        assert found == expected * 3
+        first, *rest, last = await service.translate(["", *LINES, " "], service.route(), OPTIONS)
+        assert rest == expected and first.text == last.text == ""
+        assert service.load() == {"requests": 0, "tokens": 0}
+
+    serve(work, f"en-de={run}")
+
+
+def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
+    async def work(service: Service) -> None:
+        with pytest.raises(ExpiredError):
+            await service.translate(LINES, service.route(), seconds=1e-9)
+        tasks = [asyncio.ensure_future(service.translate(LINES, service.route())) for _ in range(5)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks) and service.load()["tokens"] == 0
+        await service.runs[0].translator.drained()
+        assert (await service.translate(LINES[:1], service.route()))[0].text
+
+    serve(work, f"en-de={run}")
+
+
+def test_a_stream_ends_with_the_translation(run: Path) -> None:
+    async def work(service: Service) -> None:
+        for options in (TranslationOptions(beam=1), OPTIONS):
+            (expected,) = await service.translate(LINES[:1], service.route(), options)
+            *parts, last = [part async for part in service.stream(LINES[0], service.route(), options)]
+            assert last == expected
+            assert all(isinstance(part, str) for part in parts) and (
+                not parts or expected.text.startswith(str(parts[0]))
+            )
+
+    serve(work, f"en-de={run}")
+
+
+def test_more_than_the_limits_is_refused(run: Path) -> None:
+    async def work(service: Service) -> None:
+        tasks = [asyncio.ensure_future(service.translate(LINES, service.route())) for _ in range(4)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not isinstance(found[0], BaseException) and isinstance(found[-1], OverloadedError)
+        with service.request():
+            draining = asyncio.ensure_future(service.drain())
+            await asyncio.sleep(0.05)
+            assert not draining.done() and not service.is_ready
+            with pytest.raises(DrainingError), service.request():
+                pass
+        assert await draining
+
+    serve(work, f"en-de={run}", limits=Limits(max_tokens=200))
+
+
+def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "y"))
+    first, second = Translator.load(run), Translator.load(other)
+
+    async def work(service: Service) -> None:
+        assert [(r.source, r.target, r.name) for r in service.routes()] == [
+            ("en", "de", "x"),
+            ("de", "fr", "y"),
+            ("en", "fr", "x+y"),
+        ]
+        found = await service.translate(LINES[:5], service.route("EN", "fr"))
+        assert found == second.translate([one.text for one in first.translate(LINES[:5])])
+        with pytest.raises(SettingsError, match=r"from fr to any; available: en-de, de-fr, en-fr"):
+            service.route("fr")
+        with pytest.raises(SettingsError, match="did you mean 'x'"):
+            service.route(name="xx")
+
+    serve(work, f"en-de={run}", f"de-fr={other}", pivot=True)
+
+
+def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> None:
+    path = marians.make_run(tmp_path / "x", seed=1)
+    old = Translator.load(path).translate(LINES)
+
+    async def work(service: Service) -> None:
+        assert await service.reload() == []
+        shutil.rmtree(path)
+        with pytest.raises(SettingsError.__base__):  # a UserError; the old run stays
+            await service.reload()
+        marians.make_run(path, seed=2)
+        new = Translator.load(path).translate(LINES)
+        running = asyncio.ensure_future(service.translate(LINES, service.route()))
+        await asyncio.sleep(0)
+        assert await service.reload() == ["x"]
+        assert await running == old != new
+        assert await service.translate(LINES, service.route()) == new
+
+    serve(work, f"en-de={path}")
+
+
+def test_texts_keep_their_form(run: Path) -> None:
+    translator = Translator.load(run)
+
+    async def work(service: Service) -> None:
+        text = "  A man reads the ball. Two women schläft books.\n\n- A man reads.\n"
+        route = service.route()
+        found = await translate_texts(service, [text, "", "A man reads."], [route] * 3, OPTIONS)
+        a, b, c = (one.text for one in translator.translate([
+            "A man reads the ball.", "Two women schläft books.", "- A man reads."], OPTIONS))  # fmt: skip
+        assert found[0].text == f"  {a} {b}\n\n{c}\n" and found[1].text == ""
+        alone = await translate_texts(service, ["A man reads."], [route], OPTIONS)
+        assert alone[0].text == found[2].text and len(alone[0].alternatives(3)) <= 1
+
+    serve(work, f"en-de={run}")
+
+
+@pytest.mark.parametrize("text", ["en=runs/x", "-de=runs/x", "en-de=", "en-=x"])
+def test_runs_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(SettingsError, match="SOURCE-TARGET=RUN"):
+        RunSpec.parse(text)
