@@ -35,7 +35,7 @@ def serve(
     certificate_key: Annotated[Path | None, opt.option(metavar="FILE", help="Its private key (PEM).")] = None,
     log_text: Annotated[bool, Option("--log-text", help="Log the texts of requests too.")] = False,
     device: opt.Device = "auto",
-    precision: opt.AutoPrecision = "auto",
+    precision: opt.Precision = "auto",
     quiet: opt.Quiet = False,
 ) -> None:
     """Serve runs over HTTP until SIGTERM or Ctrl-C; SIGHUP reloads replaced runs.

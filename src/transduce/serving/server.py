@@ -183,8 +183,10 @@ def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> Non
     host = f"[{options.host}]" if ":" in options.host else options.host
     address = f"{scheme}://{host}:{port}"
     for run in service.runs:
-        precision = run.translator.translator.precision
-        log.say(f"{run.source} -> {run.target}: {run.path} ({precision})")
+        choice = run.translator.translator.choice
+        log.say(f"{run.source} -> {run.target}: {run.path} ({choice.precision})")
+        for note in choice.notes():
+            log.say(note)
     log.say(f"listening on {address}")
     route = next(service.routes())
     pair = f'"source": "{route.source}", "target": "{route.target}"'
