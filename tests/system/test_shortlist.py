@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,8 +75,8 @@ def test_the_same_text_gives_the_same_file(folder: Path) -> None:
 
 
 def test_a_shortlist_that_loses_too_much_is_not_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = iter([30.0, 29.5, 30.0, 29.5])
-    monkeypatch.setattr("transduce.distillation.shortlist._bleu", lambda *_, **__: next(scores))
+    scores = iter([SimpleNamespace(bleu=SimpleNamespace(value=value)) for value in (30.0, 29.5, 30.0, 29.5)])
+    monkeypatch.setattr("transduce.distillation.shortlist.score_translator", lambda *_: (next(scores), []))
     before = (folder / "run" / FILE).read_bytes()
     done = transduce("shortlist", folder / "run", "-q")
     assert done.code == 2 and "30.00 without the shortlist, 29.50 with it" in done.err and "--max-loss" in done.err

@@ -19,7 +19,7 @@ from transduce.data.clean import Cleaner, CleanReport, HeldOutSources
 from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
-from transduce.data.sources import Source, Sources
+from transduce.data.sources import Source, Sources, pair_sources
 from transduce.data.spool import Stream, spooled
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
 from transduce.errors import DataError
@@ -121,6 +121,15 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spo
 def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
     """The test sets, under distinct names: those of their files. They are not cleaned."""
     return _read_tests([_stem(source) for source in sources.tests], sources.tests, "sentence pair")
+
+
+def read_scored_pairs(settings: Settings) -> dict[str, list[tuple[str, str]]]:
+    """(Source, reference) pairs of the test sets by name; without any, those of the validation set."""
+    sources = pair_sources(settings)
+    sets = {test.name: test.read() for test in read_test_pairs(sources)}
+    if not sets:
+        sets = {"valid": (pair for source in sources.valid for pair in source.read())}
+    return {name: [(pair.src, pair.tgt) for pair in pairs] for name, pairs in sets.items()}
 
 
 def read_plain_texts(

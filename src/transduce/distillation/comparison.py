@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import Settings
-from transduce.data.preparation import read_test_pairs
-from transduce.data.sources import pair_sources
+from transduce.data.preparation import read_scored_pairs
 from transduce.decoding.translator import Translator
 from transduce.evaluation.evaluate import Comparison, paired_bootstrap
-from transduce.evaluation.metrics import evaluate
+from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.tensor_file import shapes
 
@@ -27,14 +26,13 @@ TIMED = 1000  # sentences translated per round
 class System:
     """One model.
 
-    `sentences_per_second`: median of the rounds. `slow_because`: why PyTorch decodes on the CPU and not the native
-    library, or empty. `bleu`: by test set.
+    `sentences_per_second`: median of the rounds. `notes`: see `EngineChoice.notes`. `bleu`: by test set.
     """
 
     run: str
     n_parameters: int
     sentences_per_second: float
-    slow_because: str
+    notes: Sequence[str]
     bleu: Mapping[str, float]
 
 
@@ -65,11 +63,7 @@ class SideBySide:
             f"({one.sentences_per_second / speed:.2f} times the teacher)  {one.run}"
             for role, one in self.systems.items()
         ]
-        lines += [
-            f"note: the {role} is decoded with PyTorch, which is slower: {one.slow_because}"
-            for role, one in self.systems.items()
-            if one.slow_because
-        ]
+        lines += [f"note on the {role}: {note}" for role, one in self.systems.items() for note in one.notes]
         for name, found in self.comparisons.items():
             lines.append(f"{name}, BLEU:")
             lines += [f"  {role:<{width}}  {one.bleu[name]:6.2f}" for role, one in self.systems.items()]
@@ -86,29 +80,22 @@ def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySid
     The runs take turns, `ROUNDS` times, so that what else the machine does slows all of them down. Each uses its own
     decoding settings. BLEU is that of `settings.evaluation`.
     """
-    sources = pair_sources(settings)
-    sets = {test.name: list(test.read()) for test in read_test_pairs(sources)}
-    if not sets:
-        sets = {"valid": [pair for source in sources.valid for pair in source.read()]}
+    sets = read_scored_pairs(settings)
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
     first = next(iter(sets.values()))
-    speeds = _measure(translators, [pair.src for pair in first[:TIMED]], log)
-    scoring = settings.evaluation.model_dump()
+    speeds = _measure(translators, [src for src, _ in first[:TIMED]], log)
+    scoring = settings.evaluation
     bleu: dict[str, dict[str, float]] = {role: {} for role in runs}
     comparisons: dict[str, dict[str, Comparison]] = {}
     signature = ""
     for name, pairs in sets.items():
-        references = [pair.tgt for pair in pairs]
-        outputs = {
-            role: [one.text for one in translator.translate([pair.src for pair in pairs])]
-            for role, translator in translators.items()
-        }
-        for role, output in outputs.items():
-            score = evaluate(output, references, **scoring).bleu
-            bleu[role][name], signature = score.value, score.signature
+        found = {role: score_translator(one, pairs, scoring) for role, one in translators.items()}
+        for role, (scores, _) in found.items():
+            bleu[role][name], signature = scores.bleu.value, scores.bleu.signature
+        references, (_, of_student) = [reference for _, reference in pairs], found["student"]
         comparisons[name] = {
-            role: paired_bootstrap(outputs["student"], output, references, **scoring, names=("BLEU",))[0]
-            for role, output in outputs.items()
+            role: paired_bootstrap(of_student, output, references, **scoring.model_dump(), names=("BLEU",))[0]
+            for role, (_, output) in found.items()
             if role != "student"
         }
     systems = {
@@ -116,7 +103,7 @@ def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySid
             run=str(run),
             n_parameters=sum(map(math.prod, shapes(run / "model.safetensors").values())),
             sentences_per_second=speeds[role],
-            slow_because=translators[role].choice.slow_because,
+            notes=translators[role].choice.notes(),
             bleu=bleu[role],
         )
         for role, run in runs.items()

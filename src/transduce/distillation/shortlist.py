@@ -19,7 +19,7 @@ from transduce.decoding.shortlist import FILE, Shortlist, vocabularies_digest
 from transduce.decoding.translator import Translator
 from transduce.distillation.training_text import open_translator, read_training_text, training_data
 from transduce.errors import SettingsError
-from transduce.evaluation.metrics import evaluate
+from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.runs.tensors import save_tensors
@@ -157,7 +157,11 @@ def _check_loss(folder: RunFolder, found: Shortlist, valid: Sequence[Pair], most
     """Compare BLEU with and without the shortlist, with the run's search options in float32."""
     loaded = Translator.load(folder.path, device="cpu")
     translator = Translator(loaded.engine, loaded.tokenizers, shortlist=lambda: found)
-    before, after = (_bleu(folder, translator, valid, shortlist=shortlist) for shortlist in (False, True))
+    pairs, scoring = [(pair.src, pair.tgt) for pair in valid], folder.settings.evaluation
+    before, after = (
+        score_translator(translator, pairs, scoring, TranslationOptions(shortlist=shortlist))[0].bleu.value
+        for shortlist in (False, True)
+    )
     bleu = f"BLEU of {len(valid):,} validation sentences: {before:.2f} without the shortlist, {after:.2f} with it"
     log.say(bleu)
     if before - after > most:
@@ -165,13 +169,6 @@ def _check_loss(folder: RunFolder, found: Shortlist, valid: Sequence[Pair], most
             f"max_loss = {most}: nothing was written, as the shortlist loses more ({bleu}); allow it with --max-loss, "
             "or try other values of --n-best and --n-frequent"
         )
-
-
-def _bleu(folder: RunFolder, translator: Translator, valid: Sequence[Pair], *, shortlist: bool) -> float:
-    options, scoring = TranslationOptions(shortlist=shortlist), folder.settings.evaluation
-    found = [one.text for one in translator.translate([pair.src for pair in valid], options)]
-    references = [pair.tgt for pair in valid]
-    return evaluate(found, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase).bleu.value
 
 
 def _save(folder: RunFolder, found: Shortlist, options: ShortlistOptions) -> Path:

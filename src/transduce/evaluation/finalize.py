@@ -11,10 +11,11 @@ from transduce.data.examples import Example
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.evaluation.card import write_card
-from transduce.evaluation.metrics import Scores, evaluate
+from transduce.evaluation.metrics import Scores
 from transduce.evaluation.precisions import format_precisions, measure_precisions
 from transduce.evaluation.records import SentenceAttention, Wording, save_attention, save_set, shown
 from transduce.evaluation.report import report_html, write_report
+from transduce.evaluation.translations import score_translator
 from transduce.inspection.attention import attention_maps
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
@@ -119,10 +120,8 @@ def _score(
     folder: RunFolder, name: str, pairs: Sequence[tuple[str, str]], *, translator: Translator, update: int
 ) -> Scores:
     """Translate and score one set; save scores and samples."""
-    scoring, search = folder.settings.evaluation, folder.settings.decoding
-    sources, references = [src for src, _ in pairs], [ref for _, ref in pairs]
-    hypotheses = [translation.text for translation in translator.translate(sources)]
-    scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+    search = folder.settings.decoding
+    scores, hypotheses = score_translator(translator, pairs, folder.settings.evaluation)
     options = {"beam": search.beam, "length_penalty": search.length_penalty, "precision": translator.choice.precision}
     save_set(folder, "scores", name, {"scores": scores.to_json(), "search": options})
     some = list(zip(pairs, hypotheses, strict=True))[:N_SAMPLES]

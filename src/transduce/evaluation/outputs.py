@@ -15,8 +15,8 @@ import numpy as np
 from sacrebleu.metrics import BLEU
 
 from transduce.data.corpus import number_of
-from transduce.data.preparation import read_test_pairs
-from transduce.data.sources import labelled_sources, pair_sources
+from transduce.data.preparation import read_scored_pairs
+from transduce.data.sources import labelled_sources
 from transduce.decoding.classifier import TextClassifier
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
@@ -129,19 +129,16 @@ class ScoredTranslator(ScoredModel):
         on_gpu = self.translator.device.startswith("cuda")
         self.engine = "PyTorch" if self.translator.choice.slow_because or on_gpu else "native library"
         self.bleu = metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)["BLEU"]
-        sources = pair_sources(settings)
-        self.sets = {found.name: list(found.read()) for found in read_test_pairs(sources)}
-        if not self.sets:
-            self.sets = {"valid": [pair for source in sources.valid for pair in source.read()]}
+        self.sets = read_scored_pairs(settings)
 
     def outputs(self) -> list[Outputs]:
         """See `ScoredModel`."""
         return [self._outputs(name, pairs) for name, pairs in self.sets.items()]
 
-    def _outputs(self, name: str, pairs: Sequence[Any]) -> Outputs:
+    def _outputs(self, name: str, pairs: Sequence[tuple[str, str]]) -> Outputs:
         if not pairs:
             raise DataError(f"{name}: there are no sentence pairs to score")
-        sources, references = [pair.src for pair in pairs], [pair.tgt for pair in pairs]
+        sources, references = [src for src, _ in pairs], [reference for _, reference in pairs]
         hypotheses = [one.text for one in self.translator.translate(sources)]
         statistics = np.array(self.bleu._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
         lengths = np.array([len(ids) for ids in self.translator.tokenizers.src.encode_batch(sources)], dtype=int)
@@ -150,7 +147,7 @@ class ScoredTranslator(ScoredModel):
 
     def run_again(self) -> int:
         """Translate the first sentences."""
-        some = [pair.src for pair in next(iter(self.sets.values()))[:TIMED]]
+        some = [src for src, _ in next(iter(self.sets.values()))[:TIMED]]
         self.translator.translate(some)
         return len(some)
 

@@ -8,7 +8,7 @@ from transduce.decoding.native_model import PRECISIONS
 from transduce.decoding.precision import RECORD, model_digest
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, SettingsError
-from transduce.evaluation.metrics import evaluate
+from transduce.evaluation.translations import score_translator
 from transduce.runs.folder import RunFolder
 
 
@@ -27,15 +27,12 @@ def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]]) -> M
     The folder must be locked.
     """
     scoring, search = folder.settings.evaluation, folder.settings.decoding
-    sources, references = map(list, zip(*pairs, strict=True))
     bleu: dict[str, float] = {}
     for precision in PRECISIONS:
         translator = Translator.load(folder.path, device="cpu", precision=precision)
         if translator.choice.slow_because:
             return translator.choice.slow_because
-        hypotheses = [translation.text for translation in translator.translate(sources)]
-        scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
-        bleu[precision] = scores.bleu.value
+        bleu[precision] = score_translator(translator, pairs, scoring)[0].bleu.value
     model = {"model": model_digest(folder), "sentences": len(pairs)}
     folder.write_record(RECORD, {**model, "beam": search.beam, "length_penalty": search.length_penalty, "bleu": bleu})
     return bleu

@@ -32,9 +32,10 @@ from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize_translation
-from transduce.evaluation.metrics import evaluate, metrics
+from transduce.evaluation.metrics import metrics
 from transduce.evaluation.outputs import ScoredTranslator
 from transduce.evaluation.records import Wording, shape_line
+from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
@@ -235,15 +236,12 @@ def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[B
 
 def _judge(model: nn.Module, tokenizers: Tokenizers, judged: Sequence[tuple[str, str]], settings: Settings) -> Judge:
     """Translates some held-out sentences with the decoding settings and scores the translations."""
-    sources, references = map(list, zip(*judged, strict=True))
-    scoring = settings.evaluation
     engine = TorchEngine(model, settings.decoding)  # its threads are reused by all validations
     translator = Translator(engine, tokenizers)
 
     def judge(model: nn.Module) -> dict[str, float]:
         assert model is translator.model, "a validator scores one model"
-        hypotheses = [translation.text for translation in translator.translate(sources)]
-        scores = evaluate(hypotheses, references, tokenize=scoring.tokenize, lowercase=scoring.lowercase)
+        scores, _ = score_translator(translator, judged, settings.evaluation)
         return {"bleu": scores.bleu.value, "chrf": scores.chrf.value}
 
     return judge
