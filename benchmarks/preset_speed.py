@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from transduce.config import DecodingSettings, model_settings, resolve_preset
-from transduce.config.recipe import apply_override
+from transduce.config.recipe import apply_overrides
 from transduce.decoding.engine import Source
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS, NativeModel
@@ -29,8 +29,7 @@ def engines(model: str, vocab_size: int, precisions: list[Any]) -> tuple[int, di
     """The number of weights, and an engine per precision."""
     preset, _, changes = model.partition(":")
     values: dict[str, Any] = {"model": {}}
-    for change in changes.split(",") if changes else ():
-        apply_override(values, f"model.{change}")
+    apply_overrides(values, [f"model.{change}" for change in changes.split(",") if change])
     settings = resolve_preset(model_settings(preset=preset, **values["model"]))
     torch.manual_seed(0)
     built = build_model(settings, n_src=vocab_size, n_tgt=vocab_size)

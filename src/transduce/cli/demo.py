@@ -50,15 +50,14 @@ def demo(
     transduce demo
     transduce demo --updates 8000 --run runs/longer
     """
-    from transduce.config import Settings, apply_override
+    from transduce.config import Settings, apply_overrides
     from transduce.logging import Log
     from transduce.pipeline import train
 
     values: dict[str, Any] = {section: dict(content) for section, content in DEMO.items()}
     values["name"] = "demonstration"
     values["training"]["max_updates"] = updates
-    for override in overrides or ():
-        apply_override(values, override)
+    apply_overrides(values, overrides)
     folder = train(Settings.from_mapping(values), run, log=Log(quiet=quiet))
     print_lines(_results(folder), colours=True)
 

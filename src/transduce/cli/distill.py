@@ -58,14 +58,13 @@ def distill(
     transduce distill runs/teacher --run runs/student --rerank --mix 1
     transduce distill runs/teacher --run runs/student --baseline runs/plain
     """
-    from transduce.config import apply_override
+    from transduce.config import apply_overrides
     from transduce.distillation.distill import distill as run_distill
     from transduce.distillation.text import DistillationOptions
     from transduce.logging import Log
 
     changes: dict[str, Any] = {} if preset is None else {"model": {"preset": preset}}
-    for override in overrides or ():
-        apply_override(changes, override)
+    apply_overrides(changes, overrides)
     options = DistillationOptions(
         beam=beam, length_penalty=length_penalty, rerank=rerank, mix=mix, precision=precision, workers=workers
     )

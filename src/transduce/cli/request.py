@@ -57,12 +57,11 @@ class Request:
         Raises `SettingsError` for contradictions and `DataError` for missing files. Data files may be missing if the
         run folder already contains the encoded text.
         """
-        from transduce.config import Settings, apply_override, read_recipe
+        from transduce.config import Settings, apply_overrides, read_recipe
 
         origin = str(self.recipe) if self.recipe else "settings"
         values = read_recipe(self.recipe) if self.recipe else {}
-        for override in self.overrides or ():
-            apply_override(values, override)
+        apply_overrides(values, self.overrides)
         if self.text or self.valid_text or self.test_text:
             values.setdefault("task", self._text_task())
         corpora = self._corpora()

@@ -35,13 +35,12 @@ def shortlist(
     transduce translate runs/x --shortlist < in.en > out.de
     transduce shortlist runs/x --n-best 100 --max-loss 0.2
     """
-    from transduce.config import apply_override
+    from transduce.config import apply_overrides
     from transduce.distillation.shortlist import ShortlistOptions, make_shortlist
     from transduce.logging import Log
 
     changes: dict[str, Any] = {}
-    for override in overrides or ():
-        apply_override(changes, override)
+    apply_overrides(changes, overrides)
     options = ShortlistOptions(n_best=n_best, n_frequent=n_frequent, max_loss=max_loss)
     path = make_shortlist(run, options, changes=changes, data=data, log=Log(quiet=quiet))
     print_lines([f"written: {path}"])

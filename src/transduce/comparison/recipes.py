@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Settings, apply_override, read_recipe
+from transduce.config import Settings, apply_overrides, read_recipe
 from transduce.errors import SettingsError, nearest
 
 SECTIONS = ("data", "tokenizer", "decoding", "evaluation")
@@ -108,8 +108,7 @@ def read_recipes(
     for recipe in recipes:
         if [one.name for one in recipes].count(recipe.name) > 1:
             raise SettingsError(f"several recipes are called '{recipe.name}'; rename all but one of the files")
-        for override in overrides:
-            apply_override(recipe.values, override)
+        apply_overrides(recipe.values, overrides)
         section = recipe.values.setdefault("data", {})
         if data is not None and isinstance(section, dict):
             section["root"] = str(data.absolute())

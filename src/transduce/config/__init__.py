@@ -17,7 +17,7 @@ from transduce.config.model import (
     model_settings,
     resolve_preset,
 )
-from transduce.config.recipe import apply_override, read_recipe, to_toml
+from transduce.config.recipe import apply_overrides, read_recipe, to_toml
 from transduce.config.section import resolved
 from transduce.config.settings import (
     Corpus,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,13 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise SettingsError(f"recipe {path} is not valid TOML: {error}") from None
 
 
-def apply_override(values: dict[str, Any], override: str) -> None:
-    """Write `a.b=value` into nested `values`; the value is TOML, or else a plain word."""
+def apply_overrides(values: dict[str, Any], overrides: Iterable[str] | None) -> None:
+    """Write each `a.b=value` into nested `values`; a value is TOML, or else a plain word. None: do nothing."""
+    for override in overrides or ():
+        _apply(values, override)
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
         raise SettingsError(f"--set {override}: expected key=value, as in --set training.lr=0.001")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from transduce.config.model import AnyModelSettings, TransformerSettings, default_kind
-from transduce.config.recipe import apply_override, read_recipe
+from transduce.config.recipe import apply_overrides, read_recipe
 from transduce.config.section import (
     MAX_BATCH,
     MAX_BEAM,
@@ -199,8 +199,7 @@ class Settings(Section):
     def from_toml(cls, path: Path, overrides: Sequence[str] = ()) -> Settings:
         """Read a recipe with `--set` overrides; data paths are relative to `data.root`, or to the recipe's folder."""
         values = read_recipe(path)
-        for override in overrides:
-            apply_override(values, override)
+        apply_overrides(values, overrides)
         return cls.from_mapping(values, origin=str(path)).resolve_paths(path.parent)
 
     def resolve_paths(self, folder: Path) -> Settings:

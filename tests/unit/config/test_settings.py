@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from transduce.config import Settings, apply_override, resolve_preset, to_toml
+from transduce.config import Settings, apply_overrides, resolve_preset, to_toml
 from transduce.errors import SettingsError
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
@@ -91,19 +91,19 @@ def test_with_values_checks_and_leaves_other_settings_unset() -> None:
 )
 def test_overrides_are_read_as_toml_or_else_as_strings(text: str, value: object) -> None:
     values: dict[str, Any] = {}
-    apply_override(values, f"a.b={text}")
+    apply_overrides(values, [f"a.b={text}"])
     assert values == {"a": {"b": value}}
 
 
 @pytest.mark.parametrize("override", ["training.lr", "=3", " =3"])
 def test_an_override_without_a_value_is_refused(override: str) -> None:
     with pytest.raises(SettingsError, match="expected key=value"):
-        apply_override({}, override)
+        apply_overrides({}, [override])
 
 
 def test_an_override_cannot_go_through_a_value() -> None:
     with pytest.raises(SettingsError, match="'name' is not a section"):
-        apply_override({"name": "x"}, "name.y=1")
+        apply_overrides({"name": "x"}, ["name.y=1"])
 
 
 @pytest.mark.parametrize("content", [b"[model", b"\xff\xfe"])

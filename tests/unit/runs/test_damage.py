@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 import marians
 import toys
 from system.commands import transduce
-from transduce.config import Settings, apply_override, read_recipe
+from transduce.config import Settings, apply_overrides, read_recipe
 from transduce.convert.folder import read_weights
 from transduce.convert.hub_folder import read_tokenizer
 from transduce.convert.importing import import_run
@@ -537,7 +537,7 @@ def test_an_invalid_recipe(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(SettingsError, match=r"recipe .*r.toml"):
         read_recipe(tmp_path / "r.toml")
     values: dict[str, Any] = {}
-    apply_override(values, "a.b=" + "[" * 3000)
+    apply_overrides(values, ["a.b=" + "[" * 3000])
     assert values["a"]["b"].startswith("[[")
 
 
