@@ -100,7 +100,7 @@ def run_identity(run: str) -> str:
     settings = folder.settings
     parts = {
         "model": load_metadata(folder.path / "model.safetensors").get("sha256"),
-        "tokenizers": {k: v for k, v in folder.manifest.files.items() if k.startswith("tokenizer")},
+        "tokenizers": folder.manifest.tokenizers,
         "settings": [settings.model.model_dump(mode="json"), settings.decoding.model_dump(exclude={"batch_tokens"})],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -120,15 +120,15 @@ class EngineModel(ABC):
         return self.engine.device
 
 
-def open_run(path: str | Path, *, task: str) -> tuple[RunFolder, Tokenizers]:
-    """The run folder and its vocabularies, without the model; errors as for `RunModel.load`."""
+def open_folder(path: str | Path, *, task: str) -> RunFolder:
+    """The run folder of a finished training, or an import; errors as for `RunModel.load`."""
     folder = RunFolder.open(Path(path))
     if folder.settings.task != task:
         raise SettingsError(
             f"{path} is a run of task '{folder.settings.task[:40]}', not '{task}'; its README.md shows the command "
             "for it"
         )
-    return folder, load_tokenizers(folder)
+    return folder
 
 
 def open_engine(
@@ -137,7 +137,8 @@ def open_engine(
     """The run folder, its vocabularies, and the fastest engine for it; see `EngineModel.load`."""
     on_cpu, because = is_cpu(device), ""
     check_precision(precision, on_cpu=on_cpu)
-    folder, tokenizers = open_run(path, task=task)
+    folder = open_folder(path, task=task)
+    tokenizers = load_tokenizers(folder)
     if precision == "auto":
         precision, because = auto_precision(folder) if on_cpu else ("float32", "")
     of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
@@ -174,7 +175,8 @@ def open_model(
     path: str | Path, *, task: str, device: str, precision: Precision
 ) -> tuple[RunFolder, torch.nn.Module, Tokenizers]:
     """The run folder, its model on the device in eval mode, and its vocabularies; errors as for `RunModel.load`."""
-    folder, tokenizers = open_run(path, task=task)
+    folder = open_folder(path, task=task)
+    tokenizers = load_tokenizers(folder)
     return folder, _ready_model(folder, tokenizers, device=device, precision=precision), tokenizers
 
 

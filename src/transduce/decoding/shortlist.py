@@ -71,5 +71,5 @@ def load_shortlist(folder: RunFolder, tokenizers: Tokenizers) -> Shortlist:
 
 def vocabularies_digest(folder: RunFolder) -> str:
     """A digest of the files of both vocabularies of a run."""
-    files = {name: known["sha256"] for name, known in folder.manifest.files.items() if name.startswith("tokenizer")}
+    files = {name: known["sha256"] for name, known in folder.manifest.tokenizers.items()}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -10,9 +10,11 @@ from typing import Any
 
 from transduce.config import DataSettings, Settings, model_settings, read_recipe, to_toml
 from transduce.config.model import preset_values
+from transduce.decoding.loading import open_folder
+from transduce.decoding.translator import Translator
 from transduce.distillation.comparison import SideBySide, compare
 from transduce.distillation.text import DistillationOptions, DistilledText
-from transduce.distillation.training_text import open_translator, training_data
+from transduce.distillation.training_text import training_data
 from transduce.errors import RunFolderError, SettingsError, UserError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
@@ -59,7 +61,7 @@ def distill(
         Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
     """
     log, run, given = log or Log(), Path(run), dict(changes or {})
-    folder = open_translator(Path(teacher))
+    folder = open_folder(teacher, task=Translator.task)
     made = DistilledText(
         _text_folder(text, run, baseline),
         folder,
@@ -104,7 +106,7 @@ def _text_folder(text: Path | None, run: Path, baseline: Path | None) -> Path:
 def _check_baseline(baseline: Path, settings: Settings) -> bool:
     """Whether the baseline is still to be trained. Raises for another run that is not finished, or no translator."""
     if is_finished(baseline):
-        open_translator(baseline)
+        open_folder(baseline, task=Translator.task)
         return False
     if (baseline / "manifest.json").exists():
         RunFolder.create(baseline, settings, to_toml(settings)).close()

@@ -14,10 +14,11 @@ import torch
 from transduce.config.section import MAX_BEAM
 from transduce.data.corpus import Pair
 from transduce.data.lexicon import TokenPair, learn_lexicon, n_links
+from transduce.decoding.loading import open_folder
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.shortlist import FILE, Shortlist, vocabularies_digest
 from transduce.decoding.translator import Translator
-from transduce.distillation.training_text import open_translator, read_training_text, training_data
+from transduce.distillation.training_text import read_training_text, training_data
 from transduce.errors import SettingsError
 from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
@@ -74,7 +75,7 @@ def make_shortlist(
     Raises:
         UserError: The run, its text or a setting cannot be used, or the shortlist loses too much.
     """
-    log, given, folder = log or Log(), dict(changes or {}), open_translator(Path(run))
+    log, given, folder = log or Log(), dict(changes or {}), open_folder(run, task=Translator.task)
     settings = folder.settings.model_copy(update={"data": training_data(folder, given, data)})
     texts = read_training_text(folder, settings, log, check="data" not in given)
     lines = evenly_spread(((pair.src, pair.tgt) for pair in texts.train.read()), MOST_PAIRS)

@@ -10,19 +10,11 @@ from typing import Any
 from transduce.config import DataSettings, Settings
 from transduce.data.corpus import corpus_files
 from transduce.data.preparation import PairTexts
-from transduce.errors import DataError, SettingsError
+from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
 from transduce.text.tokenizer import load_tokenizers
-
-
-def open_translator(path: Path) -> RunFolder:
-    """A finished run of a translator. Raises `UserError`."""
-    folder = RunFolder.open(path)
-    if folder.settings.task != "translation":
-        raise SettingsError(f"{path} is a run of task '{folder.settings.task}'; name a run that translates")
-    return folder
 
 
 def training_data(run: RunFolder, changes: Mapping[str, Any], root: Path | None) -> DataSettings:

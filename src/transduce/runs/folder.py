@@ -170,7 +170,7 @@ class RunFolder:
     @property
     def has_tokenizers(self) -> bool:
         """Whether the folder contains the vocabulary."""
-        return any(name.startswith("tokenizer") for name in self.manifest.files)
+        return bool(self.manifest.tokenizers)
 
     def save_tokenizers(self, save: Callable[[Path], None]) -> None:
         """Store the vocabulary of both sides, which `save` writes into the folder."""

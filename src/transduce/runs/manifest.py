@@ -123,6 +123,11 @@ class Manifest:
         except SettingsError as error:
             raise RunFolderError(f"{error}; the run was made by another version of transduce") from error
 
+    @property
+    def tokenizers(self) -> dict[str, Fingerprint]:
+        """The files of the vocabularies."""
+        return {name: was for name, was in self.files.items() if name.startswith("tokenizer")}
+
     def save(self) -> None:
         """Write the manifest, in the current format."""
         version = {"format": FORMAT, "config_format": self.config_format, "transduce": self.version}

@@ -102,7 +102,7 @@ def _model(path: Path, manifest: Manifest) -> Iterator[FileStatus]:
 
 def _has_had_a_model(path: Path, manifest: Manifest) -> bool:
     """Whether weights were ever saved: at the first validation, or by an import, which leaves no text behind."""
-    if not any(name.startswith("tokenizer") for name in manifest.files):
+    if not manifest.tokenizers:
         return False
     if not (path / "tokens").exists():
         return True
