@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.numpy_transformer import Array, Options
-from transduce.config import DecoderSettings, ModelSettings, OutputSettings, TransformerSettings
+from transduce.config import ModelSettings, OutputSettings, TransformerSettings
 from transduce.config.model import MODEL_SETTINGS
 
 # The embeddings of each side, and the stacks, of every kind of model.
@@ -43,7 +43,10 @@ def options_of(s: ModelSettings) -> Options:
         projection=s.projection,
         scale_embeddings=s.scale_embeddings,
         embedding_norm=s.embedding_norm,
-        window=s.window if isinstance(s, DecoderSettings) else None,
+        patterns={stack: getattr(s, f"{stack}_pattern") for stack in SHAPES.get(s.kind, ({}, ("encoder",)))[1]},
+        window=s.window or 0,
+        summary_tokens=s.summary_tokens,
+        factors=s.factors,
         decoder_self=s.decoder_self if isinstance(s, TransformerSettings) else "attention",
     )
 
@@ -70,9 +73,11 @@ def numpy_weights(state: Mapping[str, Tensor], s: ModelSettings) -> dict[str, Ar
         if s.positions == "learned":
             weights[f"{side}_positions"] = known[f"{name}.positions.embedding.weight"]
         _copy(known, f"{name}.norm", weights, f"{side}_norm")
-    if s.positions == "t5":
-        for stack, name in zip(stacks, sides.values(), strict=True):
+    for stack, name in zip(stacks, sides.values(), strict=True):
+        if s.positions == "t5":
             weights[f"{stack}.distances"] = known[f"{name}.positions.bias.weight"]
+        for part in ("key", "value") if s.positions == "shaw" else ():
+            weights[f"{stack}.relations.{part}"] = known[f"{name}.positions.{part}_vectors.weight"]
     for stack, n_layers in zip(stacks, s.depth, strict=True):
         _copy(known, f"{stack}.norm", weights, f"{stack}.norm")
         for n in range(n_layers):

@@ -35,8 +35,12 @@ SINGLE: dict[str, dict[str, Any]] = {
     "alibi": {"positions": "alibi"},
     "alibi, three heads": {"positions": "alibi", "d_model": 12, "n_heads": 3},
     "t5": {"positions": "t5"},
-    "window": {"window": 2},
-    "window of one": {"window": 1},
+    "shaw": {"positions": "shaw"},
+    "local": {"decoder_pattern": "local", "encoder_pattern": "local", "window": 2},
+    "window of one": {"decoder_pattern": "local", "window": 1},
+    "strided": {"decoder_pattern": "strided", "encoder_pattern": "strided", "window": 3},
+    "fixed": {"decoder_pattern": "fixed", "encoder_pattern": "fixed", "window": 3, "summary_tokens": 2},
+    "fixed layers": {"decoder_pattern": "fixed", "window": 3, "summary_tokens": 1, "factors": "layers"},
     "gelu": {"activation": "gelu"},
     "silu": {"activation": "silu"},
     "gated": {"feed_forward": "gated"},
@@ -68,7 +72,7 @@ SINGLE: dict[str, dict[str, Any]] = {
 CHOICES: dict[str, Sequence[Any]] = {
     "residual": ["post", "pre"],
     "norm": ["layer", "rms"],
-    "positions": ["sinusoidal", "learned", "rotary", "none", "sinusoidal_halves", "alibi", "t5"],
+    "positions": ["sinusoidal", "learned", "rotary", "none", "sinusoidal_halves", "alibi", "t5", "shaw"],
     "activation": ["relu", "gelu", "silu", "gelu_tanh"],
     "feed_forward": ["plain", "gated", "conv"],
     "kernel_size": [1, 2, 3, 4],
@@ -85,7 +89,10 @@ CHOICES: dict[str, Sequence[Any]] = {
     "scale_embeddings": [True, False],
     "embedding_norm": [True, False],
     "norm_eps": [None, 1e-3],
-    "window": [None, None, 3],
+    "encoder_pattern": ["full", "local", "strided", "fixed"],
+    "decoder_pattern": ["full", "local", "strided", "fixed"],
+    "factors": ["heads", "layers"],
+    "summary_tokens": [1, 2],
     "decoder_self": ["attention", "ssru"],
 }
 
@@ -98,7 +105,12 @@ def combination(seed: int) -> dict[str, Any]:
         chosen["kernel_size"] = 1
     if chosen["projection"] == "shared" or chosen["n_heads"] % (chosen["n_kv_heads"] or 1):
         chosen["n_kv_heads"] = None
-    if chosen["window"] is not None or chosen["positions"] == "t5":
+    patterns = ("encoder_pattern", "decoder_pattern")
+    if "full" in (chosen[pattern] for pattern in patterns):
+        chosen |= dict.fromkeys(patterns, "full")
+    else:
+        chosen |= {"window": 3, "factors": "layers" if chosen["n_heads"] == 1 else chosen["factors"]}
+    if chosen["decoder_pattern"] != "full" or chosen["positions"] in ("t5", "shaw"):
         chosen["decoder_self"] = "attention"
     return chosen
 

@@ -14,6 +14,7 @@ Weights are a flat mapping. `encoder.0.self.query.weight` is `[out, in]` as in `
     {encoder,decoder}.norm.{weight,bias}        pre-norm only
     {src,tgt}_norm.{weight,bias}                where embeddings are normalised
     {encoder,decoder}.distances                 [32, H]   T5's relative positions only
+    {encoder,decoder}.relations.{key,value}     [R, K]    Shaw's relative positions only
     output_bias                                 [V], where there is one
 
 Numbers in brackets are sections of Vaswani et al. 2017, *Attention Is All You Need*.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,10 @@ class Options:
     projection: str = "full"
     scale_embeddings: bool = True
     embedding_norm: bool = False
-    window: int | None = None
+    patterns: Mapping[str, str] = field(default_factory=dict)
+    window: int = 0
+    summary_tokens: int = 0
+    factors: str = "heads"
     decoder_self: str = "attention"
 
 
@@ -182,9 +186,31 @@ def score_bias(n: int, head: int, weights: Weights, stack: str, options: Options
         table, causal = weights[f"{stack}.distances"], stack == "decoder"
         column = [[t5_bucket(max(t - s, 0) if causal else t - s, causal=causal) for s in range(n)] for t in range(n)]
         return table[np.array(column), head]
-    if options.positions not in ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "none"):
+    if options.positions not in ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "shaw", "none"):
         raise ValueError(f"no equation for positions = {options.positions!r}")
     return np.zeros((n, n))
+
+
+def relation(t: int, s: int, n_vectors: int, *, causal: bool) -> int:
+    """The index of a_ts, w_clip(t - s, k) (Shaw et al. 2018, 3.2), by t - s: from -k on, in a decoder from 0 on."""
+    k = n_vectors - 1 if causal else n_vectors // 2
+    return max(0 if causal else -k, min(k, t - s)) + (0 if causal else k)
+
+
+def relative_attention(
+    query: Array, key: Array, value: Array, allowed: Allowed, vectors: tuple[Array, Array], *, causal: bool
+) -> tuple[Array, Array]:
+    """z_i = sum_j alpha_ij (v_j + a_ij^V), e_ij = q_i (k_j + a_ij^K) / sqrt(d_z) (Shaw et al. 2018, equations 3, 4)."""
+    n, d_z = query.shape
+    output, weights = np.zeros_like(query), np.zeros((n, n))
+    for i in range(n):
+        seen = np.flatnonzero(allowed[i])
+        if len(seen) == 0:
+            continue
+        index = [relation(i, j, len(vectors[0]), causal=causal) for j in seen]
+        alpha = softmax((key[seen] + vectors[0][index]) @ query[i] / math.sqrt(d_z))
+        output[i], weights[i, seen] = alpha @ (value[seen] + vectors[1][index]), alpha
+    return output, weights
 
 
 # --- the parts of the model -------------------------------------------------------------------------------------------
@@ -212,12 +238,13 @@ def multi_head(
     """Concat(head_1, ..., head_h) W^O (3.2.2) for `x [T, D]`, and the weights of all heads `[H, T, S]`.
 
     With fewer heads of keys and values than of queries, neighbouring query heads share one (Ainslie et al. 2023).
-    Self-attention has positions: rotated queries and keys, or a bias on the scores.
+    Self-attention has positions: rotated queries and keys, a bias on the scores, or vectors of relations.
     """
     n_heads, n_kv_heads = options.n_heads, options.n_kv_heads
     queries = heads_of(x, weights, f"{name}.query", n_heads, options.projection)
     keys = heads_of(memory, weights, f"{name}.key", n_kv_heads, options.projection)
     values = heads_of(memory, weights, f"{name}.value", n_kv_heads, options.projection)
+    allowed = np.broadcast_to(allowed, (n_heads, len(x), len(memory)))
     outputs, maps = [], []
     to_itself = name.endswith(".self")
     for head in range(n_heads):
@@ -225,8 +252,16 @@ def multi_head(
         query, key = queries[head], keys[group]
         if to_itself and options.positions == "rotary":
             query, key = rotate(query), rotate(key)
-        bias = score_bias(len(x), head, weights, name.split(".")[0], options) if to_itself else None
-        output, weights_of_head = attention(query, key, values[group], allowed, bias)
+        stack = name.split(".")[0]
+        if to_itself and options.positions == "shaw":
+            vectors = weights[f"{stack}.relations.key"], weights[f"{stack}.relations.value"]
+            output, weights_of_head = relative_attention(
+                query, key, values[group], allowed[head], vectors, causal=stack == "decoder"
+            )
+        else:
+            bias = score_bias(len(x), head, weights, stack, options) if to_itself else None
+            output, weights_of_head = attention(query, key, values[group], allowed[head], bias)
+            output = np.where(allowed[head].any(1, keepdims=True), output, 0.0)  # a sum over no key
         outputs.append(output)
         maps.append(weights_of_head)
     return linear(np.concatenate(outputs, axis=-1), weights, f"{name}.output"), np.stack(maps)
@@ -330,33 +365,52 @@ def block(
 def encode(src: NDArray[np.int64], weights: Weights, options: Options, first: int = 0) -> Array:
     """The encoder (3.1) on one sentence without padding: `src [S]` to `memory [S, D]`."""
     x = embed(src, weights, "src", options, first)
-    everything = np.ones((len(src), len(src)), dtype=bool)
     for n in range(options.n_encoder_layers):
-        x = block(x, weights, f"encoder.{n}", options, everything)
+        x = block(x, weights, f"encoder.{n}", options, seen_by(len(src), options, "encoder", n, first=first))
     return normalise(x, weights, "encoder.norm", options) if options.residual == "pre" else x
 
 
-def seen_by(n: int, options: Options) -> Allowed:
-    """Position t of a decoder sees itself and the positions before it, at most `window` in total if there is one."""
-    window = options.window or n
-    return np.array([[t - window < s <= t for s in range(n)] for t in range(n)], dtype=bool).reshape(n, n)
+def factors_of(i: int, j: int, pattern: str, options: Options) -> tuple[bool, ...]:
+    """Whether position i may attend to j by each factor of a pattern (Child et al. 2019, 4.2), whatever their order."""
+    length, summary = options.window, options.summary_tokens
+    near = abs(i - j) < length
+    if pattern == "strided":
+        return near, (i - j) % length == 0
+    if pattern == "fixed":
+        return i // length == j // length, j % length in range(max(0, length - summary), length)
+    return (near if pattern == "local" else True,)
+
+
+def seen_by(n: int, options: Options, stack: str, layer: int, *, first: int = 0) -> Allowed:
+    """[H, n, n]: position t of an encoder sees all positions, of a decoder itself and those before it, as far as the
+    stack's pattern allows. Heads have the factors in equal groups, the larger ones first, or layers have them in turn.
+    """
+    pattern = options.patterns.get(stack, "full")
+
+    def seen(t: int, s: int, head: int) -> bool:
+        found = factors_of(t + first, s + first, pattern, options)
+        groups = np.repeat(np.arange(len(found)), [len(x) for x in np.array_split(range(options.n_heads), len(found))])
+        chosen = groups[head] if options.factors == "heads" else layer % len(found)
+        return found[chosen] and (s <= t or stack == "encoder")
+
+    heads = range(options.n_heads)
+    found = [[[seen(t, s, head) for s in range(n)] for t in range(n)] for head in heads]
+    return np.array(found, dtype=bool).reshape(len(heads), n, n)
 
 
 def decode(tgt: NDArray[np.int64], memory: Array, weights: Weights, options: Options) -> Array:
     """The decoder (3.1) on one sentence without padding: `tgt [T]` and `memory [S, D]` to `hidden [T, D]`."""
     x = embed(tgt, weights, "tgt", options)
-    past = seen_by(len(tgt), options)
     for n in range(options.n_decoder_layers):
-        x = block(x, weights, f"decoder.{n}", options, past, memory, causal=True)
+        x = block(x, weights, f"decoder.{n}", options, seen_by(len(tgt), options, "decoder", n), memory, causal=True)
     return normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x
 
 
 def causal_lm(ids: NDArray[np.int64], weights: Weights, options: Options) -> Array:
     """Logits `[T, V]` of a decoder alone (Radford et al. 2018): every token sees itself and the tokens before it."""
     x = embed(ids, weights, "tgt", options)
-    past = seen_by(len(ids), options)
     for n in range(options.n_decoder_layers):
-        x = block(x, weights, f"decoder.{n}", options, past, causal=True)
+        x = block(x, weights, f"decoder.{n}", options, seen_by(len(ids), options, "decoder", n), causal=True)
     x = normalise(x, weights, "decoder.norm", options) if options.residual == "pre" else x
     return x @ weights["output"].T + weights.get("output_bias", np.float64(0))
 

@@ -204,7 +204,7 @@ def test_every_configuration_is_exported_or_refused_by_name(tmp_path: Path, seed
     easy = {"norm": "layer", "feed_forward": "plain", "kernel_size": 1, "projection": "full", "n_kv_heads": None}
     if seed % 3:
         drawn |= easy | {"positions": drawn["positions"] if drawn["positions"] in ABSOLUTE else "none"}
-        drawn |= {"window": None} if "window" in drawn else {}
+        drawn |= {"encoder_pattern": "full", "decoder_pattern": "full", "window": None}
         drawn |= {"embedding_norm": base is BERT} | ({"output_bias": False} if base is GPT else {})
     run = text_runs.make_run(tmp_path / "run", **{**base, **drawn, "kind": base["kind"]})
     try:

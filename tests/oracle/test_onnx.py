@@ -105,7 +105,9 @@ def test_translators_of_random_configurations(tmp_path: Path, seed: int) -> None
     assert translator_difference(run, out) <= BOUND, options
 
 
-@pytest.mark.parametrize("name", ["sines, then cosines, odd", "learned", "conv 3", "alibi", "t5", "window"])
+@pytest.mark.parametrize(
+    "name", ["sines, then cosines, odd", "learned", "conv 3", "alibi", "t5", "shaw", "local", "fixed"]
+)
 def test_translators_of_single_options(tmp_path: Path, name: str) -> None:
     run = marians.make_run(tmp_path / "run", **SINGLE[name])
     out, _ = export(run)

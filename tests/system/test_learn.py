@@ -41,7 +41,11 @@ def one_thread() -> Any:
             {"residual": "pre", "positions": "alibi", "decoder_self": "ssru"},
             {"max_updates": 420, "valid_updates": 210},
         ),
-        (False, {"residual": "pre", "positions": "t5", "window": 4}, {"max_updates": 240, "valid_updates": 120}),
+        (
+            False,
+            {"residual": "pre", "positions": "t5", "decoder_pattern": "local", "window": 4},
+            {"max_updates": 240, "valid_updates": 120},
+        ),
     ],
     ids=["as in the paper", "reverse, pre-norm", "ALiBi and SSRU", "T5 and a window"],
 )

@@ -24,7 +24,7 @@ from transduce.models.masked_lm import TextEncoder
 from transduce.models.transformer import Transformer
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import Bias, CausalPattern
+from transduce.nn.patterns import Bias, FullPattern, step_bias
 from transduce.nn.positions import Positions, SinusoidalPositions
 from transduce.text.special import PAD
 
@@ -177,11 +177,15 @@ class _TracedState(DecoderState):
     def place(self, n_steps: int) -> tuple[Tensor, Tensor]:
         return torch.arange(n_steps) + self.length, torch.arange(n_steps + self.length)
 
-    def bias(
-        self, pattern: CausalPattern, queries: Tensor, keys: Tensor, scheme: Positions, documents: Tensor | None = None
-    ) -> Bias:
-        bias, added = attention_bias(pattern.mask(queries, keys)[None]), scheme.score_bias(queries, keys)
-        return bias if added is None else bias + added
+    def biases(
+        self,
+        patterns: Sequence[FullPattern],
+        queries: Tensor,
+        keys: Tensor,
+        scheme: Positions,
+        documents: Tensor | None = None,
+    ) -> list[Bias]:
+        return [step_bias(pattern, queries, keys, scheme, history=None, masked=True) for pattern in patterns]
 
 
 @contextmanager

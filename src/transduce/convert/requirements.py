@@ -38,7 +38,8 @@ Expressible = Mapping[str, Collection[Any]]
 """The values of our settings that a program supports."""
 
 EXPRESSIBLE_ANYWHERE: Expressible = {
-    "window": (None,),
+    "encoder_pattern": ("full",),
+    "decoder_pattern": ("full",),
     "projection": ("full",),
     "n_kv_heads": (None,),  # only as many key and value heads as query heads
 }

@@ -70,7 +70,8 @@ def why_not(settings: NativeSettings) -> str | None:
         f"model.activation = '{s.activation}'": s.activation not in _ACTIVATIONS,
         f"model.norm = '{s.norm}'": s.norm not in _NORMS,
         f"model.residual = '{s.residual}'": s.residual not in ("post", "pre"),
-        f"model.window = {s.window}": s.window is not None,
+        f"model.decoder_pattern = '{s.decoder_pattern}'": s.decoder_pattern != "full",
+        "model.encoder_pattern": isinstance(s, TransformerSettings) and s.encoder_pattern != "full",
     }
     return next((name for name, found in unsupported.items() if found), None)
 

@@ -9,14 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
-from transduce.models.parts import OPTIONS, Parts, TokenPredictor, initialize
+from transduce.models.parts import ENCODER_OPTIONS, Parts, TokenPredictor, initialize
 from transduce.nn.dropout import Dropout
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.linear import Linear
 from transduce.nn.masks import padding_mask
 from transduce.nn.pooling import POOLINGS, Pooler
 
-POOLING_OPTIONS = {**OPTIONS, "pooling": POOLINGS}
+POOLING_OPTIONS = {**ENCODER_OPTIONS, "pooling": POOLINGS}
 
 
 class TextEncoder(nn.Module):
@@ -28,7 +28,7 @@ class TextEncoder(nn.Module):
         parts = Parts(settings)
         self.embedding = parts.embedding(n_tgt, causal=False)
         self.segment_embedding = nn.Embedding(settings.n_segments, settings.d_model) if settings.n_segments else None
-        self.encoder = parts.encoder()
+        self.encoder = parts.encoder(settings.encoder_pattern)
 
     def encode(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
         """The last hidden states [B, S, D]. `segments`: each token's segment (default: 0)."""

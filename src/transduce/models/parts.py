@@ -9,13 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.config import AttentionSettings, DecoderSettings, GPTSettings, OutputSettings
+from transduce.config import (
+    AttentionSettings,
+    DecoderSettings,
+    GPTSettings,
+    OutputSettings,
+    PatternSettings,
+)
 from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
 from transduce.nn.linear import linear
-from transduce.nn.patterns import CausalPattern, LocalPattern
+from transduce.nn.patterns import PATTERNS, SPREADS, FullPattern, make_patterns
 from transduce.nn.positions import POSITIONS
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
@@ -36,6 +42,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "projection": PROJECTIONS,
 }
 """What the options of `AttentionSettings` choose from."""
+ENCODER_OPTIONS = {**OPTIONS, "encoder_pattern": PATTERNS, "factors": SPREADS}
+DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
 
 
 def size_problems(s: AttentionSettings) -> Iterator[str]:
@@ -51,6 +59,21 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
         yield f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'"
     if problem := POSITIONS[s.positions].problem(d_head=s.d_head):
         yield problem
+
+
+def stack_problems(s: PatternSettings) -> Iterator[str]:
+    """What is inconsistent in settings of stacks with attention patterns."""
+    yield from size_problems(s)
+    stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_pattern" in type(s).model_fields]
+    found = {f"model.{stack}_pattern = '{getattr(s, f'{stack}_pattern')}'": stack for stack in stacks}
+    sparse = [text for text, stack in found.items() if getattr(s, f"{stack}_pattern") != "full"]
+    if s.window is None and sparse:
+        yield f"{sparse[0]} needs model.window"
+    if s.window is not None and not sparse:
+        yield f"model.window = {s.window} has no use with {' and '.join(found)}"
+    split = [text for text, stack in found.items() if len(PATTERNS[getattr(s, f"{stack}_pattern")](1, 1, True)) > 1]
+    if split and s.factors == "heads" and s.n_heads < 2:
+        yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"
 
 
 class Parts:
@@ -79,8 +102,8 @@ class Parts:
             vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=scale, norm=norm, alias=alias
         )
 
-    def encoder(self) -> Encoder:
-        """The encoder's stack."""
+    def encoder(self, pattern: str = "full") -> Encoder:
+        """The encoder's stack; `pattern`: a key of PATTERNS."""
         blocks = [
             EncoderBlock(
                 attention=SelfAttention(**self._attention),
@@ -89,7 +112,7 @@ class Parts:
             )
             for _ in range(self.settings.depth[0])
         ]
-        return Encoder(blocks, norm=self._final_norm())
+        return Encoder(blocks, norm=self._final_norm(), patterns=self._patterns(pattern, causal=False))
 
     def decoder(self, *, cross: bool, own: str = "attention") -> Decoder:
         """The decoder's stack; `cross`: with attention to a memory; `own`: a key of DECODER_SELF."""
@@ -103,14 +126,21 @@ class Parts:
             for _ in range(self.settings.depth[-1])
         ]
         assert isinstance(self.settings, DecoderSettings)
-        window = self.settings.window
-        pattern = CausalPattern() if window is None else LocalPattern(window)
-        return Decoder(blocks, norm=self._final_norm(), pattern=pattern)
+        patterns = self._patterns(self.settings.decoder_pattern, causal=True)
+        return Decoder(blocks, norm=self._final_norm(), patterns=patterns)
 
     def norm(self) -> nn.Module:
         """A norm over the residual stream."""
         s = self.settings
         return NORMS[s.norm](s.d_model, s.bias, s.norm_eps)
+
+    def _patterns(self, name: str, *, causal: bool) -> tuple[FullPattern, ...]:
+        s = self.settings
+        if not isinstance(s, PatternSettings):
+            return make_patterns(name, n_heads=s.n_heads, causal=causal)
+        return make_patterns(
+            name, size=s.window or 0, summary=s.summary_tokens, spread=s.factors, n_heads=s.n_heads, causal=causal
+        )
 
     def _residual(self) -> PostNorm:
         return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)

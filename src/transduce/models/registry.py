@@ -17,9 +17,8 @@ from transduce.config import ModelSettings, OutputSettings, resolve_preset
 from transduce.config.model import MODEL_SETTINGS
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
-from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S, convs2s_problems
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
-from transduce.models.parts import OPTIONS, size_problems
+from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
 
 Attentions = Mapping[Literal["encoder", "decoder", "cross"], str]
@@ -51,7 +50,7 @@ _DECODER: Attentions = {"decoder": "decoder.blocks.*.self_attention"}
 _ENCODER: Attentions = {"encoder": "encoder.blocks.*.self_attention"}
 _CROSS: Attentions = {"cross": "decoder.blocks.*.cross_attention"}
 _BERT: dict[str, Any] = dict(
-    shape="encoder", family="BERT", exports=("huggingface", "onnx"), attention=_ENCODER, problems=size_problems
+    shape="encoder", family="BERT", exports=("huggingface", "onnx"), attention=_ENCODER, problems=stack_problems
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -64,25 +63,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
     ),
-    "convs2s": Architecture(
-        ConvS2S,
-        shape="encoder-decoder",
-        family="ConvS2S",
-        exports=(),
-        attention={"cross": "decoder.attentions.*"},
-        options=CONVS2S_OPTIONS,
-        problems=convs2s_problems,
-    ),
     "gpt": Architecture(
         CausalLM,
         shape="decoder",
         family="GPT",
         exports=("huggingface", "onnx"),
         attention=_DECODER,
-        options=OPTIONS,
-        problems=size_problems,
+        options=DECODER_OPTIONS,
+        problems=stack_problems,
     ),
-    "bert": Architecture(MaskedLM, **_BERT, options=OPTIONS),
+    "bert": Architecture(MaskedLM, **_BERT, options=ENCODER_OPTIONS),
     "bert-encoder": Architecture(PooledEncoder, **_BERT, options=POOLING_OPTIONS),
     "bert-classifier": Architecture(Classifier, **_BERT, options=POOLING_OPTIONS),
 }

@@ -9,22 +9,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.config import TransformerSettings
-from transduce.models.parts import DECODER_SELF, OPTIONS, Parts, TokenPredictor, initialize, size_problems
+from transduce.models.parts import (
+    DECODER_OPTIONS,
+    DECODER_SELF,
+    ENCODER_OPTIONS,
+    Parts,
+    TokenPredictor,
+    initialize,
+    stack_problems,
+)
 from transduce.nn.cache import DecoderState
 from transduce.nn.masks import padding_mask
 
 _WIDTH = 16
 
-TRANSFORMER_OPTIONS = {**OPTIONS, "decoder_self": DECODER_SELF}
+TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DECODER_SELF}
 
 
 def transformer_problems(s: TransformerSettings) -> Iterator[str]:
     """What is inconsistent in the settings."""
-    yield from size_problems(s)
-    if s.decoder_self == "ssru" and s.window is not None:
-        yield f"model.decoder_self = 'ssru' has no use for model.window = {s.window}"
-    if s.decoder_self == "ssru" and s.positions == "t5":
-        yield "model.decoder_self = 'ssru' has no use for model.positions = 't5'"
+    yield from stack_problems(s)
+    if s.decoder_self == "ssru" and s.decoder_pattern != "full":
+        yield f"model.decoder_self = 'ssru' has no use for model.decoder_pattern = '{s.decoder_pattern}'"
+    if s.decoder_self == "ssru" and s.positions in ("t5", "shaw"):
+        yield f"model.decoder_self = 'ssru' has no use for model.positions = '{s.positions}'"
 
 
 class Transformer(TokenPredictor):
@@ -38,7 +46,7 @@ class Transformer(TokenPredictor):
         parts = Parts(settings)
         self.src_embedding = parts.embedding(n_src, causal=False)
         self.tgt_embedding = parts.embedding(n_tgt, causal=True)
-        self.encoder = parts.encoder()
+        self.encoder = parts.encoder(settings.encoder_pattern)
         self.decoder = parts.decoder(cross=True, own=settings.decoder_self)
         initialize(self)
         if settings.tie == "three_way":

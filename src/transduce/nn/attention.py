@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
-from transduce.nn.patterns import Bias, BlockBias, CausalBias, dense_bias
-from transduce.nn.positions.scheme import Rotate
+from transduce.nn.patterns import Bias, CausalBias, attended, dense_bias
+from transduce.nn.positions.scheme import Relations, Rotate
 
 _SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
 _VECTOR = 16  # float32 numbers in the widest vector register of a CPU (AVX-512)
@@ -54,14 +54,17 @@ def scaled_dot_product_attention(
     value: Float[Tensor, "*b S K"],
     *,
     bias: Tensor | CausalBias | None = None,
+    relations: Relations | None = None,
     dropout: Dropout | None = None,
 ) -> Float[Tensor, "*B T K"]:
     """softmax(Q K^T / sqrt(d_k) + bias) V (paper 3.2.1, equation 1), with dropout on the weights.
 
+    `relations` add vectors to the values; what they add to the scores is in the bias.
+
     On a GPU PyTorch's fused kernel, which takes fewer key heads than query heads if there is no bias matrix. On a CPU
     plain products, which are several times faster at the lengths of sentences.
     """
-    if query.is_cuda:
+    if query.is_cuda and relations is None:
         p = dropout.p if dropout is not None and dropout.training else 0.0
         mask = bias.to(query.dtype) if isinstance(bias, Tensor) else None
         causal, grouped = isinstance(bias, CausalBias), key.shape[-3] != query.shape[-3]
@@ -72,10 +75,12 @@ def scaled_dot_product_attention(
         # oneDNN compiles a bfloat16 kernel for each shape, which for sentences takes longer than float32 products
         with torch.autocast("cpu", enabled=False):
             query, key, value = query.float(), key.float(), value.float()
-            return scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout)
-    bias = bias.dense(query.shape[-2], query.device) if isinstance(bias, CausalBias) else bias
+            return scaled_dot_product_attention(query, key, value, bias=bias, relations=relations, dropout=dropout)
+    assert not isinstance(bias, CausalBias), "for GPUs"
     weights = attention_weights(query, key, bias).to(value.dtype)
-    return (weights if dropout is None else dropout(weights)) @ value
+    weights = weights if dropout is None else dropout(weights)
+    found = weights @ value
+    return found if relations is None else found + relations.values(weights)
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
@@ -180,12 +185,7 @@ class MultiHeadAttention(Attention):
         if groups > 1 and not (query.is_cuda and (bias is None or isinstance(bias, CausalBias))):
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))  # [B, H, S, K]
         dropout = self.dropout if self.dropout.p else None
-        if isinstance(bias, BlockBias):
-            blocks = bias.queries(query), bias.keys(key), bias.keys(value)
-            heads = scaled_dot_product_attention(*blocks, bias=bias.bias, dropout=dropout)
-            heads = heads.flatten(2, 3)[:, :, : query.shape[2]]
-        else:
-            heads = scaled_dot_product_attention(query, key, value, bias=bias, dropout=dropout)
+        heads = attended(partial(scaled_dot_product_attention, dropout=dropout), query, key, value, bias=bias)
         return self.output(merge_heads(heads))
 
     def weights(

@@ -60,9 +60,7 @@ class EncoderBlock(nn.Module):
         self.self_attention, self.feed_forward = attention, feed_forward
         self.self_attention_residual, self.feed_forward_residual = residual(), residual()
 
-    def forward(
-        self, x: Float[Tensor, "B S D"], *, bias: Tensor, keep: Tensor, rotate: Rotate
-    ) -> Float[Tensor, "B S D"]:
+    def forward(self, x: Float[Tensor, "B S D"], *, bias: Bias, keep: Tensor, rotate: Rotate) -> Float[Tensor, "B S D"]:
         """x [B, S, D] after the block; `bias` hides padding, `keep` [B, S, 1] is False there."""
         x = self.self_attention_residual(x, lambda y: self.self_attention(y, bias=bias, rotate=rotate))
         return self.feed_forward_residual(x, lambda y: self.feed_forward(y, keep))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import Bias, CausalPattern, sequence_bias
+from transduce.nn.patterns import Bias, FullPattern, sequence_bias, step_bias
 from transduce.nn.positions import Positions
 
 
@@ -86,30 +86,35 @@ class DecoderState:
         self.positions = queries if self.positions is None else torch.cat([self.positions, queries])
         return queries, self.positions
 
-    def bias(
+    def biases(
         self,
-        pattern: CausalPattern,
+        patterns: Sequence[FullPattern],
         queries: Int[Tensor, " Q"],
         keys: Int[Tensor, " C"],
         scheme: Positions,
         documents: Int[Tensor, "N T"] | None = None,
-    ) -> Bias:
-        """The bias of the next tokens' self-attention; `queries` and `keys` are from `place`.
+    ) -> list[Bias]:
+        """The bias of the next tokens' self-attention for each pattern; `queries` and `keys` are from `place`.
 
         `documents`: the number of each token's document, for the first step of one beam.
         """
         n_steps = queries.shape[0] // self.n_beams
         if self.length == 0 and self.n_beams == 1 and n_steps > 1:
-            return sequence_bias(pattern, queries, scheme, documents=documents)
-        first = pattern.first_key(self.length)
-        self.skipped = first if self.n_beams == 1 else 0
-        keys = keys[self.skipped :]
-        parts = [self.history_bias(n_steps), scheme.score_bias(queries, keys)]
-        if n_steps > 1 or first > self.skipped:
-            parts.append(attention_bias(pattern.mask(queries, keys)[None]))
-        found = [part for part in parts if part is not None]
-        bias = sum(found[1:], found[0]) if found else None
-        return bias[None] if bias is not None and bias.dim() == 3 else bias
+            return [sequence_bias(pattern, queries, scheme, documents=documents) for pattern in patterns]
+        firsts = [pattern.first_key(self.length) for pattern in patterns]
+        self.skipped = min(firsts) if self.n_beams == 1 else 0
+        keys, history = keys[self.skipped :], self.history_bias(n_steps)
+        return [
+            step_bias(
+                pattern,
+                queries,
+                keys,
+                scheme,
+                history=history,
+                masked=n_steps > 1 or first > self.skipped or not pattern.contiguous,
+            )
+            for pattern, first in zip(patterns, firsts, strict=True)
+        ]
 
     def history_bias(self, n_steps: int) -> Float[Tensor, "B 1 Q C"] | None:
         """The bias that hides other beams' histories from the next n_steps tokens; None with one beam.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transduce.nn.attention import SelfAttention
 from transduce.nn.block import DecoderBlock, EncoderBlock
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import CausalPattern, FullPattern, sequence_bias
+from transduce.nn.patterns import CausalPattern, FullPattern, padded_bias
 from transduce.nn.positions import Positions
 
 
@@ -27,11 +28,14 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Every position attends to all that are not padding."""
+    """Every position attends to those that are not padding, as far as its layer's pattern allows."""
 
-    def __init__(self, blocks: Iterable[EncoderBlock], *, norm: nn.Module) -> None:
+    def __init__(
+        self, blocks: Iterable[EncoderBlock], *, norm: nn.Module, patterns: Sequence[FullPattern] = ()
+    ) -> None:
+        """`patterns`: of the layers, one after another and again from the first."""
         super().__init__(blocks, norm=norm)
-        self.pattern = FullPattern()
+        self.patterns = tuple(patterns) or (FullPattern(),)
 
     def forward(
         self, x: Float[Tensor, "B S D"], *, mask: Bool[Tensor, "B 1 S"], positions: Positions
@@ -39,25 +43,25 @@ class Encoder(Stack):
         """The embedded sequences after all blocks; `mask` is False at padding."""
         keep = mask.transpose(1, 2)  # [B, S, 1]
         places = torch.arange(x.shape[1], device=x.device)
-        bias, added = attention_bias(mask), sequence_bias(self.pattern, places, positions)
-        bias = bias + added if isinstance(added, Tensor) else bias  # [B, 1 or H, 1 or S, S]
+        biases = [padded_bias(pattern, places, positions, mask) for pattern in self.patterns]
         rotate = positions.rotation(places)
-        for block in self.blocks:
+        for block, bias in zip(self.blocks, cycle(biases), strict=False):
             x = block(x, bias=bias, keep=keep, rotate=rotate)
         return self.norm(x)
 
 
 class Decoder(Stack):
-    """Every position attends to itself, to earlier ones as `pattern` allows, and to the memory if there is one.
+    """Every position attends to itself, to earlier ones as its layer's pattern allows, and to the memory if any.
 
-    With recurrent units in place of self-attention the pattern is not used.
+    With recurrent units in place of self-attention the patterns are not used.
     """
 
     def __init__(
-        self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, pattern: CausalPattern | None = None
+        self, blocks: Iterable[DecoderBlock], *, norm: nn.Module, patterns: Sequence[FullPattern] = ()
     ) -> None:
+        """`patterns`: of the layers, one after another and again from the first."""
         super().__init__(blocks, norm=norm)
-        self.pattern = pattern or CausalPattern()
+        self.patterns = tuple(patterns) or (CausalPattern(),)
 
     def start(
         self,
@@ -99,10 +103,10 @@ class Decoder(Stack):
         """
         rows = x.shape[:2]
         queries, keys = state.place(rows[1])
-        bias = state.bias(self.pattern, queries, keys, positions, documents)
+        biases = state.biases(self.patterns, queries, keys, positions, documents)
         rotate = positions.rotation(queries)
         x = x.unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, D]
-        for block, cache in zip(self.blocks, state.layers, strict=True):
+        for block, cache, bias in zip(self.blocks, state.layers, cycle(biases), strict=False):
             x = block(x, bias=bias, rotate=rotate, cache=cache, state=state)
         state.length += rows[1]
         return self.norm(x).reshape(*rows, -1)

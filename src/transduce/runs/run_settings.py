@@ -43,9 +43,17 @@ def _one_section_per_architecture(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "model": {**kept, "kind": kind}}
 
 
-FORMAT = 2
+def _window_is_a_pattern(values: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 had no patterns: a window was that of the decoder."""
+    model = values.get("model")
+    if not isinstance(model, dict) or model.get("window") is None:
+        return values
+    return {**values, "model": {**model, "decoder_pattern": "local"}}
+
+
+FORMAT = 3
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-UPGRADES: dict[int, Upgrade] = {1: _one_section_per_architecture}
+UPGRADES: dict[int, Upgrade] = {1: _one_section_per_architecture, 2: _window_is_a_pattern}
 """By the format that each starts from: nested settings to those of the next format."""
 
 

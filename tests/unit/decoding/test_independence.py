@@ -27,7 +27,7 @@ N_TOKENS = 300
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {},
     "modern": {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1},
-    "relative": {"positions": "t5", "window": 4},
+    "relative": {"positions": "t5", "decoder_pattern": "local", "window": 4},
     "alibi": {"positions": "alibi", "residual": "pre"},
 }
 

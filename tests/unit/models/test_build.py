@@ -16,6 +16,7 @@ from transduce.models.registry import build_model, check_model, count_parameters
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
+from transduce.nn.patterns import PATTERNS, SPREADS
 from transduce.nn.positions import POSITIONS
 
 PAPERS_VOCABULARY = 37_000  # "about 37000 tokens", shared (5.1)
@@ -93,6 +94,9 @@ def test_every_entry_of_every_table_is_among_the_tested_cases() -> None:
         "activation": ACTIVATIONS,
         "projection": PROJECTIONS,
         "decoder_self": DECODER_SELF,
+        "encoder_pattern": PATTERNS,
+        "decoder_pattern": PATTERNS,
+        "factors": SPREADS,
     }
     for field, table in tables.items():
         assert set(CHOICES[field]) == set(table), field
@@ -143,8 +147,15 @@ def test_counts_of_options() -> None:
         ({"positions": "rotary", "d_model": 12}, "even head width, not 3"),
         ({"kernel_size": 3}, "needs model.feed_forward = 'conv'"),
         ({"decoder_self": "sru"}, "model.decoder_self = 'sru'.*ssru"),
-        ({"decoder_self": "ssru", "window": 3}, "no use for model.window = 3"),
+        (
+            {"decoder_self": "ssru", "decoder_pattern": "local", "window": 3},
+            "no use for model.decoder_pattern = 'local'",
+        ),
         ({"decoder_self": "ssru", "positions": "t5"}, "no use for model.positions = 't5'"),
+        ({"window": 3}, "window = 3 has no use with model.encoder_pattern = 'full' and model.decoder_pattern = 'full'"),
+        ({"encoder_pattern": "strided"}, "model.encoder_pattern = 'strided' needs model.window"),
+        ({"decoder_pattern": "fixed", "window": 3, "n_heads": 1}, "model.n_heads of at least 2"),
+        ({"decoder_pattern": "stride", "window": 3}, "model.decoder_pattern = 'stride'.*strided"),
         ({"preset": "bsae"}, "base"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

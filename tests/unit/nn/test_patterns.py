@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,59 +16,143 @@ from oracle.cases import VOCAB
 from transduce.models.registry import build_model
 from transduce.nn.attention import SelfAttention
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns import BlockBias, CausalBias, CausalPattern, LocalPattern, dense_bias, sequence_bias
+from transduce.nn.patterns import (
+    PATTERNS,
+    BlockBias,
+    CausalBias,
+    CausalPattern,
+    FullPattern,
+    LocalPattern,
+    SplitBias,
+    dense_bias,
+    make_patterns,
+    padded_bias,
+    sequence_bias,
+    step_bias,
+)
 from transduce.nn.positions import POSITIONS, Positions
 
 
-@given(window=st.integers(1, 9), first=st.integers(0, 5), n=st.integers(1, 9))
-def test_a_window_includes_the_query_and_ends_there(window: int, first: int, n: int) -> None:
-    queries, keys = torch.arange(first, first + n), torch.arange(first + n)
-    mask = LocalPattern(window).mask(queries, keys)
-    assert mask.tolist() == [[t - window < s <= t for s in keys.tolist()] for t in queries.tolist()]
-    hidden = LocalPattern(window).first_key(first)
-    assert not mask[:, :hidden].any() and mask[0, hidden]
-
-
-def schemes() -> dict[str, Positions]:
-    made: dict[str, Any] = {
-        name: POSITIONS[name](d_model=16, d_head=4, max_positions=300, n_heads=4, causal=True)
-        for name in ("none", "alibi", "t5")
+def definition(name: str, i: int, j: int, *, size: int, summary: int, causal: bool) -> tuple[bool, ...]:
+    """Whether query i may attend to key j by each factor, by the equations of Child et al. 2019, section 4.2."""
+    order = j <= i or not causal
+    factors = {
+        "local": (abs(i - j) < size,),
+        "strided": (abs(i - j) < size, (i - j) % size == 0),
+        "fixed": (i // size == j // size, j % size in range(max(0, size - summary), size)),
+        "full": (True,),
     }
-    return made
+    return tuple(found and order for found in factors[name])
 
 
-@pytest.mark.parametrize("scheme", ["none", "alibi", "t5"])
-@pytest.mark.parametrize(("window", "n"), [(1, 65), (5, 66), (32, 100), (40, 81), (40, 300)], ids=str)
-@pytest.mark.parametrize("packed", [False, True], ids=["one document", "documents"])
-def test_blocks_equal_the_dense_computation(scheme: str, window: int, n: int, packed: bool) -> None:
-    torch.manual_seed(n)
-    positions, pattern = schemes()[scheme], LocalPattern(window)
-    places, documents = torch.arange(n), torch.randint(0, 2, (3, n)).cumsum(1) // 20
-    bias = sequence_bias(pattern, places, positions, documents=documents if packed else None)
-    assert isinstance(bias, BlockBias)
-    mask = pattern.mask(places, places)[None]
-    expected = attention_bias(mask & (documents[:, :, None] == documents[:, None, :]) if packed else mask)
-    if (added := positions.score_bias(places, places)) is not None:
-        expected = expected + added
-    seen = expected > -1e20
-    dense = dense_bias(bias, torch.empty(3, 4, n, 4)).expand(expected.shape)
-    assert torch.equal(dense > -1e20, seen)
-    torch.testing.assert_close(dense[seen], expected[seen])
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(list(PATTERNS)),
+    size=st.integers(1, 9),
+    summary=st.integers(1, 9),
+    first=st.integers(0, 9),
+    n=st.integers(1, 9),
+    causal=st.booleans(),
+)
+def test_factors_are_the_papers(name: str, size: int, summary: int, first: int, n: int, causal: bool) -> None:
+    queries, keys = torch.arange(first, first + n), torch.arange(first + n)
+    layers = make_patterns(name, size=size, summary=summary, spread="layers", n_heads=3, causal=causal)
+    wanted = [[definition(name, i, j, size=size, summary=summary, causal=causal) for j in keys] for i in queries]
+    for k, factor in enumerate(layers):
+        mask = factor.mask(queries, keys)
+        assert mask.tolist() == [[one[k] for one in row] for row in wanted]
+        hidden = factor.first_key(first)
+        assert not causal or not mask[:, :hidden].any()
+        if causal and factor.contiguous:
+            assert factor.mask(queries[:1], keys[: first + 1])[0, hidden:].all()
+    (heads,) = make_patterns(name, size=size, summary=summary, spread="heads", n_heads=3, causal=causal)
+    bias = step_bias(heads, queries, keys, scheme_of("none", causal=causal), history=None, masked=True)
+    visible = (dense_bias(bias, torch.zeros(1, 3, n, 4))[0] == 0).expand(3, -1, -1)
+    groups = [layers[0], layers[0], layers[-1]]
+    assert torch.equal(visible, torch.stack([factor.mask(queries, keys) for factor in groups]))
+
+
+def scheme_of(name: str, *, causal: bool) -> Any:
+    return POSITIONS[name](d_model=16, d_head=4, max_positions=300, n_heads=4, causal=causal).double()
+
+
+def dense_of(pattern: FullPattern, n: int, groups: torch.Tensor | None, scheme: Positions) -> Any:
+    """The same bias made of one mask."""
+    places = torch.arange(n)
+    history = None if groups is None else attention_bias(groups[:, :, None] == groups[:, None, :])
+    return step_bias(pattern, places, places, scheme, history=history, masked=True)
+
+
+BLOCKED: dict[str, dict[str, Any]] = {
+    "window of one": dict(name="local", size=1),
+    "window": dict(name="local", size=40),
+    "strided": dict(name="strided", size=7),
+    "strided layers": dict(name="strided", size=32, spread="layers"),
+    "fixed": dict(name="fixed", size=16, summary=3),
+    "fixed layers": dict(name="fixed", size=33, summary=5, spread="layers"),
+}
+
+
+def parts_of(bias: Any) -> list[Any]:
+    return [part for _, part in bias.parts] if isinstance(bias, SplitBias) else [bias]
+
+
+def compare(pattern: FullPattern, bias: Any, groups: torch.Tensor | None, scheme: Positions, n: int) -> None:
+    """Attention in blocks equals attention under a mask, values and gradients, in float64."""
     attention = SelfAttention(d_model=16, n_heads=4, n_kv_heads=2).double()
     x = torch.randn(3, n, 16, dtype=torch.float64, requires_grad=True)
+    expected = dense_of(pattern, n, groups, scheme)
+    query = torch.randn(3, 4, n, 4, dtype=torch.float64)
+    ours, theirs = (dense_bias(one, query) for one in (bias, expected))
+    shape = torch.broadcast_shapes(ours.shape, theirs.shape)
+    seen = (theirs > -1e20).expand(shape)
+    assert torch.equal((ours > -1e20).expand(shape), seen)
+    torch.testing.assert_close(ours.expand(shape)[seen], theirs.expand(shape)[seen], check_dtype=False)
     outputs = [attention(x, bias=b, rotate=lambda y: y) for b in (bias, expected)]
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
-    gradients = [torch.autograd.grad(y.square().sum(), x)[0] for y in outputs]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+    inputs = [x, *scheme.parameters()]
+    gradients = [torch.autograd.grad(y.square().sum(), inputs, allow_unused=True) for y in outputs]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("scheme", ["none", "alibi", "t5", "shaw"])
+@pytest.mark.parametrize("options", BLOCKED.values(), ids=BLOCKED)
+@pytest.mark.parametrize("packed", [False, True], ids=["one document", "documents"])
+def test_causal_blocks_equal_the_dense_computation(scheme: str, options: dict[str, Any], packed: bool) -> None:
+    positions = scheme_of(scheme, causal=True)
+    for n in (81, 130):
+        torch.manual_seed(n)
+        documents = torch.randint(0, 2, (3, n)).cumsum(1) // 20 if packed else None
+        for pattern in make_patterns(**options, n_heads=4, causal=True):
+            bias = sequence_bias(pattern, torch.arange(n), positions, documents=documents)
+            assert all(isinstance(part, BlockBias) for part in parts_of(bias))
+            compare(pattern, bias, documents, positions, n)
+
+
+@pytest.mark.parametrize("scheme", ["none", "alibi", "t5", "shaw"])
+@pytest.mark.parametrize("options", BLOCKED.values(), ids=BLOCKED)
+def test_blocks_in_both_directions_equal_the_dense_computation(scheme: str, options: dict[str, Any]) -> None:
+    """With padding on either side; real positions are compared."""
+    positions = scheme_of(scheme, causal=False)
+    for n in (1, 2, 31, 64, 100):
+        torch.manual_seed(n)
+        mask = torch.ones(3, 1, n, dtype=torch.bool)
+        mask[1, :, n - n // 3 :] = mask[2, :, : n // 4] = False
+        for pattern in make_patterns(**options, n_heads=4, causal=False):
+            bias = padded_bias(pattern, torch.arange(n), positions, mask)
+            assert all(isinstance(part, BlockBias) for part in parts_of(bias))
+            compare(pattern, bias, mask[:, 0], positions, n)
 
 
 def test_short_sequences_are_computed_at_once() -> None:
-    assert isinstance(sequence_bias(LocalPattern(40), torch.arange(80), schemes()["none"]), torch.Tensor)
+    none = scheme_of("none", causal=True)
+    assert isinstance(sequence_bias(LocalPattern(40), torch.arange(80), none), torch.Tensor)
 
 
 def test_the_bias_of_fused_causal_kernels_as_a_matrix() -> None:
     expected = attention_bias(CausalPattern().mask(torch.arange(5), torch.arange(5))[None])
-    assert torch.equal(CausalBias().dense(5, torch.device("cpu")), expected)
+    assert torch.equal(CausalBias().dense(torch.empty(1, 1, 5, 4)), expected)
     attention, x = SelfAttention(d_model=16, n_heads=4), torch.randn(2, 5, 16)
     assert torch.equal(*(attention(x, bias=bias, rotate=lambda y: y) for bias in (CausalBias(), expected)))
 
@@ -84,7 +169,7 @@ def make(kind: str, **options: Any) -> nn.Module:
 @torch.no_grad()
 def test_cached_steps_beyond_the_window_equal_one_forward(positions: str, cuts: list[int]) -> None:
     """The prompt and the whole sequence are computed in blocks; steps skip the keys before the window."""
-    model = make("gpt", positions=positions, window=7)
+    model = make("gpt", positions=positions, decoder_pattern="local", window=7)
     ids = torch.randint(1, VOCAB, (2, 90))
     state = model.start(ids[:, :0], capacity=90)
     steps = [model.advance(part, state) for part in ids.split(cuts, dim=1)]
@@ -94,7 +179,7 @@ def test_cached_steps_beyond_the_window_equal_one_forward(positions: str, cuts: 
 
 @torch.no_grad()
 def test_beams_after_a_prompt_beyond_the_window_equal_one_forward() -> None:
-    model = make("gpt", positions="t5", window=7)
+    model = make("gpt", positions="t5", decoder_pattern="local", window=7)
     ids = torch.randint(1, VOCAB, (2, 90)).repeat_interleave(3, 0)
     ids[:, 80:] = torch.randint(1, VOCAB, (6, 10))
     state = model.start(ids[::3, :80], capacity=10, n_beams=3)
@@ -104,7 +189,7 @@ def test_beams_after_a_prompt_beyond_the_window_equal_one_forward() -> None:
 
 @torch.no_grad()
 def test_a_token_beyond_the_reach_of_all_layers_changes_nothing() -> None:
-    model = make("gpt", window=4)
+    model = make("gpt", decoder_pattern="local", window=4)
     ids = torch.randint(1, VOCAB, (1, 90))
     changed = ids.clone()
     changed[0, 10] = ids[0, 10] % (VOCAB - 1) + 1

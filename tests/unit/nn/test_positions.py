@@ -99,6 +99,7 @@ def test_offset_continues_where_a_prefix_ended(kind: str) -> None:
         ("rotary", (False, True, False)),
         ("alibi", (False, False, True)),
         ("t5", (False, False, True)),
+        ("shaw", (False, False, False)),
         ("none", (False, False, False)),
     ],
 )
@@ -111,7 +112,7 @@ def test_each_scheme_uses_one_hook_or_none(kind: str, hooks: tuple[bool, bool, b
 
 
 def test_every_scheme_is_tested() -> None:
-    assert set(POSITIONS) == {"sinusoidal", "sinusoidal_halves", "learned", "rotary", "alibi", "t5", "none"}
+    assert set(POSITIONS) == {"sinusoidal", "sinusoidal_halves", "learned", "rotary", "alibi", "t5", "shaw", "none"}
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal_halves"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transduce.config import Settings
+from transduce.config import GPTSettings, Settings
 from transduce.runs.run_settings import upgraded
 
 OLD: dict[str, Any] = json.loads(
@@ -32,6 +32,14 @@ def test_format_1_had_the_settings_of_every_architecture(task: str, asked: str, 
     model = Settings.from_mapping(upgraded(old, 1)).model
     assert (model.kind, model.d_model) == (kind, 20)
     assert ("n_labels" in model.model_dump()) == (kind == "bert-classifier")
+
+
+@pytest.mark.parametrize(("window", "pattern"), [(7, "local"), (None, "full")])
+def test_a_window_of_format_2_is_a_local_pattern_of_the_decoder(window: int | None, pattern: str) -> None:
+    old = {"task": "causal", "model": {"kind": "gpt", "window": window}}
+    model = Settings.from_mapping(upgraded(old, 2)).model
+    assert isinstance(model, GPTSettings)
+    assert (model.window, model.decoder_pattern) == (window, pattern)
 
 
 def test_a_damaged_model_section_is_reported_by_the_settings() -> None:

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from transduce.config.model.attention import AttentionSettings, DecoderSettings
+from transduce.config.model.attention import AttentionSettings, DecoderSettings, PatternSettings
 from transduce.config.model.base import ModelSettings, OutputSettings
 from transduce.config.model.bert import (
     BertClassifierSettings,
@@ -11,7 +11,6 @@ from transduce.config.model.bert import (
     EncoderSettings,
     PoolingSettings,
 )
-from transduce.config.model.convs2s import ConvS2SSettings
 from transduce.config.model.gpt import GPTSettings
 from transduce.config.model.kinds import (
     MODEL_SETTINGS,

@@ -22,7 +22,7 @@ class AttentionSettings(ModelSettings):
     embedding_norm: bool = Field(False, description="Normalize the sum of embeddings and positions (BART, BERT).")
     scale_embeddings: bool = Field(True, description="Multiply embeddings by sqrt(d_model) (paper 3.4).")
     positions: str = Field(
-        "sinusoidal", description="Positional scheme, e.g. sinusoidal, learned, rotary, alibi, t5, none."
+        "sinusoidal", description="Positional scheme, e.g. sinusoidal, learned, rotary, alibi, t5, shaw, none."
     )
     feed_forward: str = Field("plain", description="Feed-forward network: plain, gated or conv.")
     activation: str = Field("relu", description="Activation: relu, gelu, gelu_tanh or silu.")
@@ -70,9 +70,23 @@ class AttentionSettings(ModelSettings):
         return self.n_attentions * (20 * self.d_model + 4 * self.d_ff + 128 * self.n_heads)
 
 
-class DecoderSettings(AttentionSettings, OutputSettings):
-    """What Transformers with a decoder share."""
+class PatternSettings(AttentionSettings):
+    """Fields of attention patterns (Child et al. 2019)."""
 
     window: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="Decoder self-attention to the last N tokens only (default: to all)."
+        None, ge=1, le=MAX_TOKENS, description="Tokens in the window of the local pattern; stride of strided and fixed."
+    )
+    summary_tokens: int = Field(
+        8, ge=1, le=MAX_TOKENS, description="Last tokens of each block that all queries see in the fixed pattern."
+    )
+    factors: str = Field(
+        "heads", description="The two factors of strided and fixed: of half the heads each, or of the layers in turn."
+    )
+
+
+class DecoderSettings(PatternSettings, OutputSettings):
+    """What Transformers with a decoder share."""
+
+    decoder_pattern: str = Field(
+        "full", description="Who attends to whom in the decoder: full, local, strided or fixed (Child et al. 2019)."
     )

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transduce.config.model.attention import AttentionSettings
+from transduce.config.model.attention import PatternSettings
 from transduce.config.model.base import Blocks, OutputSettings, Preset
 
 _BERT: Preset = {
@@ -23,7 +23,7 @@ _BERT: Preset = {
 }
 
 
-class EncoderSettings(AttentionSettings):
+class EncoderSettings(PatternSettings):
     """An encoder without a decoder (Devlin et al. 2019, BERT): what its variants share."""
 
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -32,6 +32,9 @@ class EncoderSettings(AttentionSettings):
     }
 
     n_encoder_layers: Blocks = Field(4, description="Number of encoder blocks.")
+    encoder_pattern: str = Field(
+        "full", description="Who attends to whom in the encoder: full, local, strided or fixed (Child et al. 2019)."
+    )
     n_segments: int = Field(0, ge=0, le=1024, description="Number of learned segment embeddings; 0: none.")
 
 

@@ -33,6 +33,9 @@ class TransformerSettings(DecoderSettings):
     kind: Literal["transformer"] = Field("transformer", description="Architecture: an encoder and a decoder.")
     n_encoder_layers: Blocks = Field(4, description="Number of encoder blocks.")
     n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
+    encoder_pattern: str = Field(
+        "full", description="Who attends to whom in the encoder: full, local, strided or fixed (Child et al. 2019)."
+    )
     decoder_self: str = Field(
         "attention", description="How the decoder uses earlier tokens: attention, or ssru (a recurrent unit, faster)."
     )

@@ -1,7 +1,7 @@
 """Positional schemes: the POSITIONS table. To add one: a file in this package, and a row here."""
 
 from transduce.nn.positions.absolute import HalvedSinusoidalPositions, LearnedPositions, SinusoidalPositions
-from transduce.nn.positions.relative import AlibiPositions, RotaryPositions, T5Positions
+from transduce.nn.positions.relative import AlibiPositions, RotaryPositions, ShawPositions, T5Positions
 from transduce.nn.positions.scheme import Positions
 
 POSITIONS = {
@@ -11,5 +11,6 @@ POSITIONS = {
     "rotary": RotaryPositions,
     "alibi": AlibiPositions,
     "t5": T5Positions,
+    "shaw": ShawPositions,
     "none": Positions,
 }

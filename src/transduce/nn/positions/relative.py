@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transduce.nn.positions.scheme import Positions, Rotate
+from transduce.nn.positions.scheme import Positions, Relations, Rotate
 
 N_BUCKETS = 32
 MAX_DISTANCE = 128
+CLIP = 16
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -84,3 +85,21 @@ class T5Positions(Positions):
     def score_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[H, Q, S]."""
         return self.bias(buckets(queries, keys, causal=self.causal)).permute(2, 0, 1)
+
+
+class ShawPositions(Positions):
+    """Relative position representations (Shaw et al. 2018): a vector per distance is added to each key and value.
+
+    Distances are clipped to CLIP, the paper's k. All heads and layers of a stack share the vectors.
+    """
+
+    def setup(self) -> None:
+        """Create the vectors; a decoder has none for later keys."""
+        n = CLIP + 1 if self.causal else 2 * CLIP + 1
+        self.key_vectors, self.value_vectors = nn.Embedding(n, self.d_head), nn.Embedding(n, self.d_head)
+
+    def relations(self, queries: Tensor, keys: Tensor) -> Relations:
+        """Relation r of a query and a key r positions before it; r is negative for later keys, and CLIP is added."""
+        before = (queries[:, None] - keys[None, :]).clamp(0 if self.causal else -CLIP, CLIP)
+        index = before if self.causal else before + CLIP
+        return Relations(index, self.key_vectors.weight, self.value_vectors.weight)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -12,14 +14,37 @@ from torch.nn import functional as F
 Rotate = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Relations:
+    """Vectors that relations add to keys and to values (Shaw et al. 2018).
+
+    index: the relation of each query and key, broadcast to [..., Q, S].
+    """
+
+    index: Int[Tensor, "*b Q S"]
+    key_vectors: Float[Tensor, "R K"]
+    value_vectors: Float[Tensor, "R K"]
+
+    def scores(self, query: Float[Tensor, "*B Q K"]) -> Float[Tensor, "*B Q S"]:
+        """q_i a_ij^K / sqrt(K), the second term of equation 4, from one product with all vectors (section 3.3)."""
+        of_each = query @ self.key_vectors.T / math.sqrt(query.shape[-1])  # [..., Q, R]
+        return of_each.gather(-1, self.index.expand(*of_each.shape[:-1], -1))
+
+    def values(self, weights: Float[Tensor, "*B Q S"]) -> Float[Tensor, "*B Q K"]:
+        """sum_j alpha_ij a_ij^V, the second term of equation 3: weights are summed by relation first."""
+        of_each = weights.new_zeros(*weights.shape[:-1], len(self.value_vectors))
+        return of_each.scatter_add(-1, self.index.expand(weights.shape), weights) @ self.value_vectors.to(weights.dtype)
+
+
 class Positions(nn.Module):
     """A positional scheme. This one does nothing; a subclass overrides at most one hook, and `setup` if it has weights.
 
     add: changes the embeddings.
     rotation: changes queries and keys of self-attention.
     score_bias: is added to the scores of self-attention.
+    relations: add vectors to the keys and values of self-attention.
 
-    `rotation` and `score_bias` must depend on relative distances only. A scheme belongs to one stack; all its layers
+    All but `add` must depend on relative distances only. A scheme belongs to one stack; all its layers
     share the scheme's weights. The hooks are called once per forward.
     """
 
@@ -55,6 +80,10 @@ class Positions(nn.Module):
 
         Keys may come after their query (they are masked later) and positions need not be consecutive.
         """
+        return None
+
+    def relations(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Relations | None:
+        """The relations of queries and keys at these positions, as for `score_bias`; None for none."""
         return None
 
 
