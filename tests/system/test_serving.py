@@ -140,7 +140,8 @@ def test_huggingface_client(server: Server, translator: Translator, monkeypatch:
         ("/v1/translate", b"\xff\xfe", 400, ""),
         ("/translate", {"q": "a", "source": "de", "target": "en"}, 400, "available: en-de"),
         ("/translate", b" " * ((1 << 20) + 1), 413, "1,048,576 bytes"),
-        ("/nothing", {}, 404, "Not Found"),
+        ("/nothing", {}, 404, "not found"),
+        ("/ready", {}, 405, "use GET"),
     ],
 )
 def test_bad_requests_get_one_line(server: Server, path: str, body: Any, status: int, message: str) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
@@ -91,15 +93,20 @@ def check(library: ctypes.CDLL, code: int) -> None:
         raise SettingsError(message) if code == _INVALID else TransduceError(f"native library: {message}")
 
 
-def packed(rows: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
+def packed(rows: Sequence[Ids]) -> tuple[array, array]:
     """Rows of ids one behind another (int32), and where each begins and the last ends (int64).
+
+    Arrays of Python: for the few ids of a sentence they take a fraction of the time of NumPy's.
 
     Raises `SettingsError` for an id that no 32-bit integer holds.
     """
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
     try:
-        return np.fromiter((i for row in rows for i in row), np.int32, int(offsets[-1])), offsets
+        return array("i", chain.from_iterable(rows)), array("q", accumulate(map(len, rows), initial=0))
     except OverflowError:
-        extreme = max((i for row in rows for i in row), key=abs)
+        extreme = max(chain.from_iterable(rows), key=abs)
         raise SettingsError(f"token id {extreme}: no vocabulary is so large; give ids of the model's tokens") from None
+
+
+def address(values: array | np.ndarray) -> int:
+    """Where the values are, for a function of the library."""
+    return values.buffer_info()[0] if isinstance(values, array) else values.ctypes.data

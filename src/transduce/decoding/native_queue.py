@@ -7,21 +7,24 @@ import math
 import os
 import threading
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from transduce.config import DecodingSettings, GPTSettings
 from transduce.decoding.engine import OUTCOMES, PATIENCE, Deliver, Event, Hypothesis, Order, Source, sample_numbers
-from transduce.decoding.native_library import check, packed
+from transduce.decoding.native_library import address, check, packed
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import TransduceError
 from transduce.text.special import BOS, EOS
 
-_OF_SEARCH = ("prefixes", "prefix_offsets", "allowed", "allowed_offsets")
-_ARRAYS = ("ids", "offsets", *_OF_SEARCH, "limits", "numbers")
+_ARRAYS = ("ids", "offsets", "prefixes", "prefix_offsets", "allowed", "allowed_offsets", "limits", "numbers")
+_Arrays = tuple[array | np.ndarray | None, ...]
+_NOTHING: _Arrays = (None, None)
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
 _MOST_TOKENS = (1 << 31) - 1
 _NONE = np.empty(0, np.int32)
@@ -207,14 +210,21 @@ class NativeClient:
         if os.getpid() != self._pid:
             raise TransduceError("a translation queue cannot be used after a fork; open another one")
         n = len(sources)
-        ids, offsets = packed([self._queue.inputs(source.ids) for source in sources])
-        limits = np.fromiter((source.limit for source in sources), np.int32, n)
-        prefixes, prefix_offsets = packed([source.prefix for source in sources])
-        numbers = _numbers(sources, options.n_best, seed) if options.sampled else np.empty(0)
-        arrays = (ids, offsets, prefixes, prefix_offsets, *_packed_lists(sources), limits, numbers)
-        unused = _OF_SEARCH if options.sampled else ("numbers",)
-        given = zip(_ARRAYS, arrays, strict=True)
-        sentences = Sentences(*(None if name in unused else array.ctypes.data for name, array in given), n)
+        ids = packed([self._queue.inputs(source.ids) for source in sources])
+        limits = array("i", [source.limit for source in sources])
+        prefixes: _Arrays
+        allowed: _Arrays
+        numbers: _Arrays
+        prefixes, allowed, numbers = _NOTHING, _NOTHING, _NOTHING[:1]
+        if options.sampled:
+            numbers = (_numbers(sources, options.n_best, seed),)
+        else:
+            if any(source.prefix for source in sources):
+                prefixes = packed([source.prefix for source in sources])
+            if any(source.allowed is not None for source in sources):
+                allowed = _packed_lists(sources)
+        arrays = (*ids, *prefixes, *allowed, limits, *numbers)
+        sentences = Sentences(*(None if values is None else address(values) for values in arrays), n)
         submit = self._library.transduce_submit
         references = ctypes.byref(options), ctypes.byref(sentences)
         check(self._library, submit(self._handle, *references, first_ticket, seconds, works))
@@ -299,7 +309,8 @@ class NativeBackend:
         takes: Callable[[Source, TranslationOptions], bool],
         deliver: Deliver,
     ) -> None:
-        self._settings, self._takes, self._queue = settings, takes, queue
+        self._takes, self._queue = takes, queue
+        self._native_options = lru_cache(partial(native_options, settings=settings))
         queue.start_threads()
         self._client = NativeClient(queue)
         self._thread = threading.Thread(target=_deliver_all, args=(self._client, deliver), name="deliver", daemon=True)
@@ -311,7 +322,7 @@ class NativeBackend:
 
     def submit(self, order: Order) -> None:
         """See `Backend.submit`."""
-        options = native_options(order.options, self._settings, stream=order.stream)
+        options = self._native_options(order.options, stream=order.stream)
         seconds = order.deadline - order.submitted
         self._client.submit([order.source], options, first_ticket=order.ticket, seconds=seconds)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from transduce.config import GPTSettings
 from transduce.data.examples import Example, Ids, RowExample
-from transduce.decoding.native_library import check, packed
+from transduce.decoding.native_library import address, check, packed
 from transduce.decoding.native_model import NativeModel
 from transduce.text.special import BOS, EOS, PAD
 
@@ -128,8 +128,8 @@ class NativeScorer:
         given = np.array(heads, np.int32)
         pairs = _Pairs(n=len(items))
         if len(sources):
-            pairs.sources, pairs.source_offsets = sources.ctypes.data, source_offsets.ctypes.data
-        pairs.inputs, pairs.tokens, pairs.offsets = (x.ctypes.data for x in (inputs, tokens, offsets))
+            pairs.sources, pairs.source_offsets = address(sources), address(source_offsets)
+        pairs.inputs, pairs.tokens, pairs.offsets = map(address, (inputs, tokens, offsets))
         code = self._native.library.transduce_score(
             self._native.handle,
             ctypes.byref(pairs),

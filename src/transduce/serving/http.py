@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from transduce.errors import SettingsError, UserError
 from transduce.serving.keys import ApiKeys, UnauthorizedError
@@ -103,31 +102,27 @@ class Endpoint:
 
 
 class Server:
-    """Turns endpoints into routes of Starlette."""
+    """Answers requests: reads their bodies, runs the handlers, and counts and logs the responses."""
 
     def __init__(self, service: Service, keys: ApiKeys, metrics: Metrics, *, log: bool, log_text: bool) -> None:
         self.service, self._keys, self._metrics = service, keys, metrics
         self._log, self._log_text = log, log_text
 
-    def route(self, endpoint: Endpoint) -> Route:
-        """The route of an endpoint."""
-
-        async def answer(request: Request) -> Response:
-            start = time.perf_counter()
-            call = Call(self.service, request, self._keys.are_needed)
-            try:
-                response = await self._answer(endpoint, call)
-            except (asyncio.CancelledError, ClientDisconnect) as error:
-                if isinstance(error, asyncio.CancelledError) and not _is_gone(request):
-                    raise
-                self._metrics.cancelled.inc()
-                response = Response(status_code=_CLIENT_LEFT)
-            except Exception as error:
-                response = self._error(endpoint, error)
-            self._finish(endpoint, call, response.status_code, time.perf_counter() - start)
-            return response
-
-        return Route(endpoint.path, answer, methods=[endpoint.method])
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """The response to a request."""
+        start = time.perf_counter()
+        call = Call(self.service, request, self._keys.are_needed)
+        try:
+            response = await self._answer(endpoint, call)
+        except (asyncio.CancelledError, ClientDisconnect) as error:
+            if isinstance(error, asyncio.CancelledError) and not _is_gone(request):
+                raise
+            self._metrics.cancelled.inc()
+            response = Response(status_code=_CLIENT_LEFT)
+        except Exception as error:
+            response = self._error(endpoint, error)
+        self._finish(endpoint, call, response.status_code, time.perf_counter() - start)
+        return response
 
     async def _answer(self, endpoint: Endpoint, call: Call) -> Response:
         if endpoint.is_open:
@@ -207,19 +202,20 @@ async def read_body(request: Request, service: Service) -> bytes:
 
 async def until_disconnected(request: Request, work: Awaitable[Response]) -> Response:
     """The result of `work`, which is cancelled when the client leaves."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_wait_for_disconnect(request))
-    watch.add_done_callback(lambda _: task.cancel())
+    task = asyncio.current_task()
+    watch = asyncio.ensure_future(_cancel_at_disconnect(request, task))
     try:
-        return await task
+        return await work
     finally:
         watch.cancel()
 
 
-async def _wait_for_disconnect(request: Request) -> None:
+async def _cancel_at_disconnect(request: Request, task: asyncio.Task[Any] | None) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     request.scope.setdefault("state", {})["is_gone"] = True
+    if task is not None:
+        task.cancel()
 
 
 def _is_gone(request: Request) -> bool:

@@ -22,6 +22,10 @@ from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
 
 try:
+    from uvloop import new_event_loop as _loop_factory
+except ImportError:  # Windows
+    _loop_factory = asyncio.new_event_loop  # type: ignore[assignment]
+try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Protocol  # several times as fast
 except ImportError:
     _Protocol = H11Protocol  # type: ignore[assignment,misc]
@@ -58,7 +62,8 @@ class ServerOptions:
 
 def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests end."""
-    asyncio.run(_serve(make_service, options, log))
+    with asyncio.Runner(loop_factory=_loop_factory) as runner:
+        runner.run(_serve(make_service, options, log))
 
 
 async def _serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
@@ -76,6 +81,8 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
             log_level="warning",
             access_log=False,
             server_header=False,
+            date_header=False,
+            proxy_headers=False,
             timeout_keep_alive=_IDLE_SECONDS,
             ssl_certfile=options.certificate,
             ssl_keyfile=options.certificate_key,
