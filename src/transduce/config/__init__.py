@@ -7,6 +7,7 @@ from transduce.config.model import (
     BertClassifierSettings,
     BertEncoderSettings,
     BertSettings,
+    ConvS2SSettings,
     DecoderSettings,
     EncoderSettings,
     GPTSettings,

@@ -14,10 +14,36 @@ from transduce.errors import SettingsError
 
 MAX_RECIPE = 1 << 20
 """Size limit of a recipe in bytes: 1 MiB."""
+MAX_EXTENDS = 8
+"""Recipes that a recipe may extend, directly and indirectly."""
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The nested values of a TOML file, not validated; a `SettingsError` if it cannot be read."""
+    """The nested values of a TOML file, not validated; a `SettingsError` if it cannot be read.
+
+    The top-level key `extends` names another recipe, relative to this one, whose values this one adds to or replaces.
+    """
+    found: dict[str, Any] = {}
+    for depth in range(MAX_EXTENDS + 1):
+        values = _read_toml(path)
+        other = values.pop("extends", None)
+        found = {
+            **values,
+            **{
+                key: {**values[key], **own} if isinstance(own, dict) and isinstance(values.get(key), dict) else own
+                for key, own in found.items()
+            },
+        }
+        if other is None:
+            return found
+        if not isinstance(other, str) or depth == MAX_EXTENDS:
+            limit = f"name a recipe file; at most {MAX_EXTENDS} can extend each other"
+            raise SettingsError(f"recipe {path}: extends = {other!r}: {limit}")
+        path = path.parent / other
+    raise AssertionError("unreachable")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         if path.is_file() and path.stat().st_size > MAX_RECIPE:
             raise SettingsError(f"recipe {path} has {path.stat().st_size:,} bytes; the limit is {MAX_RECIPE:,}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.config import EncoderSettings, Settings
+from transduce.config import AttentionSettings, EncoderSettings, Settings
 from transduce.convert import parity
 from transduce.convert.folder import Outgoing
 from transduce.convert.onnx_graphs import OPSET, graphs_of, quiet
@@ -37,7 +37,9 @@ def export_onnx(out: Path, run: Outgoing) -> list[str]:
     except ImportError as error:
         raise UserError(f"{error.name} is not installed: pip install 'transduce[interchange]'") from None
     description: dict[str, Any] = _describe(run.settings) | {"opset": OPSET}
-    for name, graph in graphs_of(run.model, run.settings.model).items():
+    settings = run.settings.model
+    assert isinstance(settings, AttentionSettings)
+    for name, graph in graphs_of(run.model, settings).items():
         graph.save(out / f"{name}.onnx")
         description[name] = {"file": f"{name}.onnx", "inputs": list(graph.inputs), "outputs": list(graph.outputs)}
         if graph.state:

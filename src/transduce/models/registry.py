@@ -17,6 +17,7 @@ from transduce.config import ModelSettings, OutputSettings, resolve_preset
 from transduce.config.model import MODEL_SETTINGS
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
+from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S, convs2s_problems
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
 from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
@@ -62,6 +63,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_ENCODER, **_DECODER, **_CROSS},
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
+    ),
+    "convs2s": Architecture(
+        ConvS2S,
+        shape="encoder-decoder",
+        family="ConvS2S",
+        exports=(),
+        attention={"cross": "decoder.attentions.*"},
+        options=CONVS2S_OPTIONS,
+        problems=convs2s_problems,
     ),
     "gpt": Architecture(
         CausalLM,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.attention import softmax_over_keys
+from transduce.nn.attention import Attention, softmax_over_keys
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, linear
 from transduce.nn.masks import attention_bias
+from transduce.nn.state import RowState
 
 _HALF = math.sqrt(0.5)
 """Keeps the variance of a sum of two terms (section 3.4)."""
@@ -97,23 +98,7 @@ def _scale_gradient(x: Tensor, scale: float) -> Tensor:
     return torch.lerp(x.detach(), x, scale) if x.requires_grad else x
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryView:
-    """The memory as one attention layer reads it.
-
-    keys, values: [B, S, C]. bias: [B, 1, S], the part of the scores that does not depend on the decoder.
-    """
-
-    keys: Float[Tensor, "B S C"]
-    values: Float[Tensor, "B S C"]
-    bias: Float[Tensor, "B 1 S"]
-
-    def select(self, sentences: Int[Tensor, " b"]) -> MemoryView:
-        """Only these sentences."""
-        return MemoryView(*(getattr(self, field.name).index_select(0, sentences) for field in fields(self)))
-
-
-class MemoryAttention(nn.Module):
+class MemoryAttention(Attention):
     """Attention of one decoder layer to the memory (section 3.3): a_ij = softmax_j(d_i . z_j), c_i = sum_j a_ij v_j.
 
     d_i = (W h_i + b + g_i) * sqrt(0.5), of the hidden state h_i and the embedding g_i of the token before; z_j is the
@@ -128,56 +113,29 @@ class MemoryAttention(nn.Module):
         self.query_bias = nn.Parameter(torch.zeros(1, d_model))
         self.value = scaled_linear(d_model, d_conv)
 
-    def view(
+    def read(
         self, memory: Float[Tensor, "B S D"], values: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S"]
-    ) -> MemoryView:
-        """What the layer reads of the memory; `mask` is False at padding."""
+    ) -> dict[str, Tensor]:
+        """What the layer needs of the memory: keys and values [B, S, C], and a bias on the scores [B, 1, S].
+
+        `mask` is False at padding.
+        """
         n_tokens = mask.sum(2, keepdim=True).to(values.dtype)  # [B, 1, 1]
         bias = attention_bias(mask)[:, 0] + linear(memory, self.query_bias).transpose(1, 2) * _HALF
-        return MemoryView(self.key(memory), self.value(values * n_tokens.sqrt()), bias)
+        return {"keys": self.key(memory), "values": self.value(values * n_tokens.sqrt()), "bias": bias}
 
-    def forward(
-        self, hidden: Float[Tensor, "B Q C"], view: MemoryView, scores: Float[Tensor, "B Q S"]
+    def attend(
+        self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
     ) -> Float[Tensor, "B Q C"]:
         """The hidden states after attention; `scores`: the products g_i . z_j."""
-        return (hidden + self.weights(hidden, view, scores) @ view.values) * _HALF
+        return (hidden + self.weights(hidden, scores, memory)[:, 0] @ memory["values"]) * _HALF
 
     def weights(
-        self, hidden: Float[Tensor, "B Q C"], view: MemoryView, scores: Float[Tensor, "B Q S"]
-    ) -> Float[Tensor, "B Q S"]:
-        """The attention weights."""
-        return softmax_over_keys(torch.baddbmm(scores, hidden, view.keys.transpose(1, 2)) * _HALF + view.bias)
-
-
-@dataclass(slots=True)
-class ConvState:
-    """What a convolutional decoder keeps for a batch, `length` tokens long. The beams of a sentence share the memory.
-
-    memory: [B, S, D]. views: the memory as each layer reads it.
-    history: of each layer the last inputs [N, kernel_size - 1, C], row = sentence * n_beams + beam.
-    """
-
-    memory: Float[Tensor, "B S D"]
-    views: list[MemoryView]
-    history: list[Float[Tensor, "N R C"]]
-    n_beams: int = 1
-    length: int = 0
-
-    @property
-    def n_rows(self) -> int:
-        """Hypotheses in the batch: sentences x beams."""
-        return self.memory.shape[0] * self.n_beams
-
-    def reorder(self, rows: Int[Tensor, " N"]) -> None:
-        """Row r continues the history of rows[r], which must belong to the same sentence."""
-        self.history = [kept.index_select(0, rows) for kept in self.history]
-
-    def select(self, sentences: Int[Tensor, " b"]) -> None:
-        """Keep only these sentences, with all their beams."""
-        rows = (sentences[:, None] * self.n_beams + torch.arange(self.n_beams, device=sentences.device)).flatten()
-        self.reorder(rows)
-        self.memory = self.memory.index_select(0, sentences)
-        self.views = [view.select(sentences) for view in self.views]
+        self, hidden: Float[Tensor, "B Q C"], scores: Float[Tensor, "B Q S"], memory: Mapping[str, Tensor]
+    ) -> Float[Tensor, "B 1 Q S"]:
+        """The weights; arguments as for `attend`."""
+        products = torch.baddbmm(scores, hidden, memory["keys"].transpose(1, 2))
+        return softmax_over_keys(torch.add(memory["bias"], products, alpha=_HALF))[:, None]
 
 
 class ConvDecoder(nn.Module):
@@ -201,22 +159,25 @@ class ConvDecoder(nn.Module):
         mask: Bool[Tensor, "B 1 S"],
         *,
         n_beams: int,
-    ) -> ConvState:
-        """The state before the first token: what each layer reads of the memory; zeros before the sentence."""
-        views = [attention.view(memory, values, mask) for attention in self.attentions]
+    ) -> RowState:
+        """The state before the first token: what each layer reads of the memory, and its last inputs, zeros."""
+        sentences = {"memory": memory}
+        for n, attention in enumerate(self.attentions):
+            sentences |= {f"{name}.{n}": read for name, read in attention.read(memory, values, mask).items()}
         before = memory.new_zeros(len(memory) * n_beams, self.reach, self.d_conv)
-        return ConvState(memory=memory, views=views, history=[before] * len(views), n_beams=n_beams)
+        return RowState({f"inputs.{n}": before for n in range(len(self.blocks))}, sentences, n_beams=n_beams)
 
-    def forward(self, x: Float[Tensor, "N T D"], state: ConvState) -> Float[Tensor, "N T D"]:
+    def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
         """The next T embedded tokens of every row after all layers; the state advances in place."""
-        shape = len(state.memory), state.n_beams * x.shape[1], -1
-        scores = x.reshape(shape) @ state.memory.transpose(1, 2)  # [B, Q, S]
+        known, n_steps = state.sentences, x.shape[1]
+        shape = len(known["memory"]), state.n_beams * n_steps, -1
+        scores = x.reshape(shape) @ known["memory"].transpose(1, 2)  # [B, Q, S]
         hidden = self.widen(x).to(x.dtype)
-        for n, (block, attention, view) in enumerate(zip(self.blocks, self.attentions, state.views, strict=True)):
-            known = torch.cat([state.history[n], hidden], dim=1)  # [N, reach + T, C]
-            state.history[n] = known[:, x.shape[1] :]
-            convolved = block(known)
-            attended = attention(convolved.reshape(shape), view, scores)
+        for n, (block, attention) in enumerate(zip(self.blocks, self.attentions, strict=True)):
+            inputs = torch.cat([state.rows[f"inputs.{n}"], hidden], dim=1)  # [N, reach + T, C]
+            state.rows[f"inputs.{n}"] = inputs[:, n_steps:]
+            memory = {name: known[f"{name}.{n}"] for name in ("keys", "values", "bias")}
+            attended = attention.attend(block(inputs).reshape(shape), scores, memory)
             hidden = (attended.view_as(hidden) + hidden) * _HALF
-        state.length += x.shape[1]
+        state.length += n_steps
         return self.dropout(self.narrow(hidden))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from transduce.config import Settings, apply_overrides, resolve_preset, to_toml
+from transduce.config import Settings, apply_overrides, read_recipe, resolve_preset, to_toml
 from transduce.errors import SettingsError
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
@@ -174,3 +174,29 @@ def test_the_task_decides_the_architecture_unless_one_is_given() -> None:
     assert Settings().model.kind == "transformer"
     given = Settings.from_mapping({"task": "causal", "model": {"preset": "gpt2"}}).with_values("model", dropout=0.2)
     assert (given.model.kind, given.model.preset, given.model.dropout) == ("gpt", "gpt2", 0.2)
+
+
+def test_a_recipe_extends_another_one(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.toml").write_text('name = "a"\n[model]\nd_model = 64\nd_ff = 8\n[training]\nlr = 0.1\n')
+    (tmp_path / "sub" / "b.toml").write_text('extends = "../a.toml"\n[model]\nd_model = 32\n[decoding]\nbeam = 2\n')
+    (tmp_path / "c.toml").write_text('extends = "sub/b.toml"\nname = "c"\n[model]\nn_heads = 2\n')
+    expected = {"name": "c", "model": {"d_model": 32, "d_ff": 8, "n_heads": 2}, "training": {"lr": 0.1}}
+    assert read_recipe(tmp_path / "c.toml") == {**expected, "decoding": {"beam": 2}}
+    assert Settings.from_toml(tmp_path / "c.toml").model.d_ff == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("extends = 3", "extends = 3: name a recipe file"),
+        ('extends = "r.toml"', "extends = 'r.toml': name a recipe file; at most 8"),
+        ('extends = "none.toml"', "cannot read recipe"),
+        ('extends = "."', "is not a file"),
+    ],
+)
+def test_a_bad_extension_is_a_one_line_error(text: str, part: str, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_recipe(tmp_path / "r.toml")
+    assert part in str(caught.value)

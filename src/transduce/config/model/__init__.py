@@ -11,6 +11,7 @@ from transduce.config.model.bert import (
     EncoderSettings,
     PoolingSettings,
 )
+from transduce.config.model.convs2s import ConvS2SSettings
 from transduce.config.model.gpt import GPTSettings
 from transduce.config.model.kinds import (
     MODEL_SETTINGS,

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from transduce.config.model.base import ModelSettings
 from transduce.config.model.bert import BertClassifierSettings, BertEncoderSettings, BertSettings
+from transduce.config.model.convs2s import ConvS2SSettings
 from transduce.config.model.gpt import GPTSettings
 from transduce.config.model.transformer import TransformerSettings
 from transduce.errors import SettingsError, nearest
@@ -19,7 +20,7 @@ from transduce.errors import SettingsError, nearest
 SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 
 AnyModelSettings = Annotated[
-    TransformerSettings | GPTSettings | BertSettings | BertEncoderSettings | BertClassifierSettings,
+    TransformerSettings | ConvS2SSettings | GPTSettings | BertSettings | BertEncoderSettings | BertClassifierSettings,
     Field(discriminator="kind"),
 ]
 """The settings of any architecture, by `kind`."""

@@ -1,0 +1,86 @@
+"""The convolutional encoder-decoder, ConvS2S (Gehring et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.config import ConvS2SSettings
+from transduce.models.parts import TokenPredictor
+from transduce.nn.convolutional import ConvDecoder, ConvEncoder
+from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.positions import POSITIONS
+from transduce.nn.state import RowState
+
+_WIDTH = 16
+
+CONVS2S_OPTIONS = {"positions": {name: POSITIONS[name] for name in ("learned", "none")}}
+
+
+def convs2s_problems(s: ConvS2SSettings) -> Iterator[str]:
+    """What is inconsistent in the settings: nothing can be."""
+    yield from ()
+
+
+class ConvS2S(TokenPredictor):
+    """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
+
+    Id 0 is padding: at either end of the source, at the end of the target.
+    """
+
+    def __init__(self, settings: ConvS2SSettings, *, n_src: int, n_tgt: int) -> None:
+        super().__init__()
+        s = settings
+        self.src_embedding, self.tgt_embedding = _embedding(s, n_src), _embedding(s, n_tgt)
+        self.encoder = ConvEncoder(
+            n_layers=s.n_encoder_layers,
+            d_model=s.d_model,
+            d_conv=s.d_conv,
+            kernel_size=s.kernel_size,
+            dropout=s.dropout,
+            n_readers=s.n_decoder_layers,
+        )
+        self.decoder = ConvDecoder(
+            n_layers=s.n_decoder_layers,
+            d_model=s.d_model,
+            d_conv=s.d_conv,
+            kernel_size=s.kernel_size,
+            dropout=s.dropout,
+        )
+        if s.tie == "three_way":
+            self.src_embedding.table.weight = self.tgt_embedding.table.weight
+        self.add_output(s, n_tgt, tied=self.tgt_embedding.table)
+
+    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:
+        """The decoder's initial state: what each of its layers reads of the memory.
+
+        With capacity 0, as in training, the state takes one step. Otherwise the source is padded to a multiple of 16
+        positions, so that results do not depend on the longest sentence of the batch (see `Transformer.start`).
+        """
+        x, real = self.src_embedding(src), src != 0
+        if capacity:
+            more = -src.shape[1] % _WIDTH
+            x, real = F.pad(x, (0, 0, 0, more)), F.pad(real, (0, more))
+        memory, values = self.encoder(x, keep=real[:, :, None])
+        return self.decoder.start(memory, values, real[:, None], n_beams=n_beams)
+
+    def advance(self, ids: Int[Tensor, "N T"], state: RowState) -> Float[Tensor, "N T D"]:
+        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+        return self.decoder(self.tgt_embedding(ids, offset=state.length), state)
+
+    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
+        return self.advance(tgt_in, self.start(src))
+
+
+def _embedding(s: ConvS2SSettings, vocab_size: int) -> TokenEmbedding:
+    """Embeddings of tokens and positions, from N(0, 0.1) (section 3.5)."""
+    positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_model, max_positions=s.max_positions)
+    embedding = TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout, scale=1.0)
+    for module in embedding.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.1)
+    return embedding

@@ -1,0 +1,149 @@
+"""The layers of the Star-Transformer: a ring of satellite nodes around a relay node (Guo et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.nn.attention import CrossAttention, FullProjection
+from transduce.nn.dropout import Dropout
+from transduce.nn.linear import Linear
+from transduce.nn.masks import attention_bias
+from transduce.nn.pooling import maximum
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Each token's neighbours in a ring that closes at its sentence's own ends; padding is its own neighbour.
+
+    before, after: the row of the neighbour in a batch [B * S, D]. real: [B, S], False at padding.
+    """
+
+    before: Int[Tensor, " N"]
+    after: Int[Tensor, " N"]
+    real: Bool[Tensor, "B S"]
+
+    @classmethod
+    def of(cls, real: Bool[Tensor, "B S"]) -> Ring:
+        """The ring of sentences whose padding is at the ends."""
+        width = real.shape[1]
+        place = torch.arange(width, device=real.device)
+        first = real.int().argmax(1, keepdim=True)
+        n = real.sum(1, keepdim=True).clamp_min(1)
+        start = torch.arange(len(real), device=real.device)[:, None] * width
+
+        def rows(step: int) -> Tensor:
+            return (start + torch.where(real, first + (place - first + step) % n, place)).flatten()
+
+        return cls(rows(-1), rows(1), real)
+
+    def neighbours(self, x: Float[Tensor, "B S D"]) -> list[Tensor]:
+        """The vector before each token, its own, and the one after it; [B, S, D] each."""
+        rows = x.flatten(0, 1)
+        before, after = (rows.index_select(0, which).view_as(x) for which in (self.before, self.after))
+        return [before, x, after]
+
+
+class SatelliteAttention(nn.Module):
+    """Multi-head attention of each token to five vectors: its neighbours, itself, its embedding and the relay node.
+
+    Section 3.1, equations 4 and 5. Keys and values are projected once per vector, however many tokens read them.
+    """
+
+    def __init__(self, d_model: int, *, n_heads: int, bias: bool = True) -> None:
+        super().__init__()
+        if d_model % n_heads:
+            raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}")
+        self.n_heads = n_heads
+        self.query = Linear(d_model, d_model, bias=bias)
+        self.key_value = FullProjection(d_model, (1, 1), d_head=d_model, bias=bias)
+        self.output = Linear(d_model, d_model, bias=bias)
+
+    def forward(
+        self, x: Float[Tensor, "B S D"], embedded: Float[Tensor, "B S D"], relay: Float[Tensor, "B 1 D"], ring: Ring
+    ) -> Float[Tensor, "B S D"]:
+        """The tokens' vectors x after attention."""
+        n = x.shape[1]
+        query = self.query(x) * (x.shape[2] // self.n_heads) ** -0.5
+        pair = (part[:, 0] for part in self.key_value(torch.cat([x, embedded, relay], dim=1)))
+        keys, values = ([*ring.neighbours(y[:, :n]), y[:, n : 2 * n], y[:, 2 * n :]] for y in pair)
+        scores = torch.stack([self._heads(query * key).sum(-1) for key in keys], dim=-1)  # [B, S, H, 5]
+        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+        read = [
+            weight[..., None] * self._heads(value) for weight, value in zip(weights.unbind(-1), values, strict=True)
+        ]
+        return self.output(sum(read[1:], read[0]).flatten(2))
+
+    def _heads(self, x: Float[Tensor, "B S D"]) -> Float[Tensor, "B S H K"]:
+        return x.unflatten(2, (self.n_heads, -1))
+
+
+class StarBlock(nn.Module):
+    """One round: the satellite nodes are updated, then the relay node (sections 3.1 and 3.2).
+
+    Each update is LayerNorm(ReLU(attention)); the vector before takes part in the attention, in place of a residual
+    connection.
+    """
+
+    def __init__(
+        self, d_model: int, *, n_heads: int, dropout: float = 0.0, attention_dropout: float = 0.0, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.satellite_attention = SatelliteAttention(d_model, n_heads=n_heads, bias=bias)
+        self.relay_attention = CrossAttention(d_model=d_model, n_heads=n_heads, dropout=attention_dropout, bias=bias)
+        self.satellite_norm, self.relay_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B S D"],
+        relay: Float[Tensor, "B 1 D"],
+        *,
+        embedded: Float[Tensor, "B S D"],
+        ring: Ring,
+        bias: Tensor,
+    ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
+        """Satellite nodes and relay node after the round; `bias` hides padding, [B, 1, 1, S + 1]."""
+        x = self._update(self.satellite_attention(x, embedded, relay, ring), self.satellite_norm)
+        key, value = self.relay_attention.key_value(torch.cat([relay, x], dim=1))
+        return x, self._update(self.relay_attention(relay, key, value, bias=bias), self.relay_norm)
+
+    def _update(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(self.dropout(F.relu(x)))
+
+
+class StarEncoder(nn.Module):
+    """Rounds of a star: the cost is linear in the length, and any two tokens are two steps apart."""
+
+    def __init__(self, blocks: list[StarBlock]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(
+        self, x: Float[Tensor, "B S D"], *, real: Bool[Tensor, "B S"]
+    ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
+        """Satellite nodes, one per embedded token of x, and the relay node; `real` is False at padding.
+
+        The relay node starts as the mean of the embedded tokens.
+        """
+        embedded, ring = x, Ring.of(real)
+        counted = real[:, :, None].to(x.dtype)
+        relay = (x * counted).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp_min(1)
+        bias = attention_bias(F.pad(real, (1, 0), value=True)[:, None])
+        for block in self.blocks:
+            x, relay = block(x, relay, embedded=embedded, ring=ring, bias=bias)
+        return x, relay
+
+
+def pool_star(
+    x: Float[Tensor, "B S D"], relay: Float[Tensor, "B 1 D"], real: Bool[Tensor, "B S"]
+) -> Float[Tensor, "B D"]:
+    """The vector of a text: the mean of the relay node and the largest value of each column over the tokens.
+
+    Section 4.1, in the form of the authors' code.
+    """
+    return (maximum(x, real) + relay[:, 0]) / 2

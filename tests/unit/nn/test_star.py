@@ -1,0 +1,87 @@
+"""The star's layers compared with the NumPy oracle: any sizes and lengths, padding on either side, gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from oracle import numpy_star as oracle
+from oracle.adapter import randomize
+from transduce.nn.star import Ring, StarBlock, StarEncoder, pool_star
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def encoder(*, n_rounds: int = 2, n_heads: int = 2) -> StarEncoder:
+    made = StarEncoder([StarBlock(8, n_heads=n_heads) for _ in range(n_rounds)]).double()
+    randomize(made, scale=0.5)
+    return made
+
+
+def vectors(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, *shape]).standard_normal(shape))
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@hypothesis_settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=3),
+    extra=st.integers(0, 2),
+    n_rounds=st.integers(0, 3),
+    n_heads=st.sampled_from([1, 2, 4]),
+)
+def test_values_equal_the_oracle(left: bool, lengths: list[int], extra: int, n_rounds: int, n_heads: int) -> None:
+    """The ring closes at a sentence's own ends; a single token is its own neighbour on both sides."""
+    model = encoder(n_rounds=n_rounds, n_heads=n_heads)
+    weights = oracle.from_layers({name: weight.detach().numpy() for name, weight in model.named_parameters()})
+    width = max(lengths) + extra
+    n, place = torch.tensor(lengths)[:, None], torch.arange(width)
+    real = place >= width - n if left else place < n
+    x = vectors(len(lengths), width, 8)
+    nodes, relay = model(x, real=real)
+    pooled = pool_star(nodes, relay, real)
+    for at, row in enumerate(real):
+        h, s = oracle.star(x[at, row].numpy(), weights, n_heads, n_rounds)
+        np.testing.assert_allclose(nodes[at, row].detach().numpy(), h, **EXACT)
+        np.testing.assert_allclose(relay[at, 0].detach().numpy(), s, **EXACT)
+        np.testing.assert_allclose(pooled[at].detach().numpy(), (h.max(0) + s) / 2, **EXACT)
+
+
+def test_gradients_equal_the_oracles_finite_differences() -> None:
+    model, x = encoder(), vectors(5, 8, seed=1).requires_grad_()
+    toward = vectors(6, 8, seed=2)
+    nodes, relay = model(x[None], real=torch.ones(1, 5, dtype=torch.bool))
+    (torch.cat([nodes[0], relay[0]]) * toward).sum().backward()
+    named = dict(model.named_parameters()) | {"x": x}
+
+    def output(changed: str, value: Tensor) -> float:
+        known = {name: (value if name == changed else weight.detach()).numpy() for name, weight in named.items()}
+        h, s = oracle.star(known.pop("x"), oracle.from_layers(known), 2, 2)
+        return float((np.concatenate([h, s[None]]) * toward.numpy()).sum())
+
+    for seed, (name, weight) in enumerate(named.items()):
+        along, value = vectors(*weight.shape, seed=seed + 9), weight.detach()
+        rise = output(name, value + 1e-6 * along) - output(name, value - 1e-6 * along)
+        assert weight.grad is not None
+        assert (weight.grad * along).sum().item() == pytest.approx(rise / 2e-6, rel=1e-4, abs=1e-7), name
+
+
+def test_neighbours_of_a_ring() -> None:
+    real = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    before, itself, after = Ring.of(real).neighbours(torch.arange(16.0).view(4, 4, 1))
+    assert before[..., 0].tolist() == [[2, 0, 1, 3], [4, 7, 5, 6], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert after[..., 0].tolist() == [[1, 2, 0, 3], [4, 6, 7, 5], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert itself.flatten().tolist() == list(range(16))
+
+
+def test_a_text_of_padding_only_stays_finite() -> None:
+    model = encoder()
+    nodes, relay = model(vectors(2, 3, 8), real=torch.tensor([[True, True, False], [False] * 3]))
+    (nodes.square().sum() + relay.square().sum()).backward()
+    assert nodes.isfinite().all() and relay.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
