@@ -25,6 +25,7 @@ from transduce.serving.metrics import Metrics
 from transduce.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+_READ_ON = 16  # times the limit of a body: so much is read and forgotten, as most clients read no answer before
 _CLIENT_LEFT = 499  # nginx' number; nobody sees it but the log
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (OverloadedError, 429),
@@ -184,19 +185,19 @@ def header_key(request: Request) -> str | None:
 async def read_body(request: Request, service: Service) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
     limits = service.limits
-    too_large = BodyTooLargeError(f"the body has more than {limits.max_body:,} bytes; send several requests")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limits.max_body:
-        raise too_large
-    body = bytearray()
+    body, size = bytearray(), 0
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():
-                body += part
-                if len(body) > limits.max_body:
-                    raise too_large
+                size += len(part)
+                if size <= limits.max_body:
+                    body += part
+                elif size > _READ_ON * limits.max_body:
+                    break
     except TimeoutError:
         raise BodyTimeoutError(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+    if size > limits.max_body:
+        raise BodyTooLargeError(f"the body has more than {limits.max_body:,} bytes; send several requests")
     return bytes(body)
 
 
