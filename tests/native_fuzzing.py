@@ -15,6 +15,7 @@ import numpy as np
 from transduce.decoding.engine import OUTCOMES
 from transduce.decoding.native_queue import Load, Options, Sentences
 from transduce.decoding.native_scoring import _Pairs
+from transduce.text.special import BOS
 
 ODD = (0, -1, 1, 2, 17, 89, 90, 1 << 30, -(1 << 31), (1 << 31) - 1)
 ODD_OFFSETS = (-5, 1, 1 << 62, -(1 << 62))
@@ -25,8 +26,8 @@ MOST = 1000
 
 Arrays = dict[str, list[Any] | None]
 DTYPES = {
-    **dict.fromkeys(("ids", "prefixes", "limits", "sources", "inputs", "tokens"), np.int32),
-    **dict.fromkeys(("offsets", "prefix_offsets", "source_offsets"), np.int64),
+    **dict.fromkeys(("ids", "prefixes", "allowed", "limits", "sources", "inputs", "tokens"), np.int32),
+    **dict.fromkeys(("offsets", "prefix_offsets", "allowed_offsets", "source_offsets"), np.int64),
     "numbers": np.float64,
 }
 
@@ -62,8 +63,10 @@ def fine_request(pick: random.Random, *, n_tokens: int, most: int) -> Request:
     beam = pick.choice([1, 1, 2, 5, 9])
     arrays: Arrays = {"ids": ids_of(pick, sum(lengths), n_tokens), "offsets": offsets_of(lengths), "limits": [*limits]}
     options = Options(beam, pick.randint(1, beam), 1, pick.randrange(2), pick.choice([0.0, 0.6, 1.0]), top_p=1.0)
-    kind = pick.choice(["plain", "scoreless", "prefixed", "sampled"])
-    if kind == "scoreless":
+    kind = pick.choice(["plain", "scoreless", "listed", "prefixed", "sampled"])
+    if kind in ("listed", "prefixed") and pick.random() < 0.5:
+        arrays |= lists_of(pick, len(limits), n_tokens)
+    if kind == "scoreless" or (kind == "listed" and pick.random() < 0.5):
         options.beam = options.n_best = 1
         options.scores = 0
     elif kind == "prefixed":
@@ -75,6 +78,13 @@ def fine_request(pick: random.Random, *, n_tokens: int, most: int) -> Request:
         options.top_p = pick.choice([0.0, 0.5, 1.0])
         arrays["numbers"] = [pick.choice([0.0, pick.random(), 1 - 2**-53]) for _ in range(beam * sum(limits))]
     return Request(options, arrays, len(limits))
+
+
+def lists_of(pick: random.Random, n: int, n_tokens: int) -> Arrays:
+    """The tokens that each of n outputs may consist of; without those of a prefix, which is then refused."""
+    tokens = [i for i in range(1, n_tokens) if i != BOS]
+    lists = [sorted(pick.sample(tokens, pick.choice([0, 1, len(tokens) // 2, len(tokens)]))) for _ in range(n)]
+    return {"allowed": [*itertools.chain(*lists)], "allowed_offsets": offsets_of([*map(len, lists)])}
 
 
 def fine_pairs(pick: random.Random, *, n_tokens: int, decoder_only: bool) -> Pairs:
@@ -99,7 +109,7 @@ def damage_array(of: Request | Pairs, pick: random.Random) -> None:
     elif name.endswith("offsets"):
         array[pick.randrange(len(array))] = pick.choice(ODD_OFFSETS)
         for other, values in of.arrays.items():  # in case that the offsets still fit
-            if values is not None and other in ("ids", "prefixes", "sources", "inputs", "tokens"):
+            if values is not None and other in ("ids", "prefixes", "allowed", "sources", "inputs", "tokens"):
                 values.append(5)
     else:
         array[pick.randrange(len(array))] = pick.choice(ODD_FLOATS if name == "numbers" else ODD)

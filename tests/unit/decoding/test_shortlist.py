@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from fuzz.cases import update_checksum
+from fuzz.mutations import BYTES, TENSORS
 from native_engines import engine_for
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce import TranslationOptions, Translator
@@ -34,6 +36,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ 
 SETTINGS = Settings.from_mapping(
     {"model": {"d_model": 40, "d_ff": 48, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1}}
 )
+N_FILES = int(os.environ.get("TRANSDUCE_NATIVE_FUZZ", "300"))
 N = 900
 MODEL = untrained(SETTINGS, n_src=N, n_tgt=N)
 UNTIED = Settings.from_mapping(
@@ -211,3 +214,43 @@ def test_shortlists_that_cannot_be_used_are_refused(run: Path, listed: Path, tmp
         (listed / FILE).write_bytes(damaged)
         with pytest.raises((RunFolderError, SettingsError)):
             load_shortlist(folder, tokenizers)
+
+
+def write_odd(path: Path, pick: random.Random, n: int, digest: str) -> None:
+    """A shortlist of a plausible form with random ids, a few of them odd."""
+    draw = np.random.default_rng(pick.randrange(1 << 30))
+    rows = pick.choice([n] * 8 + [n - 1, n + 1, 0])
+    candidates = draw.integers(EOS, n, (rows, pick.choice([0, 1, 7, 300])), dtype=np.int32)
+    frequent = draw.integers(EOS, n, pick.choice([0, 1, 50, 3000]), dtype=np.int32)
+    for ids in (candidates, frequent):
+        if ids.size and pick.random() < 0.2:
+            ids.flat[pick.randrange(ids.size)] = pick.choice([PAD, UNK, BOS, -1, n, 1 << 30, -(1 << 31)])
+    write(path, candidates, frequent, digest)
+
+
+@needs_compiler
+def test_damaged_shortlists_are_refused_or_work(listed: Path, texts: list[str]) -> None:
+    """From the file to the tokens of the native library; TRANSDUCE_NATIVE_FUZZ sets the number of files."""
+    pick, n_refused, path = random.Random(8), 0, listed / FILE
+    folder, translator, whole = RunFolder.open(listed), Translator.load(listed, device="cpu"), path.read_bytes()
+    tokenizers, digest = translator.tokenizers, vocabularies_digest(folder)
+    for number in range(N_FILES):
+        if number % 3:
+            damages = pick.choice([BYTES, TENSORS])
+            path.write_bytes(damages[pick.choice(sorted(damages))](whole, pick))
+            if pick.random() < 0.8:
+                update_checksum(path)
+        else:
+            write_odd(listed, pick, tokenizers.n_tgt, digest)
+        try:
+            shortlist = load_shortlist(folder, tokenizers)
+        except (RunFolderError, SettingsError):
+            n_refused += 1
+            continue
+        some, beam = pick.sample(texts, 3), pick.choice([1, 1, 3])
+        options = TranslationOptions(shortlist=True, beam=beam, max_length=9, scores=pick.random() < 0.5)
+        loaded = Translator(translator.engine, tokenizers, shortlist=lambda found=shortlist: found)  # type: ignore[misc]
+        for ids, one in zip(tokenizers.src.encode_batch(some), loaded.translate(some, options), strict=True):
+            allowed = shortlist.tokens(ids)
+            assert allowed is None or {*one.candidates[0].ids} <= {*allowed.tolist()}
+    assert N_FILES / 3 < n_refused < 0.9 * N_FILES
