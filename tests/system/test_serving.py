@@ -114,6 +114,24 @@ def test_libretranslate_client(server: Server, translator: Translator) -> None:
     assert server.request("/frontend/settings")[1]["charLimit"] == 20_000
 
 
+def test_deepl_client(server: Server, translator: Translator) -> None:
+    import deepl
+
+    client = deepl.DeepLClient("no key is needed", server_url=server.url)
+    expected = [one.text for one in translator.translate(LINES)]
+    found = client.translate_text(LINES, source_lang="EN", target_lang="DE")
+    assert isinstance(found, list) and [one.text for one in found] == expected
+    assert found[0].detected_source_lang == "EN" and found[0].billed_characters == len(LINES[0])
+    one = client.translate_text(LINES[0], target_lang="de-AT", split_sentences="0", formality="prefer_more")
+    assert isinstance(one, deepl.TextResult) and one.text == expected[0]
+    assert [language.code for language in client.get_source_languages()] == ["EN"]
+    assert [language.code for language in client.get_target_languages()] == ["DE"]
+    usage = client.get_usage().character
+    assert usage.valid and usage.count is not None and usage.count >= sum(map(len, LINES))
+    with pytest.raises(deepl.DeepLException, match="available: en-de"):
+        client.translate_text("a", target_lang="FR")
+
+
 def test_huggingface_client(server: Server, translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import InferenceClient
     from huggingface_hub.utils import _detect_agent

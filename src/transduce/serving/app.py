@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from transduce.serving.http import Call, Endpoint, Server, json_response
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
-from transduce.serving.protocols import huggingface, libretranslate, native
+from transduce.serving.protocols import deepl, huggingface, libretranslate, native
 from transduce.serving.service import Service
 
-_ENDPOINTS = (*native.ENDPOINTS, *libretranslate.ENDPOINTS, *huggingface.ENDPOINTS)
+_ENDPOINTS = (*native.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS, *huggingface.ENDPOINTS)
 
 
 def make_app(

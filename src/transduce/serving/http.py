@@ -48,12 +48,14 @@ class BodyTimeoutError(UserError):
 class Call:
     """A request whose body has arrived.
 
-    `n_characters`: of its texts; `texts`: what the access log shows with --log-text.
+    needs_key: whether clients need an API key. n_translated: characters that the service has translated so far.
+    n_characters: of the texts of this request; texts: what the access log shows with --log-text.
     """
 
     service: Service
     request: Request
     needs_key: bool = False
+    n_translated: int = 0
     body: bytes = b""
     n_characters: int = 0
     texts: list[str] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Server:
     async def answer(self, endpoint: Endpoint, request: Request) -> Response:
         """The response to a request."""
         start = time.perf_counter()
-        call = Call(self.service, request, self._keys.are_needed)
+        call = Call(self.service, request, self._keys.are_needed, self._metrics.n_characters)
         try:
             response = await self._answer(endpoint, call)
         except (asyncio.CancelledError, ClientDisconnect) as error:
@@ -153,9 +155,7 @@ class Server:
         return json_response(endpoint.error(status, message), status=status, headers=headers)
 
     def _finish(self, endpoint: Endpoint, call: Call, status: int, seconds: float) -> None:
-        self._metrics.count(endpoint.path, status, seconds)
-        if status == 200 and call.n_characters:
-            self._metrics.characters.inc(call.n_characters)
+        self._metrics.count(endpoint.path, status, seconds, call.n_characters)
         if self._log and not endpoint.is_open:
             line: dict[str, Any] = {
                 "time": round(time.time(), 3),

@@ -38,8 +38,8 @@ def language_name(code: str) -> str:
 
 def source_languages(service: Service, target: str | None = None) -> list[str]:
     """The languages that can be translated to the target, or to any. Raises `SettingsError` if there are none."""
-    routes = [service.route(None, target), *service.routes()]
-    return list(dict.fromkeys(r.source for r in routes if target is None or r.target.lower() == target.lower()))
+    goal = service.route(None, target).target if target is not None else None
+    return list(dict.fromkeys(route.source for route in service.routes() if goal in (None, route.target)))
 
 
 async def choose_routes(

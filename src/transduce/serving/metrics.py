@@ -38,10 +38,14 @@ class Metrics:
         self.cancelled = Counter("transduce_cancelled", "Requests whose client left before the response.", registry=own)
         self.rejected = Counter("transduce_rejected", "Requests refused because too much was waiting.", registry=own)
         self.expired = Counter("transduce_expired", "Requests whose deadline passed.", registry=own)
+        self.n_characters = 0
         self.characters = Counter("transduce_characters", "Characters of the texts that were translated.", registry=own)
 
-    def count(self, route: str, status: int, seconds: float) -> None:
-        """Count a response."""
+    def count(self, route: str, status: int, seconds: float, n_characters: int) -> None:
+        """Count a response, and the characters of texts that it translates."""
+        if status == 200 and n_characters:
+            self.n_characters += n_characters
+            self.characters.inc(n_characters)
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
         if status == 429:

@@ -16,6 +16,7 @@ from transduce.errors import SettingsError, TransduceError, nearest
 from transduce.runs.folder import RunFolder
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.limits import Admission, DrainingError, Limits
+from transduce.text.sentences import base_language
 
 _WARM_UP = "1 2 3"
 _DEFAULT, _LIMITS = TranslationOptions(), Limits()
@@ -175,19 +176,21 @@ class Service:
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
         """The first route of these languages and this name; without them, the first one.
 
-        Raises `SettingsError`: there is none.
+        Where no route has a language's variant, such as en-GB, one of the language will do. Raises `SettingsError`:
+        there is none.
         """
         routes = list(self.routes())
-        source, target = (None if code is None else code.lower() for code in (source, target))
-        for route in routes:
-            asked = ((source, route.source.lower()), (target, route.target.lower()), (name, route.name))
-            if all(wanted is None or wanted == has for wanted, has in asked):
-                return route
+        for same in (str.lower, base_language):
+            for route in routes:
+                pairs = ((source, route.source), (target, route.target))
+                fits = all(wanted is None or same(wanted) == same(has) for wanted, has in pairs)
+                if fits and name in (None, route.name):
+                    return route
         if name is not None and name not in [route.name for route in routes]:
             names = [route.name for route in routes]
             raise SettingsError(f"model '{name}'{nearest(name, names)}; available: {', '.join(names)}")
-        pairs = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
-        raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {pairs}")
+        known = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
+        raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {known}")
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -1,0 +1,96 @@
+"""DeepL's protocol, version 2 (https://developers.deepl.com/api-reference), as its clients use it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator
+from starlette.responses import Response
+
+from transduce.errors import SettingsError
+from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.languages import choose_routes, language_name
+from transduce.serving.texts import translate_texts
+
+_UNLIMITED = 10**12  # clients compare the number of characters with a limit
+_UNSUPPORTED = (
+    "glossary_id",
+    "glossary_ids",
+    "tag_handling",
+    "style_id",
+    "translation_memory_id",
+    "custom_instructions",
+)
+
+Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+class TranslateRequest(BaseModel):
+    """What clients send. Hints such as formality and context are ignored."""
+
+    text: Texts
+    target_lang: str
+    source_lang: str | None = None
+    split_sentences: Literal["0", "1", "nonewlines", 0, 1, True, False] = "1"
+    preserve_formatting: bool | Literal["0", "1"] = False
+    show_billed_characters: bool | Literal["0", "1"] = False
+    glossary_id: str | None = None
+    glossary_ids: list[str] | None = None
+    tag_handling: str | None = None
+    style_id: str | None = None
+    translation_memory_id: str | None = None
+    custom_instructions: list[str] | None = None
+
+
+class LanguagesRequest(BaseModel):
+    """Which side's languages."""
+
+    type: Literal["source", "target"] = "source"
+
+
+async def translate(call: Call) -> Response:
+    """Translate texts."""
+    asked = call.parse(TranslateRequest)
+    for name in _UNSUPPORTED:
+        if getattr(asked, name):
+            raise SettingsError(f"{name} is not supported by this service; leave it out")
+    call.take_texts(asked.text)
+    routes, _ = await choose_routes(call.service, asked.text, asked.source_lang, asked.target_lang)
+    split = str(asked.split_sentences) not in ("0", "False")
+    found = await translate_texts(call.service, asked.text, routes, split=split)
+    translations = [
+        {
+            "detected_source_language": route.source.upper(),
+            "text": one.text,
+            "billed_characters": len(text),
+        }
+        for text, route, one in zip(asked.text, routes, found, strict=True)
+    ]
+    return json_response({"translations": translations})
+
+
+async def languages(call: Call) -> Response:
+    """The languages of texts, or of translations."""
+    query = dict(call.request.query_params)
+    side = LanguagesRequest.model_validate(query).type if query else call.parse(LanguagesRequest).type
+    codes = dict.fromkeys(getattr(route, side) for route in call.service.routes())
+    extra: dict[str, Any] = {"supports_formality": False} if side == "target" else {}
+    return json_response([{"language": code.upper(), "name": language_name(code), **extra} for code in codes])
+
+
+async def usage(call: Call) -> Response:
+    """Characters that the service has translated since its start; there is no limit."""
+    return json_response({"character_count": call.n_translated, "character_limit": _UNLIMITED})
+
+
+def _error(status: int, message: str) -> dict[str, str]:
+    return {"message": message}
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v2/translate", translate, error=_error),
+    Endpoint("GET", "/v2/languages", languages, error=_error),
+    Endpoint("POST", "/v2/languages", languages, error=_error),
+    Endpoint("GET", "/v2/usage", usage, error=_error),
+    Endpoint("POST", "/v2/usage", usage, error=_error),
+)
