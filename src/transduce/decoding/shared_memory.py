@@ -17,6 +17,7 @@ from pathlib import Path
 
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import remove_leftovers, write_aside
+from transduce.runs.lock import open_lock
 
 MOST_BYTES = 1 << 32
 """Of all files in the folder together."""
@@ -89,7 +90,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Inside, other processes wait here. The system releases the lock when the process ends."""
     import fcntl  # not on Windows, which has no native library either
 
-    with open(folder / ".lock", "wb") as file:
+    with open_lock(folder / ".lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

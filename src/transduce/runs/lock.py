@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ class FolderLock:
         self._use, self._option = use, option
         self._file: IO[str] | None = None
         while self._file is None:
-            file = self.path.open("a+", encoding="utf-8")
+            file = open_lock(self.path)
             locked = _try_flock(file)
             file.seek(0)
             owner = file.read().strip()
@@ -133,11 +134,25 @@ def locked_folder(folder: Path, *, use: str, option: str, warn: Callable[[str], 
 def is_locked(folder: Path) -> bool:
     """Whether another process trains in a run folder, as far as this host can know."""
     try:
-        with (Path(folder) / ".lock").open("r", encoding="utf-8") as file:
+        with open_lock(Path(folder) / ".lock", make=False) as file:
             locked = _try_flock(file, shared=True)
             return locked is False or _is_held_without_flock(file.read(), locked=bool(locked))
-    except OSError:
+    except (OSError, RunFolderError):
         return False
+
+
+def open_lock(path: Path, *, make: bool = True) -> IO[str]:
+    """The file of a lock, to append to and to read; `make`: it may be missing, else it is only read.
+
+    Raises `RunFolderError` for a folder, a pipe or a device; the last two could be waited for without end.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND if make else os.O_RDONLY
+    with contextlib.suppress(IsADirectoryError):
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return open(descriptor, "a+" if make else "r", encoding="utf-8")
+        os.close(descriptor)
+    raise RunFolderError(f"{path} is not a file; remove it")
 
 
 def _try_flock(file: IO[str], *, shared: bool = False) -> bool | None:

@@ -54,9 +54,10 @@ def test_the_first_process_writes_and_all_read(cache: Path) -> None:
     assert done.stdout == "True\n"
 
 
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(cache: Path) -> None:
+@pytest.mark.parametrize("name", [f"{KEY}.packed", ".lock"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(cache: Path, name: str) -> None:
     cache.mkdir()
-    os.mkfifo(cache / f"{KEY}.packed")
+    os.mkfifo(cache / name)
     assert shared_memory.shared_memory(KEY, 5000, Filler()) is None
 
 

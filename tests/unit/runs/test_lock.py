@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_a_release_does_not_affect_another_lock(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
         FolderLock(tmp_path)
     second.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_a_folder_in_the_place_of_the_lock_is_named_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / ".lock")
+    with pytest.raises(RunFolderError, match=rf"{tmp_path}/\.lock is not a file; remove it"):
+        FolderLock(tmp_path)
+    assert not is_locked(tmp_path)
 
 
 # --- file systems without flock
