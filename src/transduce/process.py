@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from transduce.errors import Interrupted
+
 _PARENT = "TRANSDUCE_PARENT"
 
 
@@ -39,26 +41,36 @@ def handle_signals(handle: Callable[[signal.Signals], None], *names: str, always
 
 
 @contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP unwind the stack like an exception, so that `finally` blocks clean up.
+def interrupted_by(*names: str, then: str) -> Iterator[Callable[[], None]]:
+    """Inside, the first of these signals unwinds the stack, so that `finally` blocks clean up.
 
-    By default Python exits at once, without running them. The exit code is the shell's, 143 or 129. Further signals
-    are ignored during the clean-up, which is short.
+    It becomes `Interrupted`, whose message ends with `then`. Further signals are ignored during the clean-up, which is
+    short. By default Python exits at once, without running `finally` blocks.
+
+    Yields a function to call now and then: it raises again, as Python drops an exception that a signal raises in a
+    destructor.
     """
     received: list[signal.Signals] = []
 
-    def handle(number: signal.Signals) -> None:
+    def check() -> None:
+        if received:
+            raise _Signalled
+
+    def stop(number: signal.Signals) -> None:
         received.append(number)
         if len(received) == 1:
             raise _Signalled
 
     try:
-        with handle_signals(handle, "SIGTERM", "SIGHUP"):
-            yield
+        with handle_signals(stop, *names):
+            yield check
     except _Signalled:
-        name = received[0].name
-        print(f"transduce: stopped by {name}; child processes and temporary folders are removed", file=sys.stderr)
-        sys.exit(128 + received[0])
+        raise Interrupted(f"stopped by {received[0].name}; {then}", signal=received[0]) from None
+
+
+def exit_on_signals() -> contextlib.AbstractContextManager[object]:
+    """Inside, SIGTERM and SIGHUP stop what has nothing to save."""
+    return interrupted_by("SIGTERM", "SIGHUP", then="child processes and temporary folders are removed")
 
 
 def n_cores() -> int:

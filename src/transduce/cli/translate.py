@@ -195,7 +195,7 @@ def translate_files(
     Notes about translations go to stderr: the first few, and their number at the end. JSON contains them.
     """
     from transduce.data.lines import read_lines
-    from transduce.decoding.results import MAX_NOTES, Notes, format_rows
+    from transduce.decoding.results import MAX_NOTES, Notes, format_rows, note_on
     from transduce.errors import DataError
     from transduce.logging import Log
 
@@ -209,8 +209,8 @@ def translate_files(
         translations = translator.translate_lines(inputs, options, prefixes=prefixes)
         for src, translation in zip(sources, translations, strict=True):
             number += 1
-            if translation.note and style != "json":
-                notes.show(f"line {number}", translation.note, lost=bool(src.strip()) and not translation.text)
+            if note := note_on(style, number, src, translation):
+                notes.show(note)
             yield from format_rows(style, number, src, translation, n_best=options.n_best)
     notes.close(number)
     if prefixes is not None and next(prefixes, None) is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,11 +17,11 @@ from transduce.decoding.bulk_ray import RayCluster
 from transduce.decoding.bulk_workers import Setup, Translated, Translators, open_translators
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
-from transduce.decoding.results import Notes, Style
+from transduce.decoding.results import Note, Notes, Style
 from transduce.decoding.translator import chunks
-from transduce.errors import DataError, Interrupted, SettingsError
+from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
-from transduce.process import handle_signals
+from transduce.process import interrupted_by
 from transduce.runs.lock import locked_folder
 
 CHUNK_LINES = 1024  # lost by a kill, per process
@@ -72,11 +71,12 @@ def translate_to_folder(
     setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
     opened = open_translators(setup, workers) if isinstance(workers, int) else workers.open_translators(setup, log)
     locked = locked_folder(folder / FOLDER, use="translating into it", option="--output-dir", warn=log.warn)
-    with _interruptible() as signals, locked, opened as translators:
+    interrupted = interrupted_by("SIGINT", "SIGTERM", "SIGHUP", then="the same command resumes")
+    with interrupted as check_signals, locked, opened as translators:
         for note in translators.notes:
             log.say(note)
         shards = [Shard(source, folder, translators.how) for source in sources]
-        _translate(shards, translators, log, signals)
+        _translate(shards, translators, log, check_signals)
     return [shard.output for shard in shards]
 
 
@@ -116,9 +116,7 @@ def _in_order(chunks: Iterable[_Chunk], translators: Translators) -> Iterator[tu
         yield chunk, result()
 
 
-def _translate(
-    shards: Sequence[Shard], translators: Translators, log: Log, signals: Sequence[signal.Signals] = ()
-) -> None:
+def _translate(shards: Sequence[Shard], translators: Translators, log: Log, check_signals: Callable[[], None]) -> None:
     began, total, n_lines = time.monotonic(), max(1, sum(shard.size for shard in shards)), 0
     n_read, n_finished = sum(shard.position.read for shard in shards), sum(shard.was_done for shard in shards)
     notes = Notes(log)
@@ -133,15 +131,14 @@ def _translate(
             before = shard.position.read
             if chunk.lines:
                 shard.append(translated.rows, n_lines=len(chunk.lines), read=chunk.read)
-                for number, note, lost in translated.notes:
-                    notes.show(f"{shard.source}, line {number}", note, lost=lost)
+                for note in translated.notes:  # lists from other processes
+                    notes.show(Note(*note), file=f"{shard.source}, ")
             else:
                 shard.finish()
             n_lines, n_read = n_lines + len(chunk.lines), n_read + shard.position.read - before
             speed = n_lines / max(1e-9, time.monotonic() - began)
             bar.update(n_read / total, note=f"{n_lines:,} lines  {speed:,.0f} sentences/s")
-            if signals:  # Python drops an exception that a signal raises in a destructor
-                raise _Stopped
+            check_signals()
     notes.close(n_lines)
     log.say(f"{n_lines:,} lines translated in {len(shards) - n_finished:,} files")
 
@@ -163,25 +160,3 @@ def _check_files(sources: Sequence[Path], folder: Path) -> None:
             raise DataError(
                 f"{names[source.name]} and {source} have the same name; translate them into different folders"
             )
-
-
-class _Stopped(BaseException):
-    """A signal asked us to stop. No `Exception`, so that no handler on the way swallows it."""
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[list[signal.Signals]]:
-    """Inside, the first signal stops the work at once and becomes `Interrupted`. Yields the signals received."""
-    received: list[signal.Signals] = []
-
-    def stop(number: signal.Signals) -> None:
-        received.append(number)
-        if len(received) == 1:
-            raise _Stopped
-
-    try:
-        with handle_signals(stop, "SIGINT", "SIGTERM", "SIGHUP"):
-            yield received
-    except _Stopped:
-        message = f"stopped by {received[0].name}; the same command resumes"
-        raise Interrupted(message, signal=received[0]) from None

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import transduce
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.precision import AnyPrecision
-from transduce.decoding.results import Style, format_rows
+from transduce.decoding.results import Note, Style, format_rows, note_on
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, TransduceError, UserError, is_out_of_memory
 from transduce.process import child_environment, exit_with_parent, n_cores
@@ -35,10 +35,10 @@ _SECONDS_TO_EXIT = 10.0
 
 
 class Translated(NamedTuple):
-    """Rows of output, and notes: number of the line, text, whether it has no translation."""
+    """Rows of output, and notes."""
 
     rows: list[str]
-    notes: list[tuple[int, str, bool]]
+    notes: list[Note]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class ChunkTranslator:
         translations = self._translator.translate_lines(lines, self._options, first=first)
         for number, (src, one) in enumerate(zip(lines, translations, strict=True), first + 1):
             rows += format_rows(self._style, number, src, one, n_best=self._options.n_best)
-            if one.note and self._style != "json":  # JSON contains it
-                notes.append((number, one.note, bool(src.strip()) and not one.text))
+            if note := note_on(self._style, number, src, one):
+                notes.append(note)
         return Translated(rows, notes)
 
 

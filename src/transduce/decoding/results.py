@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from transduce.logging import Log
 
@@ -61,17 +61,32 @@ class Translation:
         return self.candidates[0].finished
 
 
+class Note(NamedTuple):
+    """A note on line `number` of a text. `lost`: the line has no translation."""
+
+    number: int
+    text: str
+    lost: bool
+
+
+def note_on(style: Style, number: int, src: str, translation: Translation) -> Note | None:
+    """What to report on line `number`, if anything. JSON contains the note."""
+    if not translation.note or style == "json":
+        return None
+    return Note(number, translation.note, bool(src.strip()) and not translation.text)
+
+
 class Notes:
     """Warns of notes on translations: of the first `most`, of every line without a translation, and of their number."""
 
     def __init__(self, log: Log, *, most: int = MAX_NOTES) -> None:
         self._log, self._most, self._n = log, most, 0
 
-    def show(self, where: str, note: str, *, lost: bool) -> None:
-        """Warn of one note. `where`: of the line; `lost`: it has no translation."""
-        self._n += not lost
-        if lost or self._n <= self._most:
-            self._log.warn(f"{where}: {note}")
+    def show(self, note: Note, *, file: str = "") -> None:
+        """Warn of one note, in this file."""
+        self._n += not note.lost
+        if note.lost or self._n <= self._most:
+            self._log.warn(f"{file}line {note.number}: {note.text}")
 
     def close(self, n_lines: int) -> None:
         """Warn of the number of notes if some were not shown."""

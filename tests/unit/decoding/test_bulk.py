@@ -55,7 +55,7 @@ class Numbering(ChunkTranslator):
 def translate_shard(translator: ChunkTranslator, source: Path, output_dir: Path) -> Path:
     """Translate one file in this process."""
     shard = Shard(source, output_dir, translator.how)
-    bulk._translate([shard], Translators.one(translator), bulk.Log(quiet=True))
+    bulk._translate([shard], Translators.one(translator), bulk.Log(quiet=True), lambda: None)
     return shard.output
 
 
