@@ -261,7 +261,8 @@ def multi_head(
         else:
             bias = score_bias(len(x), head, weights, stack, options) if to_itself else None
             output, weights_of_head = attention(query, key, values[group], allowed[head], bias)
-            output = np.where(allowed[head].any(1, keepdims=True), output, 0.0)  # a sum over no key
+            if options.patterns.get(stack) == "fixed":  # before the first summary: a sum over no key
+                output = np.where(allowed[head].any(1, keepdims=True), output, 0.0)
         outputs.append(output)
         maps.append(weights_of_head)
     return linear(np.concatenate(outputs, axis=-1), weights, f"{name}.output"), np.stack(maps)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
-from transduce.nn.patterns import Bias, CausalBias, attended, dense_bias
+from transduce.nn.patterns import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.positions.scheme import Relations, Rotate
 
 _SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
@@ -62,7 +62,8 @@ def scaled_dot_product_attention(
     `relations` add vectors to the values; what they add to the scores is in the bias.
 
     On a GPU PyTorch's fused kernel, which takes fewer key heads than query heads if there is no bias matrix. On a CPU
-    plain products, which are several times faster at the lengths of sentences.
+    plain products, which are faster at the lengths of sentences, and for long sequences in training PyTorch's kernel,
+    whose memory does not grow with queries times keys. (It adds up in an order that depends on the length.)
     """
     if query.is_cuda and relations is None:
         p = dropout.p if dropout is not None and dropout.training else 0.0
@@ -76,11 +77,31 @@ def scaled_dot_product_attention(
         with torch.autocast("cpu", enabled=False):
             query, key, value = query.float(), key.float(), value.float()
             return scaled_dot_product_attention(query, key, value, bias=bias, relations=relations, dropout=dropout)
-    assert not isinstance(bias, CausalBias), "for GPUs"
+    drops = dropout is not None and dropout.training
+    learned = relations is not None or (isinstance(bias, Tensor) and bias.requires_grad)
+    if fuses_on_cpu(query.shape[-2], key.shape[-2]) and not drops and not learned:
+        return _fused(query, key, value, bias)
+    bias = dense_bias(bias, query)
     weights = attention_weights(query, key, bias).to(value.dtype)
     weights = weights if dropout is None else dropout(weights)
     found = weights @ value
     return found if relations is None else found + relations.values(weights)
+
+
+def _fused(
+    query: Float[Tensor, "*B T K"], key: Tensor, value: Tensor, bias: Tensor | CausalBias | None
+) -> Float[Tensor, "*B T K"]:
+    """PyTorch's kernel, which has two batch axes: of [B, H, N], N and B * H."""
+    if isinstance(bias, CausalBias):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    bias = None if bias is None else bias.to(query.dtype)
+    if query.dim() == 4:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    if bias is not None:
+        both = query.shape[:2] if max(bias.shape[:2]) > 1 else (1, 1)
+        bias = bias.expand(*both, *(-1,) * 3).flatten(0, 1).transpose(0, 1)
+    q, k, v = (x.flatten(0, 1).transpose(0, 1) for x in (query, key, value))  # [N, B*H, C, K]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(0, 1).unflatten(0, query.shape[:2])
 
 
 def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:

@@ -157,6 +157,33 @@ def test_the_bias_of_fused_causal_kernels_as_a_matrix() -> None:
     assert torch.equal(*(attention(x, bias=bias, rotate=lambda y: y) for bias in (CausalBias(), expected)))
 
 
+@pytest.mark.parametrize(
+    "case", ["causal", "matrix", "one per row", "blocks", "blocks of documents", "blocks of heads"]
+)
+def test_the_fused_kernel_of_long_sequences_equals_products(case: str) -> None:
+    """In training, without dropout; values and gradients, in float64."""
+    n = 300
+    places, documents = torch.arange(n), torch.arange(n).repeat(2, 1) // torch.tensor([[70], [200]])
+    name = "alibi" if case == "blocks of heads" else "none"
+    pattern = CausalPattern() if "blocks" not in case else LocalPattern(130)
+    groups = documents if case in ("one per row", "blocks of documents") else None
+    bias = sequence_bias(pattern, places, scheme_of(name, causal=True), documents=groups)
+    if case == "matrix":
+        bias = dense_bias(bias, torch.empty(1, 1, n, 4))
+    expected_type = {"causal": CausalBias, "matrix": torch.Tensor, "one per row": torch.Tensor}
+    assert isinstance(bias, expected_type.get(case, BlockBias))
+    attention, x = SelfAttention(d_model=16, n_heads=4).double(), torch.randn(2, n, 16, dtype=torch.float64)
+    x.requires_grad_()
+    fused = attention(x, bias=bias, rotate=lambda y: y)
+    (gradient,) = torch.autograd.grad(fused.square().sum(), x)
+    with torch.no_grad():
+        torch.testing.assert_close(fused, attention(x, bias=bias, rotate=lambda y: y), rtol=0, atol=1e-10)
+    matrix = dense_bias(bias, torch.empty(2, 4, n, 4))
+    assert matrix is not None
+    products = attention(x, bias=matrix.double().requires_grad_(), rotate=lambda y: y)  # no kernel has its gradient
+    torch.testing.assert_close(gradient, torch.autograd.grad(products.square().sum(), x)[0], rtol=0, atol=1e-9)
+
+
 def make(kind: str, **options: Any) -> nn.Module:
     sizes = {"d_model": 16, "d_ff": 24, "n_heads": 4, "n_encoder_layers": 1, "n_decoder_layers": 2, "dropout": 0.0}
     model = build_model(fitting(kind=kind, **sizes, **options), n_src=VOCAB, n_tgt=VOCAB).eval()

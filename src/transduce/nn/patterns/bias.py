@@ -19,6 +19,14 @@ Attend = Callable[..., Tensor]
 """Attention of (query, key, value, bias=...) with dropout on its weights."""
 
 
+_LONG = 1 << 15  # queries times keys from which a fused kernel is faster in training on a CPU
+
+
+def fuses_on_cpu(n_queries: int, n_keys: int) -> bool:
+    """Whether a CPU uses a fused kernel for so many queries and keys: in training, where rounding may differ."""
+    return n_queries * n_keys >= _LONG and torch.is_grad_enabled()
+
+
 class SpecialBias(ABC):
     """A bias that is not a matrix for attention to add to scores."""
 
@@ -45,8 +53,8 @@ class CausalBias(SpecialBias):
     """The bias of a causal pattern over a whole sequence, for kernels that know this pattern."""
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """With the kernel on a GPU."""
-        return attend(query, key, value, bias=self if query.is_cuda else self.dense(query))
+        """With a kernel."""
+        return attend(query, key, value, bias=self)
 
     def dense(self, query: Tensor) -> Tensor:
         """[1, 1, T, T]."""
@@ -156,14 +164,16 @@ def sequence_bias(
 
     With `documents`, the number of the document of each token, tokens attend to their own document only.
     """
+    n = len(positions)
+    has_kernel = positions.is_cuda or fuses_on_cpu(n, n)
 
     def of(factor: FullPattern, heads: slice) -> Bias:
-        if factor.worthwhile(len(positions)):
+        if factor.worthwhile(n):
             return _block_bias(factor, positions, scheme, heads, groups=documents)
         plain = documents is None and type(factor) is FullPattern
-        if positions.is_cuda and documents is None and type(factor) is CausalPattern:
-            built = _build(factor, None, scheme, positions, positions, heads)
-            return CausalBias() if built is None else built
+        bare = has_kernel and documents is None and type(factor) is CausalPattern
+        if bare and _build(factor, None, scheme, positions, positions, heads) is None:
+            return CausalBias()
         mask = None if plain else factor.mask(positions, positions)[None]
         if documents is not None and mask is not None:
             mask = mask & (documents[:, :, None] == documents[:, None, :])
