@@ -7,6 +7,7 @@ from transduce.config.model import (
     BertClassifierSettings,
     BertEncoderSettings,
     BertSettings,
+    BlockSettings,
     ConvS2SSettings,
     DecoderSettings,
     EncoderSettings,
@@ -16,6 +17,7 @@ from transduce.config.model import (
     PatternSettings,
     PoolingSettings,
     TransformerSettings,
+    TransformerXLSettings,
     model_settings,
     resolve_preset,
 )

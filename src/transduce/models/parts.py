@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transduce.config import (
     AttentionSettings,
+    BlockSettings,
     DecoderSettings,
     GPTSettings,
     OutputSettings,
@@ -33,14 +34,14 @@ DECODER_SELF: dict[str, Callable[[Mapping[str, Any]], SelfAttention | SSRU]] = {
 }
 """The first sub-layer of a decoder's block, from the options of attention."""
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
+BLOCK_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "residual": RESIDUALS,
     "norm": NORMS,
-    "positions": POSITIONS,
     "feed_forward": FEED_FORWARDS,
     "activation": ACTIVATIONS,
-    "projection": PROJECTIONS,
 }
+"""What the options of `BlockSettings` choose from."""
+OPTIONS = {**BLOCK_OPTIONS, "positions": POSITIONS, "projection": PROJECTIONS}
 """What the options of `AttentionSettings` choose from."""
 ENCODER_OPTIONS = {**OPTIONS, "encoder_pattern": PATTERNS, "factors": SPREADS}
 DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
@@ -76,11 +77,46 @@ def stack_problems(s: PatternSettings) -> Iterator[str]:
         yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"
 
 
-class Parts:
+class BlockParts:
+    """Builds what the blocks of all Transformers have in common from settings; each call returns a new one."""
+
+    def __init__(self, settings: BlockSettings) -> None:
+        self.settings = settings
+
+    def norm(self) -> nn.Module:
+        """A norm over the residual stream."""
+        s = self.settings
+        return NORMS[s.norm](s.d_model, s.bias, s.norm_eps)
+
+    def residual(self) -> PostNorm:
+        """The residual connection of a sub-layer."""
+        return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)
+
+    def final_norm(self) -> nn.Module:
+        """The norm after the last block, if the residual connections need one."""
+        return self.norm() if RESIDUALS[self.settings.residual].final_norm else nn.Identity()
+
+    def feed_forward(self, *, causal: bool, kernel_size: int = 1) -> FeedForward:
+        """A feed-forward network; `causal` and `kernel_size`: of one that convolves."""
+        s = self.settings
+        return FEED_FORWARDS[s.feed_forward](
+            d_model=s.d_model,
+            d_ff=s.d_ff,
+            activation=s.activation,
+            dropout=s.activation_dropout,
+            bias=s.bias,
+            kernel_size=kernel_size,
+            causal=causal,
+        )
+
+
+class Parts(BlockParts):
     """Builds the parts of Transformers from settings; each call returns a new one."""
 
+    settings: AttentionSettings
+
     def __init__(self, settings: AttentionSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self._attention: dict[str, Any] = {
             "d_model": settings.d_model,
             "n_heads": settings.n_heads,
@@ -107,12 +143,12 @@ class Parts:
         blocks = [
             EncoderBlock(
                 attention=SelfAttention(**self._attention),
-                feed_forward=self._feed_forward(causal=False),
-                residual=self._residual,
+                feed_forward=self.feed_forward(causal=False, kernel_size=self.settings.kernel_size),
+                residual=self.residual,
             )
             for _ in range(self.settings.depth[0])
         ]
-        return Encoder(blocks, norm=self._final_norm(), patterns=self._patterns(pattern, causal=False))
+        return Encoder(blocks, norm=self.final_norm(), patterns=self._patterns(pattern, causal=False))
 
     def decoder(self, *, cross: bool, own: str = "attention") -> Decoder:
         """The decoder's stack; `cross`: with attention to a memory; `own`: a key of DECODER_SELF."""
@@ -120,19 +156,14 @@ class Parts:
             DecoderBlock(
                 attention=DECODER_SELF[own](self._attention),
                 cross=CrossAttention(**self._attention) if cross else None,
-                feed_forward=self._feed_forward(causal=True),
-                residual=self._residual,
+                feed_forward=self.feed_forward(causal=True, kernel_size=self.settings.kernel_size),
+                residual=self.residual,
             )
             for _ in range(self.settings.depth[-1])
         ]
         assert isinstance(self.settings, DecoderSettings)
         patterns = self._patterns(self.settings.decoder_pattern, causal=True)
-        return Decoder(blocks, norm=self._final_norm(), patterns=patterns)
-
-    def norm(self) -> nn.Module:
-        """A norm over the residual stream."""
-        s = self.settings
-        return NORMS[s.norm](s.d_model, s.bias, s.norm_eps)
+        return Decoder(blocks, norm=self.final_norm(), patterns=patterns)
 
     def _patterns(self, name: str, *, causal: bool) -> tuple[FullPattern, ...]:
         s = self.settings
@@ -140,24 +171,6 @@ class Parts:
             return make_patterns(name, n_heads=s.n_heads, causal=causal)
         return make_patterns(
             name, size=s.window or 0, summary=s.summary_tokens, spread=s.factors, n_heads=s.n_heads, causal=causal
-        )
-
-    def _residual(self) -> PostNorm:
-        return RESIDUALS[self.settings.residual](self.norm(), dropout=self.settings.dropout)
-
-    def _final_norm(self) -> nn.Module:
-        return self.norm() if RESIDUALS[self.settings.residual].final_norm else nn.Identity()
-
-    def _feed_forward(self, *, causal: bool) -> FeedForward:
-        s = self.settings
-        return FEED_FORWARDS[s.feed_forward](
-            d_model=s.d_model,
-            d_ff=s.d_ff,
-            activation=s.activation,
-            dropout=s.activation_dropout,
-            bias=s.bias,
-            kernel_size=s.kernel_size,
-            causal=causal,
         )
 
 

@@ -21,6 +21,7 @@ from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S, convs2s_problems
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
 from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
+from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL, transformer_xl_problems
 
 Attentions = Mapping[Literal["encoder", "decoder", "cross"], str]
 
@@ -81,6 +82,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=_DECODER,
         options=DECODER_OPTIONS,
         problems=stack_problems,
+    ),
+    "transformer-xl": Architecture(
+        TransformerXL,
+        shape="decoder",
+        family="Transformer-XL",
+        exports=(),
+        attention=_DECODER,
+        options=TRANSFORMER_XL_OPTIONS,
+        problems=transformer_xl_problems,
     ),
     "bert": Architecture(MaskedLM, **_BERT, options=ENCODER_OPTIONS),
     "bert-encoder": Architecture(PooledEncoder, **_BERT, options=POOLING_OPTIONS),

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from transduce.config.model.attention import AttentionSettings, DecoderSettings, PatternSettings
+from transduce.config.model.attention import AttentionSettings, BlockSettings, DecoderSettings, PatternSettings
 from transduce.config.model.base import ModelSettings, OutputSettings
 from transduce.config.model.bert import (
     BertClassifierSettings,
@@ -23,3 +23,4 @@ from transduce.config.model.kinds import (
     resolve_preset,
 )
 from transduce.config.model.transformer import TransformerSettings
+from transduce.config.model.transformer_xl import TransformerXLSettings

@@ -8,28 +8,20 @@ from transduce.config.model.base import ModelSettings, OutputSettings
 from transduce.config.section import MAX_TOKENS
 
 
-class AttentionSettings(ModelSettings):
+class BlockSettings(ModelSettings):
     """Fields of every stack of attention and feed-forward networks; the defaults are the paper's."""
 
     d_ff: int = Field(256, ge=1, le=1 << 20, description="Inner width of the feed-forward network (paper 3.3).")
     n_heads: int = Field(4, ge=1, le=1 << 16, description="Number of attention heads (paper 3.2.2).")
-    n_kv_heads: int | None = Field(None, ge=1, description="Number of key and value heads (default: n_heads).")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on attention weights.")
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout inside the feed-forward network.")
     residual: str = Field("post", description="Norm after the residual connection (post, paper) or before (pre).")
     norm: str = Field("layer", description="Normalization: layer or rms.")
     norm_eps: float | None = Field(None, gt=0, description="Norm epsilon (default: 1e-5 for layer, 1e-6 for rms).")
-    embedding_norm: bool = Field(False, description="Normalize the sum of embeddings and positions (BART, BERT).")
     scale_embeddings: bool = Field(True, description="Multiply embeddings by sqrt(d_model) (paper 3.4).")
-    positions: str = Field(
-        "sinusoidal", description="Positional scheme, e.g. sinusoidal, learned, rotary, alibi, t5, shaw, none."
-    )
     feed_forward: str = Field("plain", description="Feed-forward network: plain, gated or conv.")
     activation: str = Field("relu", description="Activation: relu, gelu, gelu_tanh or silu.")
-    kernel_size: int = Field(1, ge=1, le=1024, description="Kernel size of the conv feed-forward network.")
-    projection: str = Field("full", description="Head projections: full, or shared (one matrix for all heads).")
     bias: bool = Field(True, description="Add biases in linear layers and layer norms.")
-    max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
 
     @property
     def d_head(self) -> int:
@@ -40,6 +32,37 @@ class AttentionSettings(ModelSettings):
     def n_attentions(self) -> int:
         """Number of attention sub-layers."""
         return sum(self.depth)
+
+    @property
+    def summary(self) -> str:
+        """The architecture and its sizes in a line."""
+        if not any(self.depth):
+            return f"{self.kind}, no attention layers, d_model {self.d_model}"
+        size = f"{'+'.join(map(str, self.depth))} layers, d_model {self.d_model}, d_ff {self.d_ff}"
+        return f"{self.kind}, {size}, {self.n_heads} heads, {self.residual}-norm"
+
+    @property
+    def layer_weights(self) -> int:
+        """Four matrices per attention, two per feed-forward network."""
+        return 4 * self.n_attentions * self.d_model**2 + 2 * sum(self.depth) * self.d_model * self.d_ff
+
+    @property
+    def layer_activations(self) -> int:
+        """Of sentences; the weights of attention count as if there were 128 keys."""
+        return self.n_attentions * (20 * self.d_model + 4 * self.d_ff + 128 * self.n_heads)
+
+
+class AttentionSettings(BlockSettings):
+    """Fields of the Transformers whose attention is that of the paper, with any positional scheme."""
+
+    n_kv_heads: int | None = Field(None, ge=1, description="Number of key and value heads (default: n_heads).")
+    embedding_norm: bool = Field(False, description="Normalize the sum of embeddings and positions (BART, BERT).")
+    positions: str = Field(
+        "sinusoidal", description="Positional scheme, e.g. sinusoidal, learned, rotary, alibi, t5, shaw, none."
+    )
+    kernel_size: int = Field(1, ge=1, le=1024, description="Kernel size of the conv feed-forward network.")
+    projection: str = Field("full", description="Head projections: full, or shared (one matrix for all heads).")
+    max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
 
     @property
     def position_limit(self) -> int | None:
@@ -53,21 +76,8 @@ class AttentionSettings(ModelSettings):
 
     @property
     def summary(self) -> str:
-        """The architecture and its sizes in a line."""
-        if not any(self.depth):
-            return f"{self.kind}, no attention layers, d_model {self.d_model}, {self.positions} positions"
-        size = f"{'+'.join(map(str, self.depth))} layers, d_model {self.d_model}, d_ff {self.d_ff}"
-        return f"{self.kind}, {size}, {self.n_heads} heads, {self.residual}-norm, {self.positions} positions"
-
-    @property
-    def layer_weights(self) -> int:
-        """Four matrices per attention, two per feed-forward network."""
-        return 4 * self.n_attentions * self.d_model**2 + 2 * sum(self.depth) * self.d_model * self.d_ff
-
-    @property
-    def layer_activations(self) -> int:
-        """Of sentences; the weights of attention count as if there were 128 keys."""
-        return self.n_attentions * (20 * self.d_model + 4 * self.d_ff + 128 * self.n_heads)
+        """The architecture, its sizes and its positions in a line."""
+        return f"{super().summary}, {self.positions} positions"
 
 
 class PatternSettings(AttentionSettings):

@@ -25,6 +25,8 @@ class ModelSettings(Section):
     """The task that the architecture is trained for; the first architecture of a task is its default."""
     presets: ClassVar[Mapping[str, Preset]] = {}
     """Sizes by name. Only architectures of different tasks may share a name."""
+    carries_state: ClassVar[bool] = False
+    """Whether a language model carries state from one part of a text to the next: it reads contiguous streams."""
 
     preset: str | None = Field(None, description="Named sizes, such as tiny or base; other keys override them.")
     kind: str = Field(description="Architecture; default: the usual one of the task.")

@@ -15,12 +15,19 @@ from transduce.config.model.bert import BertClassifierSettings, BertEncoderSetti
 from transduce.config.model.convs2s import ConvS2SSettings
 from transduce.config.model.gpt import GPTSettings
 from transduce.config.model.transformer import TransformerSettings
+from transduce.config.model.transformer_xl import TransformerXLSettings
 from transduce.errors import SettingsError, nearest
 
 SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 
 AnyModelSettings = Annotated[
-    TransformerSettings | ConvS2SSettings | GPTSettings | BertSettings | BertEncoderSettings | BertClassifierSettings,
+    TransformerSettings
+    | ConvS2SSettings
+    | GPTSettings
+    | TransformerXLSettings
+    | BertSettings
+    | BertEncoderSettings
+    | BertClassifierSettings,
     Field(discriminator="kind"),
 ]
 """The settings of any architecture, by `kind`."""

@@ -1,0 +1,125 @@
+"""Transformer-XL: a causal language model with a memory of earlier segments (Dai et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transduce.config import TransformerXLSettings
+from transduce.models.parts import BLOCK_OPTIONS, BlockParts, TokenPredictor, initialize
+from transduce.nn.dropout import Dropout
+from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.feedforward import FEED_FORWARDS
+from transduce.nn.positions import Positions
+from transduce.nn.relative_attention import Distances, RelativeAttention, RelativeBlock, RelativeDecoder
+from transduce.nn.segments import SegmentState
+
+TRANSFORMER_XL_OPTIONS = {
+    **BLOCK_OPTIONS,
+    "feed_forward": {name: FEED_FORWARDS[name] for name in ("plain", "gated")},  # a convolution would need a memory
+}
+_SEGMENT = 128  # tokens, where neither the settings nor a task have chosen
+
+Carry = tuple[Tensor, ...]
+
+
+def transformer_xl_problems(s: TransformerXLSettings) -> Iterator[str]:
+    """What is inconsistent in the settings."""
+    if s.d_model % s.n_heads:
+        yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
+
+
+class TransformerXL(TokenPredictor):
+    """Embedding, a decoder with a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
+
+    A text is read in segments of `segment_length` tokens from its start. A token attends to its own segment up to
+    itself, and to the last M tokens before the segment: in each layer to the inputs that the attention had there. By
+    way of the layers it depends on many more. M is `memory_length` in training and
+    `eval_memory_length` otherwise. Distances that do not occur in training count as the longest that does.
+    """
+
+    def __init__(self, settings: TransformerXLSettings, *, n_src: int, n_tgt: int) -> None:
+        """`n_tgt`: the size of the one vocabulary. `settings.tie` = "none": a separate output matrix."""
+        super().__init__()
+        s, parts = settings, BlockParts(settings)
+        self.segment_length = s.segment_length or _SEGMENT
+        self.memory_length = s.memory_length
+        self.eval_memory_length = s.memory_length if s.eval_memory_length is None else s.eval_memory_length
+        self.embedding = TokenEmbedding(
+            n_tgt,
+            s.d_model,
+            positions=Positions(d_model=s.d_model, d_head=s.d_head, max_positions=self.segment_length),
+            dropout=s.dropout,
+            scale=None if s.scale_embeddings else 1.0,
+        )
+        blocks = [
+            RelativeBlock(
+                attention=RelativeAttention(d_model=s.d_model, n_heads=s.n_heads, dropout=s.attention_dropout),
+                feed_forward=parts.feed_forward(causal=True),
+                residual=parts.residual,
+            )
+            for _ in range(s.n_decoder_layers)
+        ]
+        longest = self.memory_length + self.segment_length - 1
+        distances = Distances(d_model=s.d_model, n_heads=s.n_heads, longest=longest, dropout=s.dropout)
+        self.decoder = RelativeDecoder(blocks, norm=parts.final_norm(), distances=distances)
+        self.dropout = Dropout(s.dropout)
+        initialize(self)
+        self.add_output(s, n_tgt, tied=self.embedding.table)
+
+    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> SegmentState:
+        """The state after the prompt `src`, which may be empty, with room for `capacity` tokens per row.
+
+        All prompts of a batch have one length and no padding. The state keeps at most the memory and one segment,
+        whatever the length of the text.
+        """
+        n_kept = min(self.eval_memory_length + self.segment_length, src.shape[1] + capacity)
+        nothing = self.output_weight.new_empty(len(src), 0, self.output_weight.shape[1])
+        state = SegmentState(
+            layers=self.decoder.start([nothing] * len(self.decoder.blocks), n_tokens=n_kept, capacity=n_kept),
+            n_sentences=len(src),
+            segment_length=self.segment_length,
+            memory_length=self.eval_memory_length,
+        )
+        if src.shape[1]:
+            self.advance(src, state)
+        if n_beams > 1:
+            state.fan_out(n_beams)
+        return state
+
+    def advance(self, ids: Int[Tensor, "N T"], state: SegmentState) -> Float[Tensor, "N T D"]:
+        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+        parts = []
+        while ids.shape[1]:
+            n = state.begin(ids.shape[1])
+            parts.append(self.dropout(self.decoder(self.embedding(ids[:, :n]), state.layers)))
+            state.length += n
+            ids = ids[:, n:]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], *, carry: Carry = (), memory_length: int | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Carry]:
+        """Hidden states [B, T, D] of a segment that follows `carry`, and the carry for the segment after it.
+
+        The carry has a tensor [B, M, D] for each layer, with M <= `memory_length` (default: that of training). It is
+        empty at the start of a text and in a model without memory.
+        """
+        n = self.memory_length if memory_length is None else memory_length
+        x = self.embedding(ids)
+        memory = carry or tuple(x[:, :0] for _ in self.decoder.blocks)
+        layers = self.decoder.start(memory, n_tokens=memory[0].shape[1] + ids.shape[1])
+        hidden = self.dropout(self.decoder(x, layers))
+        if not n:
+            return hidden, ()
+        return hidden, tuple(_last(old, layer.inputs, n) for old, layer in zip(memory, layers, strict=True))
+
+
+def _last(old: Tensor, new: Tensor | None, n: int) -> Tensor:
+    """The last `n` positions of both, without a gradient."""
+    assert new is not None
+    n_old = min(old.shape[1], max(0, n - new.shape[1]))
+    return torch.cat([old[:, old.shape[1] - n_old :], new[:, max(0, new.shape[1] - n) :]], 1).detach()
