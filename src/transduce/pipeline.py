@@ -157,9 +157,8 @@ def learn(
     feeder = task.feeder(prepared, settings, where)
     feeder.rank, feeder.n_ranks = ranks.rank, ranks.size
     validator = task.validator(model, prepared, settings, where)
-    updater = Updater(
-        model, training, device=where, precision=training.precision, criterion=task.criterion, ranks=ranks
-    )
+    criterion = task.criterion(settings.model)
+    updater = Updater(model, training, device=where, precision=training.precision, criterion=criterion, ranks=ranks)
     trainer = Trainer(model, folder, updater=updater, feeder=feeder, validator=validator, log=log)
     return trainer.run().best_update
 

@@ -32,6 +32,7 @@ class EvaluationOptions:
             help="With --text: new tokens per row; fewer give more context (default: rows do not overlap).", min=1
         ),
     ] = None
+    memory: opt.Memory = None
     hyp: Annotated[
         Path | None, opt.option(metavar="FILE", help="Score these translations instead of those of RUN.")
     ] = None
@@ -73,6 +74,7 @@ def evaluate(options: EvaluationOptions, json: opt.Json = False) -> None:
     transduce evaluate runs/y --src v.en --ref v.de --measure-precisions
     transduce evaluate runs/x --src test.tok.en --ref test.tok.de --tokenize none
     transduce evaluate runs/book --text other.txt
+    transduce evaluate runs/xl --text other.txt --memory 1000
     transduce evaluate runs/bert --text other.txt
     transduce evaluate runs/sst2 --labels dev.tsv
     """
@@ -160,7 +162,7 @@ def _text_scores(options: EvaluationOptions, text: Path, task: str) -> Any:
     from transduce.data.text import read_pieces
     from transduce.decoding.generator import Generator
 
-    generator = Generator.load(options.run, device=options.device)
+    generator = Generator.load(options.run, device=options.device, memory=options.memory)
     pieces = read_pieces(text, generator.settings.data.documents)
     store = encode_text(None, pieces, generator.tokenizer, name=str(text))
     return generator.evaluate(store, stride=options.stride, batch_tokens=options.batch_tokens)

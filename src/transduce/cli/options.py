@@ -67,6 +67,9 @@ Beam = Annotated[int | None, option(help="Number of beams; 1 is greedy (default:
 LengthPenalty = Annotated[float | None, option(help="Exponent of the length (default: the run's setting).", min=0.0)]
 MaxLength = Annotated[int | None, option(help="Maximum output length in tokens (default: the run's setting).", min=1)]
 BatchTokens = Annotated[int | None, option(help="Source tokens per batch (default: the run's setting).", min=1)]
+Memory = Annotated[
+    int | None, option(help="Tokens that a model with a memory remembers (default: the run's setting).", min=0)
+]
 Output = Annotated[Path | None, option("--output", "-o", metavar="FILE", help="Write the translations to FILE.")]
 TopK = Annotated[int, Option(help="Sample from the k most likely tokens; 0 means all.", min=0)]
 TopP = Annotated[float, Option(help="Sample from the most likely tokens of total probability p.", min=0.0, max=1.0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,7 @@ def generate(
     cut_prompt: Annotated[
         bool, Option("--cut-prompt", help="Cut the start of a prompt that is too long for the model.")
     ] = False,
+    memory: opt.Memory = None,
     device: opt.Device = "auto",
     precision: opt.Precision = "float32",
     json: opt.Json = False,
@@ -57,7 +59,7 @@ def generate(
         n_samples=samples,
         cut_prompt=cut_prompt,
     )
-    generator = load_with_notes(Generator, run, device, precision)
+    generator = load_with_notes(partial(Generator.load, memory=memory), run, device, precision)
     prompts = prompt if prompt is not None else ["\n".join(read_lines(STDIN))]
     if stream:
         if json or len(prompts) * samples > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -110,7 +110,7 @@ def translate(
     if workers > 1 or ray is not None:
         raise SettingsError("--workers and --ray are for --output-dir DIR")
     check_output(output, *(files or ()))
-    translator = load_with_notes(Translator, run, device, precision)
+    translator = load_with_notes(Translator.load, run, device, precision)
     lines = translate_files(translator, files or [STDIN], options, style, prefix)
     write_lines(output, lines) if output else print_lines(lines)
 
@@ -171,11 +171,11 @@ def inspect(
     print_lines([f"{seen.src}\n{seen.tgt}\n", show_attention(seen.maps[0]), *files], colours=True)
 
 
-def load_with_notes(kind: type[DecoderT], run: Path, device: str, precision: str) -> DecoderT:
-    """A translator or a generator; lines to stderr say what is slower or less exact than it could be."""
+def load_with_notes(load: Callable[..., DecoderT], run: Path, device: str, precision: str) -> DecoderT:
+    """The translator or generator that `load` gives; lines to stderr: what is slower or less exact than it could be."""
     from transduce.logging import Log
 
-    found = kind.load(run, device=device, precision=cast(Any, precision))  # `load` checks it
+    found = load(run, device=device, precision=cast(Any, precision))  # `load` checks it
     for note in found.choice.notes():
         Log().say(note)
     return found

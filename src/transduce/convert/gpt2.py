@@ -243,7 +243,9 @@ def _compare(out: Path, run: Outgoing, rows: Rows) -> str:
     """Compare token ids and logits with those of transformers."""
     if (theirs := hub_folder.load_exported(out, "GPT2LMHeadModel", run, rows)) is None:
         return parity.UNCHECKED
-    longest = min(parity.MAX_TOKENS, run.settings.model.max_positions - 1)
+    settings = run.settings.model
+    assert isinstance(settings, GPTSettings)
+    longest = min(parity.MAX_TOKENS, settings.max_positions - 1)
     ids, known = parity.examples(8, run.tokenizers.n_tgt, longest=longest).tgt_in, rows.index >= 0
     ids = ids.where(known[ids], EOS)  # an imported vocabulary may lack some
     mask = (ids != PAD) | ~known[PAD]

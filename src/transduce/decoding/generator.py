@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from pathlib import Path
 
 import numpy as np
 
-from transduce.config import Settings, resolved
+from transduce.config import Settings, TransformerXLSettings, resolved
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.decoding.engine import Engine, Source
-from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
+from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel, open_engine
 from transduce.decoding.options import GenerationOptions
+from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Generation, Score, TextScore
 from transduce.errors import DataError, SettingsError
 from transduce.runs.folder import RunFolder
@@ -76,7 +78,21 @@ class Generator(EngineModel):
         super().__init__(engine, choice)
         self.tokenizer, self.settings = tokenizer, settings
         self.context = resolved(settings.data.context, "data.context")
+        self.memory = settings.model.remembered if isinstance(settings.model, TransformerXLSettings) else None
+        """Tokens before a segment of `context` tokens that the model remembers; None: it sees `context` tokens only."""
         self._begins = settings.data.documents != "file"
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        precision: AnyPrecision = "float32",
+        memory: int | None = None,
+    ) -> Generator:
+        """The same as `EngineModel.load`. `memory`: tokens that a model with a memory remembers; default: the run's."""
+        return cls._from_run(*open_engine(path, task=cls.task, device=device, precision=precision, memory=memory))
 
     @classmethod
     def _from_run(cls, folder: RunFolder, tokenizers: Tokenizers, engine: Engine, choice: EngineChoice) -> Generator:
@@ -87,7 +103,8 @@ class Generator(EngineModel):
         """Continue each prompt: `options.n_samples` texts per prompt, in order.
 
         What is drawn is a function of the model, the prompt, its place, the seed and the sampling; the other prompts do
-        not change it. A text that outgrows the model's context is continued from the last half context.
+        not change it. A text that outgrows the model's context is continued from the last half context, unless the
+        model has a memory.
 
         Raises:
             DataError: A prompt is longer than the context, and `options.cut_prompt` is not set.
@@ -133,13 +150,15 @@ class Generator(EngineModel):
     def score(self, texts: Sequence[str], *, batch_tokens: int | None = None) -> list[Score]:
         """Log-probability of each text as a whole document, token by token; the last token is the end.
 
-        A text longer than the context is scored in parts, each without the one before it.
+        A text longer than the context is scored in parts, each without the one before it, unless the model has a
+        memory.
         """
         rows, owners = list[np.ndarray](), list[int]()
         for number, ids in enumerate(self.tokenizer.encode_batch(texts)):
             framed = np.array([BOS, *ids, EOS], dtype=np.int64)
-            for start in range(1, len(framed), self.context):
-                rows.append(framed[start - 1 : start + self.context])
+            length = self.context if self.memory is None else len(framed)
+            for start in range(1, len(framed), length):
+                rows.append(framed[start - 1 : start + length])
                 owners.append(number)
         found: list[list[float]] = [[] for _ in texts]
         for number, known in zip(owners, self._log_probs(rows, batch_tokens), strict=True):
@@ -150,8 +169,12 @@ class Generator(EngineModel):
         """Score running text, every token once, in rows of the context's length.
 
         With `stride` below the context the rows overlap: each token is predicted from at least context - stride tokens
-        before it, at more cost.
+        before it, at more cost. A model with a memory reads the text as one row.
         """
+        if self.memory is not None:
+            if stride is not None:
+                raise SettingsError(f"stride = {stride}: this model has a memory; leave it out")
+            return self._evaluate_stream(store, batch_tokens)
         stride = self.context if stride is None else stride
         if not 1 <= stride <= self.context:
             raise SettingsError(f"stride = {stride}: must be from 1 to the context, {self.context}")
@@ -173,11 +196,24 @@ class Generator(EngineModel):
                 n_tokens += int(real.sum())
         return TextScore(nats=nats, n_tokens=n_tokens, n_bytes=store.n_bytes, context=self.context, stride=stride)
 
+    def _evaluate_stream(self, store: TextStore, batch_tokens: int | None) -> TextScore:
+        """Score running text as one row, whose memory reaches from part to part."""
+        row = np.asarray(store.ids, dtype=np.int64)
+        known = np.asarray(self._log_probs([row], batch_tokens)[0])[row[1:] != BOS]
+        return TextScore(
+            nats=-float(known.sum()),
+            n_tokens=len(known),
+            n_bytes=store.n_bytes,
+            context=self.context,
+            stride=self.context,
+            memory=self.memory,
+        )
+
     def _prompt(self, text: str, number: int, options: GenerationOptions) -> tuple[int, ...]:
         """The ids of a prompt. It begins with BOS where documents do so in training, and where it is empty."""
         ids = self.tokenizer.encode(text)
         ids = [BOS, *ids] if self._begins or not ids else ids
-        if len(ids) > self.context:
+        if len(ids) > self.context and self.memory is None:
             if not options.cut_prompt:
                 raise DataError(
                     f"prompt {number + 1} has {len(ids)} tokens; the context of this model is {self.context}; shorten "
@@ -198,6 +234,7 @@ class Generator(EngineModel):
                 if not job.finished and job.n_new < limit:
                     n_seen = len(self._window(job))
                     room = self.context + 1 - n_seen  # the last token is written, and never read
+                    room = room if self.memory is None else limit
                     groups[n_seen, min(limit - job.n_new, room)].append(place)
             if not groups:
                 break
@@ -211,7 +248,8 @@ class Generator(EngineModel):
 
     def _window(self, job: _Job) -> tuple[int, ...]:
         """What the model reads: the whole text, or its last half context where the text fills the context."""
-        return job.ids if len(job.ids) <= self.context else job.ids[-(self.context // 2) :]
+        fits = len(job.ids) <= self.context or self.memory is not None
+        return job.ids if fits else job.ids[-(self.context // 2) :]
 
     def _extend(
         self, jobs: Sequence[_Job], room: int, part: int, options: GenerationOptions, on_token: OnToken | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from transduce.config import TransformerXLSettings
 from transduce.decoding.engine import Engine
 from transduce.decoding.native_engine import native_engine
 from transduce.decoding.precision import AnyPrecision, Precision, auto_precision, check_precision
@@ -132,13 +133,15 @@ def open_folder(path: str | Path, *, task: str) -> RunFolder:
 
 
 def open_engine(
-    path: str | Path, *, task: str, device: str, precision: AnyPrecision
+    path: str | Path, *, task: str, device: str, precision: AnyPrecision, memory: int | None = None
 ) -> tuple[RunFolder, Tokenizers, Engine, EngineChoice]:
-    """The run folder, its vocabularies, and the fastest engine for it; see `EngineModel.load`."""
+    """The run folder, its vocabularies, and the fastest engine for it; see `EngineModel.load` and `Generator.load`."""
     on_cpu, because = is_cpu(device), ""
     check_precision(precision, on_cpu=on_cpu)
     folder = open_folder(path, task=task)
     tokenizers = load_tokenizers(folder)
+    if memory is not None:
+        folder = _with_memory(folder, memory)
     if precision == "auto":
         precision, because = auto_precision(folder) if on_cpu else ("float32", "")
     of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
@@ -149,6 +152,15 @@ def open_engine(
     if isinstance(engine, str):
         return folder, tokenizers, reference(), EngineChoice(of_weights, slow_because=engine)
     return folder, tokenizers, engine, EngineChoice(precision, because)
+
+
+def _with_memory(folder: RunFolder, memory: int) -> RunFolder:
+    """The folder with another length of the model's memory."""
+    if not isinstance(folder.settings.model, TransformerXLSettings):
+        kind = folder.settings.model.kind
+        raise SettingsError(f"memory = {memory}: {folder.path} has a model without a memory ('{kind}'); leave it out")
+    settings = folder.settings.with_values("model", eval_memory_length=memory)
+    return RunFolder(folder.path, settings, folder.manifest)
 
 
 def _pytorch_engine(

@@ -56,6 +56,7 @@ class MaskFiller(RunModel):
         """`settings`: those of the run."""
         self.model: Any = model
         self.vocabulary, self.settings = vocabulary, settings
+        assert isinstance(settings.model, BertSettings), "the architecture of masked models"
         self.context: int = settings.data.context or settings.model.max_positions
         self.device = next(model.parameters()).device
 

@@ -156,6 +156,7 @@ class TextScore:
     n_bytes: int
     context: int
     stride: int
+    memory: int | None = None
 
     @property
     def nll(self) -> float:
@@ -182,14 +183,18 @@ class TextScore:
             "bytes": self.n_bytes,
             "context": self.context,
             "stride": self.stride,
+            **({} if self.memory is None else {"memory": self.memory}),
         }
 
     def lines(self) -> list[str]:
         """Lines to print."""
+        rows = f"rows of {self.context} tokens, {self.stride} new each"
+        if self.memory is not None:
+            rows = f"segments of {self.context} tokens, a memory of {self.memory:,}"
         return [
             f"perplexity {self.perplexity:.3f} per token, {self.nll:.4f} nats per token, "
             f"{self.bits_per_byte:.4f} bits per byte",
-            f"{self.n_tokens:,} tokens, {self.n_bytes:,} bytes; rows of {self.context} tokens, {self.stride} new each",
+            f"{self.n_tokens:,} tokens, {self.n_bytes:,} bytes; {rows}",
         ]
 
 

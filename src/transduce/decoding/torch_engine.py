@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.config import DecodingSettings
@@ -204,11 +204,19 @@ def _token_log_probs(model: Any, batch: TrainingBatch) -> Float[Tensor, "B T"]:
     """Log-probability (nats) of each target, given what the model sees of the inputs there; 0 at padding."""
     targets = batch.targets
     with torch.inference_mode():
-        hidden = model(*batch.inputs)
-        real = (targets != PAD).flatten().nonzero().squeeze(1)
-        hidden, gold = hidden.flatten(0, 1).index_select(0, real), targets.flatten().index_select(0, real)
-        scored = torch.zeros(targets.numel(), device=hidden.device)
-        for rows in torch.arange(len(real), device=real.device).split(_SCORED_ROWS):
-            known = model.logits(hidden[rows]).float().log_softmax(-1)
-            scored[real[rows]] = known.gather(1, gold[rows, None]).squeeze(1)
-        return scored.view_as(targets)
+        scored, end = torch.zeros(targets.shape, device=targets.device), 0
+        for hidden in model.read(*batch.inputs):
+            start, end = end, end + hidden.shape[1]
+            scored[:, start:end] = _log_probs_of(model, hidden, targets[:, start:end])
+        return scored
+
+
+def _log_probs_of(model: Any, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Log-probability of each target, a few rows of logits at a time; 0 at padding."""
+    real = (targets != PAD).flatten().nonzero().squeeze(1)
+    hidden, gold = hidden.flatten(0, 1).index_select(0, real), targets.flatten().index_select(0, real)
+    scored = torch.zeros(targets.numel(), device=hidden.device)
+    for rows in torch.arange(len(real), device=real.device).split(_SCORED_ROWS):
+        known = model.logits(hidden[rows]).float().log_softmax(-1)
+        scored[real[rows]] = known.gather(1, gold[rows, None]).squeeze(1)
+    return scored.view_as(targets)

@@ -91,8 +91,9 @@ class Rehearsal:
         self.prepared = self.task.open_prepared(folder)
         tokenizers = self.prepared.tokenizers
         self.model = build_model(self.settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(self.device)
+        criterion = self.task.criterion(self.settings.model)
         self.updater = Updater(
-            self.model, training, device=self.device, precision=training.precision, criterion=self.task.criterion
+            self.model, training, device=self.device, precision=training.precision, criterion=criterion
         )
         live = dict(self.model.named_parameters())
         self.average = AVERAGES[training.average](

@@ -194,6 +194,10 @@ class TokenPredictor(nn.Module):
         """The matrix before the softmax, [V, D] (paper 3.4)."""
         return self.output_embedding.weight
 
+    def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
+        """Hidden states for scoring, in parts along the last axis of the inputs; here all at once."""
+        yield self(*inputs)
+
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalized log-probabilities of the tokens."""
         return linear(hidden, self.output_weight, self.output_bias)

@@ -16,14 +16,13 @@ from transduce.nn.feedforward import FEED_FORWARDS
 from transduce.nn.positions import Positions
 from transduce.nn.relative_attention import Distances, RelativeAttention, RelativeBlock, RelativeDecoder
 from transduce.nn.segments import SegmentState
+from transduce.nn.state import Carry
 
 TRANSFORMER_XL_OPTIONS = {
     **BLOCK_OPTIONS,
     "feed_forward": {name: FEED_FORWARDS[name] for name in ("plain", "gated")},  # a convolution would need a memory
 }
 _SEGMENT = 128  # tokens, where neither the settings nor a task have chosen
-
-Carry = tuple[Tensor, ...]
 
 
 def transformer_xl_problems(s: TransformerXLSettings) -> Iterator[str]:
@@ -47,7 +46,7 @@ class TransformerXL(TokenPredictor):
         s, parts = settings, BlockParts(settings)
         self.segment_length = s.segment_length or _SEGMENT
         self.memory_length = s.memory_length
-        self.eval_memory_length = s.memory_length if s.eval_memory_length is None else s.eval_memory_length
+        self.eval_memory_length = s.remembered
         self.embedding = TokenEmbedding(
             n_tgt,
             s.d_model,
@@ -116,6 +115,14 @@ class TransformerXL(TokenPredictor):
         if not n:
             return hidden, ()
         return hidden, tuple(_last(old, layer.inputs, n) for old, layer in zip(memory, layers, strict=True))
+
+    def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
+        """Hidden states of texts [B, T] of any length, segment by segment, with the memory of evaluation."""
+        (ids,) = inputs
+        carry: Carry = ()
+        for segment in ids.split(self.segment_length, 1):
+            hidden, carry = self(segment, carry=carry, memory_length=self.eval_memory_length)
+            yield hidden
 
 
 def _last(old: Tensor, new: Tensor | None, n: int) -> Tensor:

@@ -51,8 +51,8 @@ def relative_shift(scores: Float[Tensor, "*B Q E"]) -> Float[Tensor, "*B Q C"]:
     Column e is the distance C - e. The queries are those of the last Q keys, so key j is C - Q + i - j positions before
     query i: row i moves by Q - i columns to the left. Columns of later keys, j > C - Q + i, have no meaning.
 
-    >>> relative_shift(torch.tensor([[3, 2, 1, 0], [3, 2, 1, 0]])).tolist()
-    [[1, 0, 3], [2, 1, 0]]
+    >>> relative_shift(torch.tensor([[3.0, 2, 1, 0], [3, 2, 1, 0]])).tolist()
+    [[1.0, 0.0, 3.0], [2.0, 1.0, 0.0]]
     """
     n_queries, n_columns = scores.shape[-2:]
     return scores.flatten(-2)[..., n_queries:].unflatten(-1, (n_queries, n_columns - 1))

@@ -10,6 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+Carry = tuple[Tensor, ...]
+"""State of a model that flows from one batch of contiguous text to the next: tensors [B, ...], one row per stream.
+
+Examples are the hidden state of an RNN and Transformer-XL's memory. `()` is the start of a text, and the carry of
+models that have none. No gradient flows through it.
+"""
+
 
 @runtime_checkable
 class DecodingState(Protocol):

@@ -114,9 +114,6 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
     scored_model: ClassVar[type[ScoredModel]]
     """How `transduce compare` scores a finished run."""
 
-    criterion: Criterion = staticmethod(predict_tokens)
-    """The loss."""
-
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse settings that cannot work, before any work is done. `model` has the preset's sizes."""
 
@@ -200,6 +197,10 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
     @abstractmethod
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
         """Of everything that decides what is stored; `encode` writes it into data.json. `digests`: of the sources."""
+
+    def criterion(self, model: ModelSettings) -> Criterion:
+        """The loss of an architecture."""
+        return predict_tokens
 
     @abstractmethod
     def feeder(self, prepared: Prepared[StoreT], settings: Settings, device: torch.device) -> Feeder:

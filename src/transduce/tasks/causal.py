@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings, resolved
+from transduce.config import ModelSettings, Settings, TransformerXLSettings, resolved
 from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
@@ -22,12 +23,14 @@ from transduce.evaluation.finalize import finalize
 from transduce.evaluation.outputs import ScoredText
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
+from transduce.models.transformer_xl import TransformerXL
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared
 from transduce.tasks.defaults import CAUSAL
 from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import BOS, EOS, Vocabulary
-from transduce.training.rows import RowFeeder
+from transduce.training.loss import Carry, Criterion, predict_tokens, predict_tokens_with_carry
+from transduce.training.rows import RowFeeder, StreamFeeder
 from transduce.training.validate import Validator
 
 N_SAMPLES = 6  # texts that the report shows
@@ -51,13 +54,13 @@ class CausalTask(PlainTextTask[TextStore]):
             f"context {record.settings.data.context}"
         ),
         limits=lambda record: (
-            f"It sees {record.settings.data.context} tokens at once and nothing before them.",
+            _sees(record.settings),
             "It writes likely text, which need not be true.",
         ),
     )
     evaluated_on = "--text"
     scored_model = ScoredText
-    evaluate_options = frozenset({"--stride", "--batch-tokens"})
+    evaluate_options = frozenset({"--stride", "--batch-tokens", "--memory"})
     inherited = ("data.context", "decoding.max_length", "decoding.batch_tokens")
     defaults = CAUSAL
     store = TextStore
@@ -82,6 +85,10 @@ class CausalTask(PlainTextTask[TextStore]):
                 "data.separate_documents = true: this model reads beyond the start of a document; use a Transformer "
                 "without model.feed_forward = 'conv'"
             )
+        if isinstance(model, TransformerXLSettings) and context not in (None, model.segment_length or context):
+            raise SettingsError(
+                f"model.segment_length = {model.segment_length}: differs from data.context = {context}; set one of them"
+            )
         if context is not None and batch is not None and batch < context:
             raise SettingsError(
                 f"training.batch_tokens = {batch}: must be at least data.context = {context}, the tokens of a row"
@@ -104,8 +111,12 @@ class CausalTask(PlainTextTask[TextStore]):
         """Documents, bytes and tokens."""
         return {"documents": store.facts["documents"], "bytes": store.n_bytes, "tokens": store.n_tokens}
 
+    def criterion(self, model: ModelSettings) -> Criterion:
+        """The next token, with state from batch to batch where the architecture carries any."""
+        return predict_tokens_with_carry if model.carries_state else predict_tokens
+
     def feeder(self, prepared: Prepared[TextStore], settings: Settings, device: torch.device) -> RowFeeder:
-        """Rows of the context's length."""
+        """Rows of the context's length; contiguous streams of them for an architecture that carries state."""
         return _feeder(prepared.train, settings, device)
 
     def longest(self, prepared: Prepared[TextStore], settings: Settings) -> Prepared[TextStore]:
@@ -122,6 +133,7 @@ class CausalTask(PlainTextTask[TextStore]):
             smoothing=settings.training.label_smoothing,
             n_bytes=prepared.valid.n_bytes,
             precision=settings.training.precision,
+            criterion=_with_memory(model.eval_memory_length) if isinstance(model, TransformerXL) else predict_tokens,
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
@@ -138,9 +150,28 @@ class CausalTask(PlainTextTask[TextStore]):
         finalize(folder, self.wording, log)
 
 
+def _sees(settings: Settings) -> str:
+    """What the model sees of a text."""
+    model, context = settings.model, settings.data.context
+    if not isinstance(model, TransformerXLSettings):
+        return f"It sees {context} tokens at once and nothing before them."
+    return f"It reads {context} tokens at once, and remembers the last {model.remembered:,} before them."
+
+
+def _with_memory(n: int) -> Criterion:
+    """The loss with a memory of `n` tokens, that of evaluation."""
+
+    def criterion(forward: Any, model: Any, batch: Any, *, smoothing: float, carry: Carry = ()) -> Any:
+        forward = partial(forward, memory_length=n)
+        return predict_tokens_with_carry(forward, model, batch, smoothing=smoothing, carry=carry)
+
+    return criterion
+
+
 def _feeder(store: TextStore, settings: Settings, device: torch.device) -> RowFeeder:
     data = settings.data
-    return RowFeeder(
+    feeder = StreamFeeder if settings.model.carries_state else RowFeeder
+    return feeder(
         store,
         settings.training,
         device=device,

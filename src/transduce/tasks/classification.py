@@ -35,7 +35,7 @@ from transduce.tasks.one_sided import TRIED, OneSidedTask
 from transduce.text.special import Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import LabelFeeder
-from transduce.training.loss import predict_labels
+from transduce.training.loss import Criterion, predict_labels
 from transduce.training.validate import Judge, Validator
 
 N_SAMPLES = 24  # texts that the report shows
@@ -69,7 +69,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     defaults = CLASSIFICATION
     store = LabelStore
     uses = frozenset({"data.max_length", "data.labels", "tokenizer.mask", "tokenizer.exact"})
-    criterion = staticmethod(predict_labels)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse pairs, short texts, and fewer than two labels."""
@@ -137,6 +136,10 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         """What is held out, and the labels."""
         data = settings.data
         return f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}"
+
+    def criterion(self, model: ModelSettings) -> Criterion:
+        """The labels."""
+        return predict_labels
 
     def feeder(self, prepared: Prepared[LabelStore], settings: Settings, device: torch.device) -> LabelFeeder:
         """Batches of texts of similar length."""

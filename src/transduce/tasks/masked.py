@@ -30,7 +30,7 @@ from transduce.tasks.one_sided import PlainTextTask
 from transduce.text.special import MASK_PIECE, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.training.encoder_feed import MaskedFeeder
-from transduce.training.loss import predict_masked_tokens
+from transduce.training.loss import Criterion, predict_masked_tokens
 from transduce.training.validate import Validator
 
 N_SAMPLES, SAMPLE_TOKENS = 8, 40
@@ -64,7 +64,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
             *("tokenizer.mask", "tokenizer.exact"),
         }
     )
-    criterion = staticmethod(predict_masked_tokens)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
         """Refuse data settings of other tasks, vocabularies without <mask>, and impossible pairs."""
@@ -122,6 +121,10 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     def marks(self, settings: Settings) -> tuple[str, ...]:
         """The context too: it decides where long sentences are split."""
         return *super().marks(settings), f"context: {settings.data.context}"
+
+    def criterion(self, model: ModelSettings) -> Criterion:
+        """The masked tokens, and the next sentence."""
+        return predict_masked_tokens
 
     def feeder(self, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device) -> MaskedFeeder:
         """Rows with masked tokens."""

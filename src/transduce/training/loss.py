@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from transduce.nn.state import Carry
+
 _CHUNK_ROWS = 256  # rows of logits computed at once on a CPU: the measured optimum for vocabularies of 2,000 to 32,000
 _CHUNK_ELEMENTS = 1 << 24  # at most so many logits at once on a CPU
 _CHUNK_ELEMENTS_GPU = 1 << 28
@@ -132,14 +134,6 @@ def label_smoothed_loss(
         wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
         loss, nll = _LinearCrossEntropy.apply(rows, weight, bias, gold, counted, smoothing, dtype, wanted)
     return loss, nll, counted.sum().long()
-
-
-Carry = tuple[Tensor, ...]
-"""State of a model that flows from one batch of contiguous text to the next: tensors [B, ...], one row per stream.
-
-Examples are the hidden state of an RNN and Transformer-XL's memory. `()` is the start of a text, and the carry of
-models that have none. No gradient flows through it.
-"""
 
 
 @runtime_checkable

@@ -41,6 +41,11 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
     )
 
     @property
+    def remembered(self) -> int:
+        """The length of the memory in validation, evaluation and generation."""
+        return self.memory_length if self.eval_memory_length is None else self.eval_memory_length
+
+    @property
     def layer_activations(self) -> int:
         """With the weights of attention to a segment and a memory."""
         n_keys = 2 * (self.memory_length + (self.segment_length or 128))  # by content, and by distance
