@@ -112,8 +112,7 @@ class NativeEngine:
 
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`."""
-        drawn_prefix = options.sampling is not None and any(source.prefix for source in sources)
-        if drawn_prefix or any(map(self._is_out_of_range, sources)):
+        if not all(self._takes(source, options) for source in sources):
             return self._reference().translate(sources, options)
         return self._queue.translate(sources, native_options(options, self.settings), seed=options.seed)
 
@@ -127,7 +126,8 @@ class NativeEngine:
         self._queue.close()
 
     def _takes(self, source: Source, options: TranslationOptions) -> bool:
-        return options.sampling is None and not self._is_out_of_range(source)
+        drawn_prefix = options.sampling is not None and bool(source.prefix)
+        return not drawn_prefix and not self._is_out_of_range(source)
 
     def _is_out_of_range(self, source: Source) -> bool:
         """Whether only PyTorch can process a sentence: padding inside, or longer than the library takes."""

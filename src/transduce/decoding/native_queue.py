@@ -64,8 +64,8 @@ class Load(ctypes.Structure):
 
 def native_options(options: TranslationOptions, settings: DecodingSettings, *, stream: bool = False) -> Options:
     """Options, with the settings of a run where they are not given."""
-    if options.sampling is not None:
-        return sampling_options(options.sampling, options.n_best, stream=stream)
+    if options.sampling is not None:  # samples share no tokens
+        return sampling_options(options.sampling, options.n_best, stream=stream and options.n_best == 1)
     decoding = options.over(settings)
     scores = options.scores or decoding.beam > 1
     return Options(decoding.beam, options.n_best, scores, stream, decoding.length_penalty, top_p=1.0)
@@ -323,8 +323,8 @@ class NativeBackend:
     def submit(self, order: Order) -> None:
         """See `Backend.submit`."""
         options = self._native_options(order.options, stream=order.stream)
-        seconds = order.deadline - order.submitted
-        self._client.submit([order.source], options, first_ticket=order.ticket, seconds=seconds)
+        seconds, seed = order.deadline - order.submitted, order.options.seed
+        self._client.submit([order.source], options, first_ticket=order.ticket, seconds=seconds, seed=seed)
 
     def cancel(self, ticket: int) -> None:
         """See `Backend.cancel`."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -36,6 +37,8 @@ OPTIONS = (
     TranslationOptions(beam=2, n_best=2, length_penalty=0.4),
     TranslationOptions(beam=5),
     TranslationOptions(beam=30, n_best=3),
+    TranslationOptions(sampling=Sampling(temperature=0.8, top_k=20), seed=3),
+    TranslationOptions(sampling=Sampling(top_p=0.9), n_best=3),
 )
 Make = Callable[[int], Engine]
 
@@ -110,7 +113,9 @@ def test_streamed_tokens_are_those_of_the_best_hypothesis(options: TranslationOp
                 tokens += event.tokens
             best = event.hypotheses[0]
             assert tuple(tokens) == best.ids[: len(tokens)]
-            if options.beam == 1 and source.limit > 1:  # all but the last, which comes with the end
+            if options.sampling and options.n_best > 1:
+                assert not tokens
+            elif (options.beam == 1 or options.sampling) and source.limit > 1:  # the last comes with the end
                 assert len(tokens) >= len(best.ids) - 1
 
 
@@ -126,11 +131,11 @@ def test_a_sentence_ends_at_its_deadline(make: Make) -> None:
 
 @pytest.mark.parametrize("make", [native, pytorch])
 def test_both_engines_give_what_translate_gives_and_take_what_they_cannot_do_to_pytorch(make: Make) -> None:
-    engine = make(2)
-    options = (OPTIONS[0], OPTIONS[2], TranslationOptions(sampling=Sampling(), n_best=2))
+    engine, drawn = make(2), TranslationOptions(sampling=Sampling(), n_best=2)
+    searched = sources(4, limit=9)
+    with_prefix = [replace(source, prefix=(5,)) for source in searched]  # samples after a prefix are PyTorch's
     with opened(engine) as (queue, events):
-        for one in options:
-            asked = sources(4, limit=9)
+        for one, asked in ((OPTIONS[0], searched), (OPTIONS[2], searched), (drawn, searched), (drawn, with_prefix)):
             first, *_ = [queue.submit(source, one) for source in asked]
             found = ends(events, len(asked))
             assert [found[first + i].hypotheses for i in range(len(asked))] == engine.translate(asked, one)
