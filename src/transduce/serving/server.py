@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
@@ -25,10 +25,6 @@ try:
     from uvloop import new_event_loop as _loop_factory
 except ImportError:  # Windows
     _loop_factory = asyncio.new_event_loop  # type: ignore[assignment]
-try:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _Protocol  # several times as fast
-except ImportError:
-    _Protocol = H11Protocol  # type: ignore[assignment,misc]
 
 _BACKLOG = 4096
 _IDLE_SECONDS = 20  # of a connection that is kept open
@@ -123,19 +119,24 @@ class _Server(uvicorn.Server):
 
 
 def _protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which also closes connections that do not send a request in time."""
+    """uvicorn's protocol, which also closes connections whose headers do not arrive in time."""
 
-    class Protocol(_Protocol):
+    class Protocol(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._slow = self.loop.call_later(seconds, self._close_if_silent)
+            self._late = self.loop.call_later(seconds, transport.close)
 
-        def _close_if_silent(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
-                self.transport.close()
+        def on_message_begin(self) -> None:
+            self._late.cancel()
+            self._late = self.loop.call_later(seconds, self.transport.close)
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._late.cancel()
+            super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._slow.cancel()
+            self._late.cancel()
             super().connection_lost(exc)
 
     return Protocol
