@@ -16,6 +16,8 @@ from transduce.config.model import (
     OutputSettings,
     PatternSettings,
     PoolingSettings,
+    StarClassifierSettings,
+    StarSettings,
     TransformerSettings,
     TransformerXLSettings,
     model_settings,

@@ -32,9 +32,11 @@ class AttentionMaps:
     """Weights of all layers and heads over one sentence pair, float32, rows sum to 1.
 
     encoder [L, H, S, S], decoder [M, H, T, T] (causal), cross [M, H, T, S]; None for a part that the model lacks.
+    relay: of a star, [L, H, 1, S + 1]; its memory, and so `cross`, has the relay node before the tokens.
     """
 
     encoder: np.ndarray | None
+    relay: np.ndarray | None
     decoder: np.ndarray | None
     cross: np.ndarray | None
 
@@ -43,8 +45,10 @@ class AttentionMaps:
     ) -> list[HeatMap]:
         """Return heat maps, cross-attention first. A decoder's row t reads tgt_in[t] and predicts tgt_out[t]."""
         src, tgt_in, tgt_out = tuple(src_pieces), tuple(tgt_in_pieces), tuple(tgt_out_pieces)
+        memory = src if self.relay is None else ("relay", *src)
         parts = [
-            ("cross-attention: predicted piece to source", tgt_out, src, self.cross),
+            ("cross-attention: predicted piece to source", tgt_out, memory, self.cross),
+            ("relay node to source", ("relay",), memory, self.relay),
             ("encoder self-attention", src, src, self.encoder),
             ("decoder self-attention: predicted piece to previous pieces", tgt_out, tgt_in, self.decoder),
         ]
@@ -70,7 +74,7 @@ def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor
     layers: dict[str, list[np.ndarray]] = defaultdict(list)  # by module; several where a decoder goes step by step
     for name, layer in weights:
         layers[name].append(layer[0].float().cpu().numpy())
-    found: dict[str, list[np.ndarray]] = {"encoder": [], "decoder": [], "cross": []}
+    found: dict[str, list[np.ndarray]] = {"encoder": [], "relay": [], "decoder": [], "cross": []}
     for name, steps in layers.items():
         part = next(part for part, pattern in patterns.items() if fnmatch(name, pattern))
         found[part].append(np.concatenate(steps, axis=1))

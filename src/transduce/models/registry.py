@@ -20,10 +20,17 @@ from transduce.models.causal_lm import CausalLM
 from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S, convs2s_problems
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
 from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems
+from transduce.models.star import (
+    CLASSIFIER_OPTIONS,
+    STAR_OPTIONS,
+    StarClassifier,
+    StarTransformer,
+    classifier_problems,
+)
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
 from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL, transformer_xl_problems
 
-Attentions = Mapping[Literal["encoder", "decoder", "cross"], str]
+Attentions = Mapping[Literal["encoder", "relay", "decoder", "cross"], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class Architecture:
 
 _DECODER: Attentions = {"decoder": "decoder.blocks.*.self_attention"}
 _ENCODER: Attentions = {"encoder": "encoder.blocks.*.self_attention"}
+_RELAY: Attentions = {"relay": "encoder.blocks.*.relay_attention"}
 _CROSS: Attentions = {"cross": "decoder.blocks.*.cross_attention"}
 _BERT: dict[str, Any] = dict(
     shape="encoder", family="BERT", exports=("huggingface", "onnx"), attention=_ENCODER, problems=stack_problems
@@ -74,6 +82,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         options=CONVS2S_OPTIONS,
         problems=convs2s_problems,
     ),
+    "star": Architecture(
+        StarTransformer,
+        shape="encoder-decoder",
+        family="Star",
+        exports=(),
+        attention={**_RELAY, **_DECODER, **_CROSS},
+        options=STAR_OPTIONS,
+        problems=stack_problems,
+    ),
     "gpt": Architecture(
         CausalLM,
         shape="decoder",
@@ -95,6 +112,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bert": Architecture(MaskedLM, **_BERT, options=ENCODER_OPTIONS),
     "bert-encoder": Architecture(PooledEncoder, **_BERT, options=POOLING_OPTIONS),
     "bert-classifier": Architecture(Classifier, **_BERT, options=POOLING_OPTIONS),
+    "star-classifier": Architecture(
+        StarClassifier,
+        shape="encoder",
+        family="Star classifier",
+        exports=(),
+        attention=_RELAY,
+        options=CLASSIFIER_OPTIONS,
+        problems=classifier_problems,
+    ),
 }
 """By `model.kind`."""
 assert ARCHITECTURES.keys() == MODEL_SETTINGS.keys()

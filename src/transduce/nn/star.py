@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -119,7 +120,7 @@ class StarBlock(nn.Module):
 class StarEncoder(nn.Module):
     """Rounds of a star: the cost is linear in the length, and any two tokens are two steps apart."""
 
-    def __init__(self, blocks: list[StarBlock]) -> None:
+    def __init__(self, blocks: Iterable[StarBlock]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 

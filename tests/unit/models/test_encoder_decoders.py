@@ -37,6 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_encoder_layers": 1,
         "n_decoder_layers": 1,
     },
+    "Star": {"kind": "star", "d_ff": 24, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 1},
 }
 
 

@@ -22,5 +22,6 @@ from transduce.config.model.kinds import (
     preset_values,
     resolve_preset,
 )
+from transduce.config.model.star import StarClassifierSettings, StarSettings
 from transduce.config.model.transformer import TransformerSettings
 from transduce.config.model.transformer_xl import TransformerXLSettings

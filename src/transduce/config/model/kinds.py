@@ -14,6 +14,7 @@ from transduce.config.model.base import ModelSettings
 from transduce.config.model.bert import BertClassifierSettings, BertEncoderSettings, BertSettings
 from transduce.config.model.convs2s import ConvS2SSettings
 from transduce.config.model.gpt import GPTSettings
+from transduce.config.model.star import StarClassifierSettings, StarSettings
 from transduce.config.model.transformer import TransformerSettings
 from transduce.config.model.transformer_xl import TransformerXLSettings
 from transduce.errors import SettingsError, nearest
@@ -23,11 +24,13 @@ SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 AnyModelSettings = Annotated[
     TransformerSettings
     | ConvS2SSettings
+    | StarSettings
     | GPTSettings
     | TransformerXLSettings
     | BertSettings
     | BertEncoderSettings
-    | BertClassifierSettings,
+    | BertClassifierSettings
+    | StarClassifierSettings,
     Field(discriminator="kind"),
 ]
 """The settings of any architecture, by `kind`."""

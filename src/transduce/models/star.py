@@ -1,0 +1,118 @@
+"""The Star-Transformer (Guo et al. 2019): a text classifier, and an encoder-decoder with its encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.config import StarClassifierSettings, StarSettings
+from transduce.models.parts import DECODER_OPTIONS, Parts, TokenPredictor, initialize
+from transduce.nn.cache import DecoderState
+from transduce.nn.dropout import Dropout
+from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.linear import Linear
+from transduce.nn.positions import POSITIONS
+from transduce.nn.star import StarBlock, StarEncoder, pool_star
+
+_WIDTH = 16
+
+_ADDED = {name: POSITIONS[name] for name in ("learned", "sinusoidal", "none")}
+CLASSIFIER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"positions": _ADDED}
+STAR_OPTIONS: Mapping[str, Mapping[str, Any]] = {**DECODER_OPTIONS, "positions": _ADDED}
+
+
+def classifier_problems(s: StarClassifierSettings) -> Iterator[str]:
+    """What is inconsistent in the settings."""
+    if s.d_model % s.n_heads:
+        yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
+
+
+class StarTransformer(TokenPredictor):
+    """A star as encoder, a Transformer's decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`.
+
+    The memory is the relay node, then the satellite nodes. Id 0 is padding: at either end of the source, at the end of
+    the target.
+    """
+
+    def __init__(self, settings: StarSettings, *, n_src: int, n_tgt: int) -> None:
+        super().__init__()
+        parts = Parts(settings)
+        self.src_embedding = parts.embedding(n_src, causal=False)
+        self.tgt_embedding = parts.embedding(n_tgt, causal=True)
+        self.encoder = StarEncoder(
+            StarBlock(
+                settings.d_model,
+                n_heads=settings.n_heads,
+                dropout=settings.dropout,
+                attention_dropout=settings.attention_dropout,
+                bias=settings.bias,
+            )
+            for _ in range(settings.n_encoder_layers)
+        )
+        self.decoder = parts.decoder(cross=True)
+        initialize(self)
+        if settings.tie == "three_way":
+            self.src_embedding.table.weight = self.tgt_embedding.table.weight
+        self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
+
+    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
+        """The decoder's initial state: the memory's keys and values, and room for `capacity` tokens per row.
+
+        With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the memory is padded to
+        a multiple of 16 vectors, so that results do not depend on the longest sentence of the batch (see
+        `Transformer.start`).
+        """
+        x, real = self.src_embedding(src), src != 0
+        if capacity:
+            more = -(src.shape[1] + 1) % _WIDTH
+            x, real = F.pad(x, (0, 0, 0, more)), F.pad(real, (0, more))
+        nodes, relay = self.encoder(x, real=real)
+        mask = F.pad(real, (1, 0), value=True)[:, None]
+        return self.decoder.start(torch.cat([relay, nodes], dim=1), mask, capacity=capacity, n_beams=n_beams)
+
+    def advance(self, ids: Int[Tensor, "N T"], state: DecoderState) -> Float[Tensor, "N T D"]:
+        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+        x = self.tgt_embedding(ids, offset=state.length)
+        return self.decoder(x, state, positions=self.tgt_embedding.positions)
+
+    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
+        return self.advance(tgt_in, self.start(src))
+
+
+class StarClassifier(nn.Module):
+    """Predicts one of `n_labels` labels for a text or a pair: two layers on the pooled star. Id 0 is padding."""
+
+    def __init__(self, settings: StarClassifierSettings, *, n_src: int, n_tgt: int) -> None:
+        """`n_tgt`: the size of the one vocabulary."""
+        super().__init__()
+        s = settings
+        assert s.n_labels is not None, "n_labels is not set"
+        positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_model, max_positions=s.max_positions)
+        self.embedding = TokenEmbedding(n_tgt, s.d_model, positions=positions, dropout=s.dropout)
+        self.segment_embedding = nn.Embedding(s.n_segments, s.d_model) if s.n_segments else None
+        self.encoder = StarEncoder(
+            StarBlock(s.d_model, n_heads=s.n_heads, dropout=s.dropout) for _ in range(s.n_encoder_layers)
+        )
+        self.dense = Linear(s.d_model, s.d_model)
+        self.dropout = Dropout(s.dropout)
+        self.labels = Linear(s.d_model, s.n_labels)
+        initialize(self)
+
+    def encode(
+        self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None
+    ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
+        """A vector per token, and the relay node. `segments`: each token's segment (default: 0)."""
+        table = self.segment_embedding
+        more = None if table is None else table.weight[0] if segments is None else table(segments)
+        return self.encoder(self.embedding(ids, more=more), real=ids != 0)
+
+    def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
+        """Unnormalized log-probabilities of the labels."""
+        hidden = self.dense(pool_star(*self.encode(ids, segments), ids != 0)).relu()
+        return self.labels(self.dropout(hidden))
