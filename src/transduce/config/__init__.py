@@ -16,6 +16,7 @@ from transduce.config.model import (
     OutputSettings,
     PatternSettings,
     PoolingSettings,
+    RecurrentSettings,
     StarClassifierSettings,
     StarSettings,
     TransformerSettings,

@@ -211,10 +211,9 @@ def initialize(model: nn.Module) -> None:
     [3 d_model, d_model]. Embeddings times sqrt(d_model) have unit variance (paper 3.4).
     """
     for module in model.modules():
-        if isinstance(module, FullProjection):
-            rows = [n * module.d_head for n in module.heads]
-            for part in module.weight.split(rows):
-                nn.init.xavier_uniform_(part, gain=2**-0.5 if len(rows) > 1 else 1.0)
+        if isinstance(module, FullProjection) and module.rows:
+            for part in module.weight.split(module.rows):
+                nn.init.xavier_uniform_(part, gain=2**-0.5)
             _zero(module.bias)
         elif isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.xavier_uniform_(module.weight)

@@ -20,6 +20,7 @@ from transduce.models.causal_lm import CausalLM
 from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S, convs2s_problems
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
 from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems
+from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems
 from transduce.models.star import (
     CLASSIFIER_OPTIONS,
     STAR_OPTIONS,
@@ -90,6 +91,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_RELAY, **_DECODER, **_CROSS},
         options=STAR_OPTIONS,
         problems=stack_problems,
+    ),
+    "rnn": Architecture(
+        RecurrentModel,
+        shape="encoder-decoder",
+        family="RNN",
+        exports=(),
+        attention={"cross": "decoder.attention"},
+        options=RECURRENT_OPTIONS,
+        problems=recurrent_problems,
     ),
     "gpt": Architecture(
         CausalLM,

@@ -115,6 +115,7 @@ class FullProjection(Linear):
     def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int, bias: bool) -> None:
         super().__init__(d_model, sum(heads) * d_head, bias=bias)
         self.heads, self.d_head = heads, d_head
+        self.rows = tuple(n * d_head for n in heads) if len(heads) > 1 else ()
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """One [B, H_i, T, K] for each of `heads`."""

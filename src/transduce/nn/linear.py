@@ -103,6 +103,9 @@ class _RoundedLinear(torch.autograd.Function):
 class Linear(nn.Linear):
     """`torch.nn.Linear` by way of `linear`; weights and their names are the same."""
 
+    rows: tuple[int, ...] = ()
+    """Numbers of rows of matrices of different use, if there are several: they are initialized and updated apart."""
+
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
         """x W^T + b."""
         return linear(x, self.weight, self.bias)

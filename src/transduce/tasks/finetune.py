@@ -83,7 +83,10 @@ def find_start(asked: Settings) -> Start | None:
     resolve_preset(asked.model)  # raises for an unknown preset
     run, task = RunFolder.open(asked.training.start), find_task(asked.task)
     other = run.settings
-    family = ARCHITECTURES[kinds_for(task.name)[0]].family
+    kinds = kinds_for(task.name)
+    if asked.model.kind == kinds[0] and other.model.kind in kinds:
+        asked = asked.with_values("model", kind=other.model.kind)
+    family = ARCHITECTURES[asked.model.kind].family
     if ARCHITECTURES[other.model.kind].family != family:
         fitting = [name for name, architecture in ARCHITECTURES.items() if architecture.family == family]
         raise SettingsError(

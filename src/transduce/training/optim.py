@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.config import TrainingSettings, resolved
-from transduce.nn.attention import FullProjection
+from transduce.nn.linear import Linear
 
 _EPS = 1e-9  # the paper's
 # Newton-Schulz coefficients of Jordan et al. 2024, as in torch.optim.Muon
@@ -114,10 +114,7 @@ def _build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Opt
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            rows: tuple[int, ...] = ()
-            if isinstance(module, FullProjection) and len(module.heads) > 1:
-                rows = tuple(n * module.d_head for n in module.heads)
-            by_rows[rows].append(module.weight)
+            by_rows[module.rows if isinstance(module, Linear) else ()].append(module.weight)
     groups = [{"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()]
     taken = {id(p) for weights in by_rows.values() for p in weights}
     muon = Muon(groups, lr=lr, weight_decay=settings.weight_decay)

@@ -22,6 +22,7 @@ from transduce.config.model.kinds import (
     preset_values,
     resolve_preset,
 )
+from transduce.config.model.rnn import RecurrentSettings
 from transduce.config.model.star import StarClassifierSettings, StarSettings
 from transduce.config.model.transformer import TransformerSettings
 from transduce.config.model.transformer_xl import TransformerXLSettings

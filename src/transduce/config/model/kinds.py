@@ -14,6 +14,7 @@ from transduce.config.model.base import ModelSettings
 from transduce.config.model.bert import BertClassifierSettings, BertEncoderSettings, BertSettings
 from transduce.config.model.convs2s import ConvS2SSettings
 from transduce.config.model.gpt import GPTSettings
+from transduce.config.model.rnn import RecurrentSettings
 from transduce.config.model.star import StarClassifierSettings, StarSettings
 from transduce.config.model.transformer import TransformerSettings
 from transduce.config.model.transformer_xl import TransformerXLSettings
@@ -23,6 +24,7 @@ SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 
 AnyModelSettings = Annotated[
     TransformerSettings
+    | RecurrentSettings
     | ConvS2SSettings
     | StarSettings
     | GPTSettings

@@ -1,0 +1,117 @@
+"""Recurrent encoder-decoders (Sutskever et al. 2014; Bahdanau et al. 2015; Luong et al. 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.config import RecurrentSettings
+from transduce.models.parts import TokenPredictor, initialize
+from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.masks import padding_mask
+from transduce.nn.positions import Positions
+from transduce.nn.recurrent import CELLS, Cell
+from transduce.nn.recurrent_decoder import (
+    BahdanauDecoder,
+    DecoderSizes,
+    InputFeedingDecoder,
+    LuongDecoder,
+    PlainDecoder,
+    RecurrentDecoder,
+)
+from transduce.nn.recurrent_encoder import BRIDGES, DIRECTIONS, RecurrentEncoder
+from transduce.nn.state import RowState
+from transduce.nn.state_attention import SCORES
+
+_WIDTH = 16
+
+
+def _luong(sizes: DecoderSizes, settings: RecurrentSettings) -> RecurrentDecoder:
+    attention = SCORES[settings.attention](sizes.d_hidden)
+    return (InputFeedingDecoder if settings.input_feeding else LuongDecoder)(sizes, attention)
+
+
+ATTENTIONS: dict[str, Callable[[DecoderSizes, RecurrentSettings], RecurrentDecoder]] = {
+    **dict.fromkeys(SCORES, _luong),
+    "bahdanau": lambda sizes, settings: BahdanauDecoder(sizes),
+    "none": lambda sizes, settings: PlainDecoder(sizes),
+}
+RECURRENT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "cell": CELLS,
+    "attention": ATTENTIONS,
+    "direction": DIRECTIONS,
+    "bridge": BRIDGES,
+}
+
+
+def recurrent_problems(s: RecurrentSettings) -> Iterator[str]:
+    """What is inconsistent in the settings."""
+    if s.direction == "both" and s.d_hidden % 2:
+        yield f"model.direction = 'both' needs an even model.d_hidden, not {s.d_hidden}"
+    if s.bridge == "copy" and s.n_encoder_layers != s.n_decoder_layers:
+        yield (
+            f"model.bridge = 'copy' needs model.n_encoder_layers = {s.n_encoder_layers} and model.n_decoder_layers = "
+            f"{s.n_decoder_layers} to be equal"
+        )
+
+
+class RecurrentModel(TokenPredictor):
+    """A recurrent encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`.
+
+    Id 0 is padding, at the end of either side.
+    """
+
+    def __init__(self, settings: RecurrentSettings, *, n_src: int, n_tgt: int) -> None:
+        super().__init__()
+        s = settings
+        self.src_embedding, self.tgt_embedding = (_embedding(n, s) for n in (n_src, n_tgt))
+        self.encoder = RecurrentEncoder(
+            d_model=s.d_model,
+            d_hidden=s.d_hidden,
+            n_layers=s.n_encoder_layers,
+            cell=s.cell,
+            direction=s.direction,
+            dropout=s.dropout,
+        )
+        self.bridge = BRIDGES[s.bridge](s.d_hidden, n_layers=s.n_decoder_layers, n_states=CELLS[s.cell].n_states)
+        sizes = DecoderSizes(
+            d_model=s.d_model, d_hidden=s.d_hidden, n_layers=s.n_decoder_layers, cell=s.cell, dropout=s.dropout
+        )
+        self.decoder = ATTENTIONS[s.attention](sizes, s)
+        initialize(self)
+        for module in self.modules():
+            if isinstance(module, Cell):
+                module.initialize()
+        if s.tie == "three_way":
+            self.src_embedding.table.weight = self.tgt_embedding.table.weight
+        self.add_output(s, n_tgt, tied=self.tgt_embedding.table)
+
+    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:
+        """The decoder's initial state, for any number of tokens.
+
+        With `capacity`, as in search, the memory is padded to a multiple of 16 positions, so that results do not depend
+        on the longest sentence of the batch (see `Transformer.start`).
+        """
+        mask = padding_mask(src)
+        memory, finals = self.encoder(self.src_embedding(src), mask)
+        if capacity:
+            more = -src.shape[1] % _WIDTH
+            memory, mask = F.pad(memory, (0, 0, 0, more)), F.pad(mask, (0, more))
+        return self.decoder.start(self.bridge(finals), memory, mask, n_beams=n_beams)
+
+    def advance(self, ids: Int[Tensor, "N T"], state: RowState) -> Float[Tensor, "N T D"]:
+        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+        return self.decoder(self.tgt_embedding(ids), state)
+
+    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
+        return self.advance(tgt_in, self.start(src))
+
+
+def _embedding(vocab_size: int, s: RecurrentSettings) -> TokenEmbedding:
+    positions = Positions(d_model=s.d_model, d_head=s.d_model, max_positions=1)
+    return TokenEmbedding(vocab_size, s.d_model, positions=positions, dropout=s.dropout)

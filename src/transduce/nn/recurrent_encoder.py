@@ -1,0 +1,100 @@
+"""The recurrent encoder, and the bridge from its last states to the decoder's first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from transduce.nn.dropout import Dropout
+from transduce.nn.linear import Linear
+from transduce.nn.recurrent import CELLS, Cell, State, wide
+
+DIRECTIONS: dict[str, tuple[bool, ...]] = {"both": (False, True), "forward": (False,), "backward": (True,)}
+"""Whether each of an encoder's units reads from the end."""
+
+
+class RecurrentEncoder(nn.Module):
+    """Layers of units that read the source in one direction or in both; then their states are concatenated.
+
+    Padding is at the end. A unit that reads from the end starts with the last token, whatever the padding.
+    """
+
+    def __init__(
+        self, *, d_model: int, d_hidden: int, n_layers: int, cell: str, direction: str, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.reverse = DIRECTIONS[direction]
+        width = d_hidden // len(self.reverse)
+        self.layers: Any = nn.ModuleList(
+            nn.ModuleList(CELLS[cell](d_hidden if n else d_model, width) for _ in self.reverse) for n in range(n_layers)
+        )
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "N S D"], mask: Bool[Tensor, "N 1 S"]
+    ) -> tuple[Float[Tensor, "N S H"], list[State]]:
+        """The states of the last layer at every token, and the last states [N, H] of every layer."""
+        x, lengths = x.transpose(0, 1).contiguous(), mask[:, 0].sum(1)
+        place = torch.arange(len(x), device=x.device)[:, None]
+        reverse = torch.where(place < lengths, lengths - 1 - place, place)  # [S, N]
+        last = (lengths - 1).clamp_min(0)[None]  # [1, N]
+        finals = []
+        for n, layer in enumerate(self.layers):
+            x = self.dropout(x) if n else x
+            units = [
+                self._read(cell, x, reverse if is_reverse else None, last)
+                for cell, is_reverse in zip(layer, self.reverse, strict=True)
+            ]
+            x = torch.cat([hidden for hidden, _ in units], -1).to(x.dtype)
+            finals.append(tuple(torch.cat(parts, -1) for parts in zip(*(final for _, final in units), strict=True)))
+        return x.transpose(0, 1).contiguous(), finals
+
+    @staticmethod
+    def _read(
+        cell: Cell, x: Float[Tensor, "S N D"], reverse: Int[Tensor, "S N"] | None, last: Int[Tensor, "1 N"]
+    ) -> tuple[Float[Tensor, "S N H"], State]:
+        """The hidden states of a unit at every token, and its state [N, H] after all of them."""
+        first = wide(x).new_zeros(x.shape[1], cell.d_hidden)
+        states = cell(x if reverse is None else _at(x, reverse), (first,) * cell.n_states)
+        hidden = states[0] if reverse is None else _at(states[0], reverse)
+        return hidden, tuple(_at(part, last)[0] for part in states)
+
+
+def _at(x: Float[Tensor, "S N H"], place: Int[Tensor, "T N"]) -> Float[Tensor, "T N H"]:
+    """x[place[t, n], n] of every t and n."""
+    return x.gather(0, place[:, :, None].expand(-1, -1, x.shape[2]))
+
+
+class CopyBridge(nn.Module):
+    """Layer l of the decoder starts with the last state of layer l of the encoder (Sutskever et al. 2014)."""
+
+    def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
+        super().__init__()
+
+    def forward(self, finals: Sequence[State]) -> list[State]:
+        """The first state of every decoder layer."""
+        return list(finals)
+
+
+class DenseBridge(nn.Module):
+    """The decoder starts with tanh(W s + b) of the last state s of the encoder's last layer (Bahdanau, A.2.2).
+
+    One W for each layer and each part of its state.
+    """
+
+    def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Linear(d_hidden, n_layers * d_hidden) for _ in range(n_states))
+
+    def forward(self, finals: Sequence[State]) -> list[State]:
+        """The first state of every decoder layer."""
+        width = finals[-1][0].shape[1]
+        made = [wide(part(x)).tanh().split(width, 1) for part, x in zip(self.parts, finals[-1], strict=True)]
+        return list(zip(*made, strict=True))
+
+
+BRIDGES: dict[str, type[CopyBridge] | type[DenseBridge]] = {"dense": DenseBridge, "copy": CopyBridge}

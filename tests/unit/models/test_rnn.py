@@ -1,0 +1,160 @@
+"""Recurrent encoder-decoders against the papers' equations in NumPy; padding, steps, gradients, settings."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oracle.cases import pad
+from oracle.numpy_rnn import Options, hidden_states
+from transduce.config import RecurrentSettings
+from transduce.errors import SettingsError
+from transduce.inspection.attention import attention_maps
+from transduce.models.registry import build_model, check_model
+from transduce.models.rnn import ATTENTIONS
+
+VOCAB = 11
+CHOICES: dict[str, Any] = {
+    "cell": ["lstm", "gru"],
+    "attention": list(ATTENTIONS),
+    "input_feeding": [True, False],
+    "direction": ["both", "forward", "backward"],
+    "bridge": ["dense", "copy"],
+    "d_model": [1, 8],
+    "d_hidden": [2, 12],
+    "n_encoder_layers": [1, 2],
+    "n_decoder_layers": [1, 3],
+    "tie": ["three_way", "two_way", "none"],
+}
+
+
+def combination(seed: int) -> dict[str, Any]:
+    generator = random.Random(seed)
+    chosen = {key: generator.choice(values) for key, values in CHOICES.items()}
+    chosen["attention"] = list(ATTENTIONS)[seed % len(ATTENTIONS)]
+    if chosen["bridge"] == "copy":
+        chosen["n_encoder_layers"] = chosen["n_decoder_layers"]
+    return chosen
+
+
+def make(seed: int = 0, **options: Any) -> tuple[nn.Module, RecurrentSettings]:
+    settings = RecurrentSettings(**{"dropout": 0.0, "d_model": 8, "d_hidden": 12, **options})
+    torch.manual_seed(seed)
+    model = build_model(settings, n_src=VOCAB, n_tgt=VOCAB).double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return model, settings
+
+
+def sentences(*lengths: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, VOCAB, (n,), generator=generator) for n in lengths]
+
+
+SRCS, TGTS = sentences(4, 1, 7), sentences(3, 5, 1, seed=1)
+
+
+def oracle(model: nn.Module, s: RecurrentSettings, src: Tensor, tgt: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    options = Options(**{name: getattr(s, name) for name in Options.__annotations__})
+    return hidden_states(weights, options, src.tolist(), tgt.tolist())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_padded_batch_agrees_with_the_equations(seed: int) -> None:
+    model, s = make(seed, **combination(seed))
+    with torch.no_grad():
+        found = model(pad(SRCS, extra=2), pad(TGTS, extra=1))
+    for row, src, tgt in zip(found, SRCS, TGTS, strict=True):
+        np.testing.assert_allclose(row[: len(tgt)].numpy(), oracle(model, s, src, tgt)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_steps_agree_with_the_whole_target(seed: int) -> None:
+    """Also for several beams, which are reordered, and when sentences leave the batch."""
+    model, _ = make(seed, **combination(seed))
+    src, tgt = pad(SRCS), sentences(4, 4, 4, seed=2)
+    beams = torch.stack([tgt[0], tgt[1]])
+    with torch.no_grad():
+        state = model.start(src, capacity=9, n_beams=2)
+        ids = beams.repeat(3, 1)
+        first = model.advance(ids[:, :2], state)
+        state.reorder(torch.tensor([1, 1, 2, 3, 5, 4]))
+        ids[0, :2], ids[4:, :2] = beams[1, :2], beams.flip(0)[:, :2]
+        state.select(torch.tensor([2, 0]))
+        ids = torch.cat([ids[4:], ids[:2]])
+        rest = [model.advance(ids[:, t : t + 1], state) for t in (2, 3)]
+        whole = model(torch.stack([src[2], src[2], src[0], src[0]]), ids)
+        torch.testing.assert_close(torch.cat(rest, 1), whole[:, 2:])
+        torch.testing.assert_close(first[:2], model(src[[0, 0]], beams[:, :2]))
+    assert state.length == 4 and state.n_rows == 4
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_gradients_of_all_weights_agree_with_differences(seed: int) -> None:
+    model, _ = make(seed, **combination(seed))
+    src, tgt, step = pad(SRCS), pad(TGTS), 1e-6
+    weights = torch.randn(model(src, tgt).shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def loss() -> Tensor:
+        return (model(src, tgt) * weights).sum()
+
+    parameters = [p for name, p in model.named_parameters() if not name.startswith("output")]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss(), parameters), strict=True):
+        direction = torch.randn_like(parameter)
+        with torch.no_grad():
+            ends = []
+            for sign in (1, -2):
+                parameter.add_(direction, alpha=sign * step)
+                ends.append(loss().item())
+            parameter.add_(direction, alpha=step)
+        expected = (ends[0] - ends[1]) / (2 * step)
+        assert (gradient * direction).sum().item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "none"])
+def test_attention_can_be_inspected(attention: str) -> None:
+    model, s = make(attention=attention)
+    maps = attention_maps(model, SRCS[0][None], TGTS[1][None])
+    assert maps.encoder is None and maps.decoder is None and maps.cross is not None
+    expected = oracle(model, s, SRCS[0], TGTS[1])[1]
+    np.testing.assert_allclose(maps.cross[0, 0], expected, rtol=1e-5)
+
+
+def test_a_model_without_attention_has_no_maps() -> None:
+    maps = attention_maps(make(attention="none")[0], SRCS[0][None], TGTS[1][None])
+    assert maps.cross is None and maps.heat_maps("abcd", "abcde", "abcde") == []
+
+
+def test_dropout_changes_training_only() -> None:
+    model, _ = make(dropout=0.5, n_encoder_layers=2, n_decoder_layers=2)
+    src, tgt = pad(SRCS), pad(TGTS)
+    assert torch.equal(model(src, tgt), model(src, tgt))
+    model.train()
+    assert not torch.equal(model(src, tgt), model(src, tgt))
+
+
+def test_an_empty_target_and_a_source_of_padding() -> None:
+    model, _ = make()
+    with torch.no_grad():
+        assert model(torch.zeros(2, 3, dtype=torch.long), pad(TGTS[:2])).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cell": "rnn"}, "model.cell = 'rnn'.*lstm, gru"),
+        ({"attention": "luong"}, "model.attention = 'luong'.*bahdanau"),
+        ({"direction": "left"}, "both, forward, backward"),
+        ({"d_hidden": 7}, "needs an even model.d_hidden, not 7"),
+        ({"bridge": "copy", "n_decoder_layers": 2}, "n_encoder_layers = 1 and model.n_decoder_layers = 2"),
+    ],
+)
+def test_errors_name_what_was_given_and_what_is_allowed(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        check_model(RecurrentSettings(**options))
