@@ -29,12 +29,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "modern": {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1},
     "relative": {"positions": "t5", "decoder_pattern": "local", "window": 4},
     "alibi": {"positions": "alibi", "residual": "pre"},
+    "rnn": {"kind": "rnn", "d_hidden": 64, "attention": "bahdanau", "cell": "gru"},
+    "rnn, feeding": {"kind": "rnn", "d_hidden": 96, "n_decoder_layers": 2},
 }
 
 
 @cache
 def model_of(name: str) -> nn.Module:
-    settings = Settings.from_mapping({"model": SIZES | MODELS[name]})
+    options = MODELS[name]
+    settings = Settings.from_mapping({"model": options if "kind" in options else SIZES | options})
     return untrained(settings, n_src=N_TOKENS, n_tgt=N_TOKENS)
 
 

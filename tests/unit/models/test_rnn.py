@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from oracle.cases import pad
 from oracle.numpy_rnn import Options, hidden_states
+from oracle.search import BOS, all_outputs
 from transduce.config import RecurrentSettings
+from transduce.decoding.search import beam_search
 from transduce.errors import SettingsError
 from transduce.inspection.attention import attention_maps
 from transduce.models.registry import build_model, check_model
@@ -115,6 +118,24 @@ def test_gradients_of_all_weights_agree_with_differences(seed: int) -> None:
             parameter.add_(direction, alpha=step)
         expected = (ends[0] - ends[1]) / (2 * step)
         assert (gradient * direction).sum().item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_wide_beam_finds_the_exhaustive_best(attention: str) -> None:
+    model, _ = make(attention=attention)
+    model.output_embedding = nn.Embedding.from_pretrained(model.output_weight.detach()[:6] * 2)
+    srcs = sentences(2, 4, seed=5)
+    found = beam_search(model, pad(srcs), max_length=4, beam=121, n_best=20)
+
+    def next_log_probs(src: Sequence[int], prefix: Sequence[int]) -> list[float]:
+        with torch.no_grad():
+            hidden = model(torch.tensor([src]), torch.tensor([[BOS, *prefix]]))[0, -1]
+            return model.logits(hidden).log_softmax(-1).tolist()
+
+    for src, hypotheses in zip(srcs, found, strict=True):
+        every = all_outputs(next_log_probs, src.tolist(), max_length=4, alpha=1.0)
+        assert [h.ids for h in hypotheses if h.finished] == [one[0] for one in every[: len(hypotheses)]]
+        assert hypotheses[0].score == pytest.approx(every[0][2], abs=1e-5)
 
 
 @pytest.mark.parametrize("attention", [name for name in ATTENTIONS if name != "none"])
