@@ -19,7 +19,7 @@ from transduce.cli.app import app
 from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.errors import RankExited, TransduceError, is_out_of_memory
 from transduce.logging import escape_controls, print_error
-from transduce.process import exit_with_parent
+from transduce.process import exit_with_parent, limit_spinning
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale: text is UTF-8 and lines end in \n
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     exit_with_parent()
+    limit_spinning()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given or os.environ.get("TRANSDUCE_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]  # allowed before and after the command's name

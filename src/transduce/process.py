@@ -131,6 +131,17 @@ def limit_kernel_cache() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
 
 
+def limit_spinning() -> None:
+    """Shorten the time for which threads of PyTorch's OpenMP (libgomp) wait for each other without giving up the core.
+
+    By default this takes milliseconds. Where other processes use the cores, that is time in which nobody works: two
+    threads then train many times more slowly than one. Call this before PyTorch is imported, by the process that owns
+    these settings. Environment variables have precedence.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # docs/parallel.md has measurements
+
+
 def release_memory() -> None:
     """Return freed memory in all of malloc's arenas to the system.
 

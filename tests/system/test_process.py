@@ -32,6 +32,24 @@ VERIFY, DOCTOR = (
 )
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
+)
+def test_the_openmp_of_pytorch_spins_briefly_unless_told_otherwise(given: dict[str, str], expected: str) -> None:
+    code = (
+        "import contextlib\n"
+        "from transduce.__main__ import main\n"
+        "with contextlib.suppress(SystemExit): main(['--version'])\n"
+        "import torch\n"
+        "assert 'libgomp' in open('/proc/self/maps').read()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    environment |= {"OMP_DISPLAY_ENV": "verbose", **given}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
+
+
 def children(pid: int) -> list[int]:
     return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
