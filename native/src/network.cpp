@@ -7,6 +7,7 @@ namespace transduce {
 namespace {
 
 constexpr int kLogitColumns = 512;  // logits of a row that are computed and searched at once, in the L2 cache
+constexpr size_t kLogitStride = row_stride(kLogitColumns);
 constexpr int kReadAtOnce = 512;    // tokens of a prompt
 
 }  // namespace
@@ -17,8 +18,8 @@ Network::Network(const Model& model)
     : model_(model), kernels_(model.kernels), multiplier_(model.products, model.max_depth),
       screen_multiplier_(model.kernels.int8, model.screened_rows ? model.width : 1),
       pool_(model.config.n_decoder_layers, model.attention.bytes(model.heads)), source_positions_(model, model.encoder),
-      target_positions_(model, model.decoder), width_(model.width), heads_stride_(round_up(model.query_width, kPad)),
-      wide_stride_(model.max_columns), memory_stride_(model.memory.columns) {}
+      target_positions_(model, model.decoder), width_(model.width), heads_stride_(row_stride(model.query_width)),
+      wide_stride_(row_stride(model.max_columns)), memory_stride_(row_stride(model.memory.columns)) {}
 
 void Network::reserve_rows(int rows) {
     if (rows <= capacity_) return;
@@ -293,7 +294,7 @@ void Network::start_best(const std::vector<BestWanted>& parts) {
     size_t at = 0;
     for (const BestWanted& part : parts)
         for (int r = 0; r < part.rows; r++, row++, at += part.k) row->k = part.k, row->values = best_values_.data() + at, row->ids = best_ids_.data() + at;
-    logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitColumns);
+    logits_.reserve(size_t(kRowsAtOnce + kSpareRows) * kLogitStride);
 }
 
 // Columns behind the last token have such logits anyway, unless packed memory is damaged.
@@ -308,9 +309,9 @@ void Network::take_exact(int first, int rows, const BestWanted& part) {
     multiplier_.convert(matrix, hidden_ + first * width_, width_, rows);
     for (int column = 0; column < matrix.columns; column += kLogitColumns) {
         const int last = std::min(matrix.columns, column + kLogitColumns);
-        multiplier_.columns(matrix, column, last, logits_.data(), kLogitColumns);
+        multiplier_.columns(matrix, column, last, logits_.data(), kLogitStride);
         for (int r = 0; r < rows; r++) {
-            float* logits = logits_.data() + r * kLogitColumns;
+            float* logits = logits_.data() + r * kLogitStride;
             hide_padding(matrix, logits, column, last);
             int32_t forced = forced_ ? forced_[first + r] : -1;
             if (part.list) forced = part.list->place(forced);
@@ -332,9 +333,9 @@ void Network::take_screened(int first, int rows) {
     for (int r = 0; r < rows; r++) kernels_.start_screen(screens_[r], hidden + r * width_, int(width_), screen_multiplier_.scales()[r]);
     for (int column = 0; column < model_.screen.columns; column += kLogitColumns) {
         const int last = std::min(model_.screen.columns, column + kLogitColumns);
-        screen_multiplier_.columns(model_.screen, column, last, logits_.data(), kLogitColumns);
+        screen_multiplier_.columns(model_.screen, column, last, logits_.data(), kLogitStride);
         for (int r = 0; r < rows; r++) {
-            float* logits = logits_.data() + r * kLogitColumns;
+            float* logits = logits_.data() + r * kLogitStride;
             for (const int32_t id : banned)
                 if (id >= column && id < last) logits[id - column] = 2 * kNever;
             kernels_.take_bounds(screens_[r], logits, last - column, column, model_.screen.error.data() + column,

@@ -17,6 +17,9 @@ enum class Precision { float32, bf16x3, int8 };
 constexpr int kPad = 64;          // widths of weights and activations are padded to a multiple of this with zeros
 constexpr int kSpareRows = 32;    // AMX reads and writes whole tiles: matrices have this many more rows than are used
 constexpr int kRowsAtOnce = 192;  // rows that are converted at once; their converted form stays in the L2 cache
+// Floats from a row of activations to the next: an odd number of cache lines. With a multiple of a power of two, the rows of a
+// block would compete for a few sets of the L1 cache.
+constexpr size_t row_stride(size_t columns) { return (columns + kPad - 1) / kPad * kPad + 16; }
 constexpr float kNever = -1e30f;  // the logit of columns that are only padding
 
 // Weights [inputs, outputs] in the order that one precision's products read them.
