@@ -156,7 +156,7 @@ class Engine(Protocol):
     def sample(
         self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
     ) -> list[Hypothesis]:
-        """One continuation per prompt. All prompts have the same number of tokens."""
+        """One continuation per prompt."""
 
     def score(self, pairs: Sequence[Example], *, batch_tokens: int | None = None) -> list[list[float]]:
         """Log-probabilities (nats) of every target token and of the end, given the source."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,7 +27,6 @@ from transduce.text.hub import HubTokenizer
 from transduce.text.special import BOS, EOS, PAD
 from transduce.text.tokenizer import Tokenizer, Tokenizers
 
-MAX_ROWS = 64  # prompts per batch
 SCORED_ROWS = 256  # rows of running text scored at once
 
 OnToken = Callable[[int], None]
@@ -223,27 +221,18 @@ class Generator(EngineModel):
         return tuple(ids)
 
     def _run(self, jobs: list[_Job], options: GenerationOptions, on_token: OnToken | None = None) -> list[_Job]:
-        """All jobs, finished. `on_token` sees the tokens of the first one as they are written.
+        """All jobs, finished. `on_token` sees the tokens of the only one as they are written.
 
-        Jobs advance in rounds: in each, those of one length share batches until their context is full.
+        Jobs advance in rounds: in each, all until their context is full.
         """
         limit = self.settings.decoding.max_length if options.max_length is None else options.max_length
         for part in count():
-            groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-            for place, job in enumerate(jobs):
-                if not job.finished and job.n_new < limit:
-                    n_seen = len(self._window(job))
-                    room = self.context + 1 - n_seen  # the last token is written, and never read
-                    room = room if self.memory is None else limit
-                    groups[n_seen, min(limit - job.n_new, room)].append(place)
-            if not groups:
+            places = [place for place, job in enumerate(jobs) if not job.finished and job.n_new < limit]
+            if not places:
                 break
-            for (_, room), members in sorted(groups.items()):
-                for at in range(0, len(members), MAX_ROWS):
-                    places = members[at : at + MAX_ROWS]
-                    extended = self._extend([jobs[place] for place in places], room, part, options, on_token)
-                    for place, job in zip(places, extended, strict=True):
-                        jobs[place] = job
+            extended = self._extend([jobs[place] for place in places], limit, part, options, on_token)
+            for place, job in zip(places, extended, strict=True):
+                jobs[place] = job
         return jobs
 
     def _window(self, job: _Job) -> tuple[int, ...]:
@@ -252,15 +241,19 @@ class Generator(EngineModel):
         return job.ids if fits else job.ids[-(self.context // 2) :]
 
     def _extend(
-        self, jobs: Sequence[_Job], room: int, part: int, options: GenerationOptions, on_token: OnToken | None
+        self, jobs: Sequence[_Job], limit: int, part: int, options: GenerationOptions, on_token: OnToken | None
     ) -> list[_Job]:
-        """Jobs of one length, each extended by at most `room` tokens."""
+        """Jobs, each extended to `limit` new tokens or a full context."""
 
         def watch(places: list[int], tokens: list[list[int]]) -> None:
-            if on_token and jobs[0].key == (0, 0) and places[0] == 0 and tokens[0][0] != PAD:
+            if on_token and places[0] == 0 and tokens[0][0] != PAD:
                 on_token(tokens[0][0])
 
-        prompts = [Source((part, *job.key), self._window(job), room) for job in jobs]
+        prompts = []
+        for job in jobs:
+            window = self._window(job)
+            room = limit if self.memory is not None else self.context + 1 - len(window)  # the last token is never read
+            prompts.append(Source((part, *job.key), window, min(limit - job.n_new, room)))
         found = self.engine.sample(prompts, options.sampling, seed=options.seed, watch=watch if on_token else None)
         return [
             replace(job, ids=job.ids + new.ids, log_prob=job.log_prob + new.log_prob, finished=new.finished)

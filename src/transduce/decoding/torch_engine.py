@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +24,7 @@ from transduce.decoding.search import beam_search
 from transduce.text.tokenizer import PAD
 
 MAX_WORKERS = 4  # with more, threads mostly wait for each other's Python
+_SAMPLED_ROWS = 64  # prompts per batch: each has keys and values of a whole context
 _SCORED_ROWS = 1024  # of logits in memory at once when outputs are scored
 
 _POOL_LOCK = threading.Lock()
@@ -104,6 +107,22 @@ class TorchEngine:
         self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None
     ) -> list[Hypothesis]:
         """See `Engine.sample`."""
+        found: dict[int, Hypothesis] = {}
+        of_length: dict[int, list[int]] = defaultdict(list)
+        for place, prompt in enumerate(prompts):
+            of_length[len(prompt.ids)].append(place)
+        for alike in of_length.values():
+            for at in range(0, len(alike), _SAMPLED_ROWS):
+                places = alike[at : at + _SAMPLED_ROWS]
+                watch_batch = watch and partial(_watch_places, watch, places)
+                batch = self._sample([prompts[place] for place in places], sampling, seed, watch_batch)
+                found |= zip(places, batch, strict=True)
+        return [found[place] for place in range(len(prompts))]
+
+    def _sample(
+        self, prompts: Sequence[Source], sampling: Sampling, seed: int, watch: Watch | None
+    ) -> list[Hypothesis]:
+        """The same for one batch, of prompts of one length."""
         ids = torch.tensor([prompt.ids for prompt in prompts], device=self.device)
         found = sample(
             self.model,
@@ -164,6 +183,10 @@ class TorchEngine:
             if self._workers is None:
                 self._workers = _start_workers(torch.get_num_threads())
         return list(self._workers.map(work, batches))
+
+
+def _watch_places(watch: Watch, places: Sequence[int], rows: list[int], tokens: list[list[int]]) -> None:
+    watch([places[row] for row in rows], tokens)
 
 
 def make_batches(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from transduce import Generator, Translator
 from transduce.config import Settings
 from transduce.data.encoding import encode_text
 from transduce.data.text import DOCUMENTS
+from transduce.decoding import torch_engine
+from transduce.decoding.engine import Source
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.demo.corpus import demo_pairs
 from transduce.errors import DataError, SettingsError
 from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
-from transduce.text.tokenizer import BOS, EOS, Tokenizers
+from transduce.text.tokenizer import BOS, EOS, PAD, Tokenizers
 from transduce.text.training import train_tokenizer
 
 LINES = [pair.tgt for pair in demo_pairs("train", 120, seed=3)]
@@ -108,6 +111,22 @@ def test_samples_depend_on_prompt_place_and_seed_only(generator: Generator) -> N
     assert alone[0].ids == together[0].ids
     assert generator.generate(PROMPTS, replace(options, seed=6)) != one_each
     assert len({one.ids for one in together[:3]}) > 1
+
+
+def test_pytorch_samples_prompts_of_any_lengths_as_alone(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_engine, "_SAMPLED_ROWS", 2)
+    engine = torch_engine.TorchEngine(generator.model)
+    prompts = [Source((i,), ids_of(generator, text), 3 + i) for i, text in enumerate(PROMPTS * 2)]
+    seen: dict[int, list[int]] = defaultdict(list)
+
+    def watch(places: list[int], tokens: list[list[int]]) -> None:
+        for place, (token,) in zip(places, tokens, strict=True):
+            seen[place] += [token] if token not in (PAD, EOS) else []
+
+    found = engine.sample(prompts, Sampling(), seed=1, watch=watch)
+    assert found == [engine.sample([prompt], Sampling(), seed=1)[0] for prompt in prompts]
+    assert [tuple(seen[place]) for place in range(len(prompts))] == [one.ids for one in found]
+    assert engine.sample([], Sampling(), seed=1) == []
 
 
 @pytest.mark.parametrize("prompt", ["Der", "ж"])
