@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -22,44 +23,74 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 
 
-def translate(
-    run: opt.Run,
-    files: Annotated[list[Path] | None, opt.argument("FILE", "Text files (default: stdin).")] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslateRequest:
+    """The options of `transduce translate`."""
+
+    run: opt.Run
+    files: Annotated[list[Path] | None, opt.argument("FILE", "Text files (default: stdin).")] = None
     output: Annotated[
         Path | None, opt.option("--output", "-o", metavar="FILE", help="Write to FILE (default: stdout).")
-    ] = None,
-    beam: opt.Beam = None,
-    nbest: Annotated[int, Option(help="Translations per line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1,
-    scores: Annotated[bool, Option("--scores", help="Print SCORE<TAB>TEXT.")] = False,
-    json: opt.Json = False,
+    ] = None
+    beam: opt.Beam = None
+    nbest: Annotated[int, Option(help="Translations per line, each as NUMBER<TAB>SCORE<TAB>TEXT.", min=1)] = 1
+    scores: Annotated[bool, Option("--scores", help="Print SCORE<TAB>TEXT.")] = False
+    json: opt.Json = False
     prefix: Annotated[
         Path | None, opt.option(metavar="FILE", help="What each translation starts with, line by line.")
-    ] = None,
+    ] = None
     shortlist: Annotated[
         bool,
         Option("--shortlist", help="Only tokens of each sentence's shortlist have a probability; faster."),
-    ] = False,
-    max_length: opt.MaxLength = None,
-    length_penalty: opt.LengthPenalty = None,
-    sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False,
-    temperature: Annotated[float, Option(help="Sampling temperature; below 1 is sharper.", min=0.001)] = 1.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    seed: opt.Seed = 1,
-    batch_tokens: opt.BatchTokens = None,
-    device: opt.Device = "auto",
-    precision: opt.Precision = "auto",
+    ] = False
+    max_length: opt.MaxLength = None
+    length_penalty: opt.LengthPenalty = None
+    sample: Annotated[bool, Option("--sample", help="Sample translations instead of beam search.")] = False
+    temperature: Annotated[float, Option(help="Sampling temperature; below 1 is sharper.", min=0.001)] = 1.0
+    top_k: opt.TopK = 0
+    top_p: opt.TopP = 1.0
+    seed: opt.Seed = 1
+    batch_tokens: opt.BatchTokens = None
+    device: opt.Device = "auto"
+    precision: opt.Precision = "auto"
     output_dir: Annotated[
         Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
-    ] = None,
+    ] = None
     workers: Annotated[
         int, Option(help="Processes for --output-dir, each with its own model; with --ray: per node.", min=1)
-    ] = 1,
+    ] = 1
     ray: Annotated[
         str | None,
         opt.option(metavar="ADDRESS", help="Translate on the nodes of this Ray cluster: HOST:PORT, or auto."),
-    ] = None,
-) -> None:
+    ] = None
+
+    @property
+    def style(self) -> Style:
+        """What is printed for a line."""
+        return "json" if self.json else "nbest" if self.nbest > 1 else "scores" if self.scores else "text"
+
+    def decoding(self) -> TranslationOptions:
+        """How to translate. Raises `SettingsError`."""
+        from transduce.decoding.options import Sampling, TranslationOptions
+        from transduce.errors import SettingsError
+
+        if not self.sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            raise SettingsError("--temperature, --top-k and --top-p are for sampling; add --sample")
+        return TranslationOptions(
+            beam=self.beam,
+            n_best=self.nbest,
+            max_length=self.max_length,
+            length_penalty=self.length_penalty,
+            sampling=Sampling(self.temperature, self.top_k, self.top_p) if self.sample else None,
+            seed=self.seed,
+            batch_tokens=self.batch_tokens,
+            shortlist=self.shortlist,
+            scores=self.style != "text",
+        )
+
+
+@opt.expand(TranslateRequest)
+def translate(request: TranslateRequest) -> None:
     """Translate text line by line. Empty lines stay empty.
 
     If an error interrupts --output FILE, the lines so far are kept in FILE.partial.
@@ -77,42 +108,40 @@ def translate(
     transduce translate runs/x shards/*.en.gz --output-dir out
     transduce translate runs/x shards/*.en.gz --output-dir out --ray auto
     """
-    from transduce.decoding.options import Sampling, TranslationOptions
     from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
 
-    if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
-        raise SettingsError("--temperature, --top-k and --top-p are for sampling; add --sample")
-    style: Style = "json" if json else "nbest" if nbest > 1 else "scores" if scores else "text"
-    options = TranslationOptions(
-        beam=beam,
-        n_best=nbest,
-        max_length=max_length,
-        length_penalty=length_penalty,
-        sampling=Sampling(temperature, top_k, top_p) if sample else None,
-        seed=seed,
-        batch_tokens=batch_tokens,
-        shortlist=shortlist,
-        scores=style != "text",
-    )
-    if output_dir is not None:
-        from transduce.decoding.bulk import translate_to_folder
-        from transduce.decoding.bulk_ray import RayCluster
-
-        if output is not None:
-            raise SettingsError("--output and --output-dir: give only one of them")
-        if prefix is not None:
-            raise SettingsError("--prefix is for one output; leave out --output-dir")
-        where = workers if ray is None else RayCluster(ray, workers)
-        how = {"style": style, "workers": where, "device": device, "precision": precision}
-        translate_to_folder(run, files or [], output_dir, options, **cast(Any, how))
+    decoding = request.decoding()
+    if request.output_dir is not None:
+        _translate_to_folder(request, request.output_dir, decoding)
         return
-    if workers > 1 or ray is not None:
+    if request.workers > 1 or request.ray is not None:
         raise SettingsError("--workers and --ray are for --output-dir DIR")
-    check_output(output, *(files or ()))
-    translator = load_with_notes(Translator.load, run, device, precision)
-    lines = translate_files(translator, files or [STDIN], options, style, prefix)
-    write_lines(output, lines) if output else print_lines(lines)
+    check_output(request.output, *(request.files or ()))
+    translator = load_with_notes(Translator.load, request.run, request.device, request.precision)
+    lines = translate_files(translator, request.files or [STDIN], decoding, request.style, request.prefix)
+    write_lines(request.output, lines) if request.output else print_lines(lines)
+
+
+def _translate_to_folder(request: TranslateRequest, folder: Path, decoding: TranslationOptions) -> None:
+    from transduce.decoding.bulk import translate_to_folder
+    from transduce.decoding.bulk_ray import RayCluster
+    from transduce.errors import SettingsError
+
+    if request.output is not None:
+        raise SettingsError("--output and --output-dir: give only one of them")
+    if request.prefix is not None:
+        raise SettingsError("--prefix is for one output; leave out --output-dir")
+    translate_to_folder(
+        request.run,
+        request.files or [],
+        folder,
+        decoding,
+        style=request.style,
+        workers=request.workers if request.ray is None else RayCluster(request.ray, request.workers),
+        device=request.device,
+        precision=cast(Any, request.precision),  # `Translator.load` checks it
+    )
 
 
 def score(
