@@ -42,12 +42,18 @@ def one_thread() -> Any:
             {"max_updates": 420, "valid_updates": 210},
         ),
         (
-            False,
-            {"residual": "pre", "positions": "t5", "decoder_pattern": "local", "window": 4},
+            True,
+            {
+                "residual": "pre",
+                "positions": "shaw",
+                "encoder_pattern": "strided",
+                "decoder_pattern": "fixed",
+                "window": 4,
+            },
             {"max_updates": 240, "valid_updates": 120},
         ),
     ],
-    ids=["as in the paper", "reverse, pre-norm", "ALiBi and SSRU", "T5 and a window"],
+    ids=["as in the paper", "reverse, pre-norm", "ALiBi and SSRU", "reverse, Shaw and sparse"],
 )
 def test_learns_without_a_mistake(
     tmp_path: Path, reverse: bool, options: dict[str, Any], training: dict[str, Any]

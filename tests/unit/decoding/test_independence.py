@@ -28,6 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "paper": {},
     "modern": {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1},
     "relative": {"positions": "t5", "decoder_pattern": "local", "window": 4},
+    "sparse": {"encoder_pattern": "strided", "decoder_pattern": "fixed", "window": 5, "positions": "shaw"},
     "alibi": {"positions": "alibi", "residual": "pre"},
     "rnn": {"kind": "rnn", "d_hidden": 64, "attention": "bahdanau", "cell": "gru"},
     "rnn, feeding": {"kind": "rnn", "d_hidden": 96, "n_decoder_layers": 2},

@@ -18,7 +18,8 @@ Rotate = Callable[[Tensor], Tensor]
 class Relations:
     """Vectors that relations add to keys and to values (Shaw et al. 2018).
 
-    index: the relation of each query and key, broadcast to [..., Q, S].
+    index: the relation of each query and key, broadcast to [..., Q, S]. Products are made row by row of the batch, so
+    that they do not depend on its size.
     """
 
     index: Int[Tensor, "*b Q S"]
@@ -27,13 +28,15 @@ class Relations:
 
     def scores(self, query: Float[Tensor, "*B Q K"]) -> Float[Tensor, "*B Q S"]:
         """q_i a_ij^K / sqrt(K), the second term of equation 4, from one product with all vectors (section 3.3)."""
-        of_each = query @ self.key_vectors.T / math.sqrt(query.shape[-1])  # [..., Q, R]
+        vectors = self.key_vectors.T.expand(*query.shape[:-2], -1, -1)
+        of_each = query @ vectors / math.sqrt(query.shape[-1])  # [..., Q, R]
         return of_each.gather(-1, self.index.expand(*of_each.shape[:-1], -1))
 
     def values(self, weights: Float[Tensor, "*B Q S"]) -> Float[Tensor, "*B Q K"]:
         """sum_j alpha_ij a_ij^V, the second term of equation 3: weights are summed by relation first."""
         of_each = weights.new_zeros(*weights.shape[:-1], len(self.value_vectors))
-        return of_each.scatter_add(-1, self.index.expand(weights.shape), weights) @ self.value_vectors.to(weights.dtype)
+        of_each = of_each.scatter_add(-1, self.index.expand(weights.shape), weights)
+        return of_each @ self.value_vectors.to(weights.dtype).expand(*weights.shape[:-2], -1, -1)
 
 
 class Positions(nn.Module):

@@ -1,0 +1,137 @@
+"""Training on long sequences: CPU time and memory per token against the length, for each way to attend.
+
+    python benchmarks/long_context.py --out long_context            # 1k to 64k tokens; about half an hour, one thread
+    python benchmarks/long_context.py --lengths 1024 4096 --tokens 4096 --models dense local
+
+A small language model (2 layers, d_model 128, 4 heads) is trained on updates of `--tokens` random tokens, as rows of
+the given length, so that an update costs the same at every length if the cost per token does. Each model and length has
+a process of its own, which makes a first update, and then measures the CPU time of others; the lowest counts. Memory is
+the peak of resident memory above that before the first update. A model stops where its next length would take more
+than `--limit` seconds, by the growth so far. OUT.md has the table, OUT.svg the plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SIZES = {"n_decoder_layers": 2, "d_model": 128, "d_ff": 512, "n_heads": 4, "dropout": 0.0, "positions": "rotary"}
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "local": {"decoder_pattern": "local", "window": 256},
+    "strided": {"decoder_pattern": "strided", "window": 256},
+    "fixed": {"decoder_pattern": "fixed", "window": 1024, "summary_tokens": 8},
+}
+"""Model settings by name. The paper's stride is near the square root of the length, 256 for 64k."""
+VOCAB = 256
+
+
+def peak() -> int:
+    """Bytes of resident memory, at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(name: str, length: int, tokens: int, rounds: int) -> dict[str, float]:
+    """Seconds of CPU time and bytes of memory of one update of a model."""
+    import torch
+    from torch.nn import functional as F
+
+    from transduce.config import model_settings
+    from transduce.models.registry import build_model
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = build_model(model_settings(kind="gpt", **SIZES, **MODELS[name]), n_src=VOCAB, n_tgt=VOCAB)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    ids = torch.randint(4, VOCAB, (max(1, tokens // length), length + 1))
+    before, seconds = peak(), list[float]()
+    for _ in range(rounds + 1):
+        began = time.process_time()
+        logits = model.logits(model(ids[:, :-1]))
+        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del logits
+        seconds.append(time.process_time() - began)
+    return {"seconds": min(seconds[1:]), "bytes": peak() - before}
+
+
+def measure_all(args: argparse.Namespace) -> dict[str, dict[int, dict[str, float]]]:
+    """By model and length."""
+    found: dict[str, dict[int, dict[str, float]]] = {name: {} for name in args.models}
+    for name in args.models:
+        for length in args.lengths:
+            known = [one["seconds"] for one in found[name].values()]
+            if len(known) > 1 and known[-1] * max(1.0, known[-1] / known[-2]) > args.limit:
+                break
+            command = [sys.executable, __file__, "--measure", name, "--lengths", str(length)]
+            command += ["--tokens", str(args.tokens), "--rounds", str(args.rounds)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                print(f"# {name}, {length}: no result, exit code {done.returncode}", file=sys.stderr)
+                break
+            found[name][length] = json.loads(done.stdout)
+            print(f"# {name}, {length}: {found[name][length]}", file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int], tokens: int) -> str:
+    """Microseconds and bytes per token, and in brackets their ratio to the first length's."""
+    lines = [f"| model | per token | {' | '.join(f'{n:,}' for n in lengths)} |", "|---" * (len(lengths) + 2) + "|"]
+    for name, by_length in found.items():
+        for key, unit, factor in (("seconds", "µs", 1e6), ("bytes", "KB", 1e-3)):
+            cells = list[str]()
+            for n in lengths:
+                value = by_length.get(n, {}).get(key)
+                first = by_length[lengths[0]][key]
+                cells.append("" if value is None else f"{factor * value / tokens:.1f} ({value / first:.2f})")
+            lines.append(f"| {name} | {unit} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(found: dict[str, dict[int, dict[str, float]]], tokens: int, path: Path) -> None:
+    """Time and memory per token over the length, both axes logarithmic."""
+    import matplotlib.pyplot as plt
+
+    _, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    names = (("seconds", "CPU time per token, µs", 1e6), ("bytes", "memory per token, KB", 1e-3))
+    for axes, (key, label, factor) in zip(panels, names, strict=True):
+        for name, by_length in found.items():
+            axes.plot(list(by_length), [factor * one[key] / tokens for one in by_length.values()], "o-", label=name)
+        axes.set(xscale="log", yscale="log", xlabel="length", ylabel=label)
+        axes.set_xscale("log", base=2)
+        axes.grid(alpha=0.3)
+    panels[0].legend()
+    plt.savefig(path)
+
+
+def main() -> None:
+    """Measure in child processes, write the table and the plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1 << i for i in range(10, 17)])
+    parser.add_argument("--tokens", type=int, default=1 << 16, help="tokens per update")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=60, help="CPU seconds of an update")
+    parser.add_argument("--out", type=Path, help="OUT.md and OUT.svg are written")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(args.measure, args.lengths[0], args.tokens, args.rounds)))
+        return
+    found = measure_all(args)
+    text = table(found, args.lengths, args.tokens)
+    print(text, end="")
+    if args.out:
+        args.out.with_suffix(".md").write_text(text)
+        plot(found, args.tokens, args.out.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()
