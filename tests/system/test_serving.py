@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -21,45 +20,12 @@ import pytest
 import uvicorn
 
 import marians
+from servers import Server
 from transduce import TranslationOptions, Translator
 from transduce.serving.server import _protocol
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:12]
-
-
-class Server:
-    """A server process. Leave with `stop`."""
-
-    def __init__(self, *arguments: str | Path) -> None:
-        command = [sys.executable, "-m", "transduce", "serve", *map(str, arguments), "--port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-        self.log: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(r"listening on (http://127.0.0.1:(\d+))", line):
-                self.url, self.port = found[1], int(found[2])
-                break
-        else:
-            raise AssertionError("".join(self.log))
-
-    def request(self, path: str, content: Any = None, **headers: str) -> tuple[int, Any]:
-        """Status and JSON of a response. Content: bytes, or what becomes JSON."""
-        data = content if content is None or isinstance(content, bytes) else json.dumps(content).encode()
-        headers = {"Content-Type": "application/json", **headers}
-        request = urllib.request.Request(self.url + path, data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        _, rest = self.process.communicate(timeout=40)
-        self.log += rest.splitlines(keepends=True)
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from transduce.serving.http import Call, Endpoint, Server, json_response
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
+from transduce.serving.page import ENDPOINTS as PAGE
 from transduce.serving.protocols import deepl, huggingface, libretranslate, native
 from transduce.serving.service import Service
 
-_ENDPOINTS = (*native.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS, *huggingface.ENDPOINTS)
+_ENDPOINTS = (*PAGE, *native.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS, *huggingface.ENDPOINTS)
 
 
 def make_app(
@@ -63,7 +64,8 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        endpoint = self._exact.get((scope["method"], scope["path"])) or self._matched(scope)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        endpoint = self._exact.get((method, scope["path"])) or self._matched(scope)
         request = Request(scope, receive)
         response = self._unknown(scope) if endpoint is None else await self._server.answer(endpoint, request)
         await response(scope, receive, send)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
+from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError, TransduceError
 from transduce.serving.http import Call, Endpoint, json_response
 from transduce.serving.service import Route
@@ -22,8 +25,9 @@ Text = Annotated[str, Field(strict=True)]
 class TranslateRequest(BaseModel):
     """What is asked for.
 
-    text: one text or several. prefix: what the translation of each starts with. split: into sentences. stream: tokens
-    of one sentence as they are decoded. timeout: seconds, shorter than the service's deadline.
+    text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
+    log-probability of each word. stream: tokens of one sentence as they are decoded. timeout: seconds, shorter than the
+    service's deadline.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -38,6 +42,7 @@ class TranslateRequest(BaseModel):
     length_penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     prefix: Text | list[Text] = ""
     split: bool = True
+    words: bool = False
     stream: bool = False
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
@@ -73,7 +78,37 @@ async def translate(call: Call) -> Response:
         split=asked.split,
         prefixes=prefixes if any(prefixes) else (),
     )
-    return json_response({**_route(route), "translations": [_text(one) for one in found]})
+    answers = [_text(one) for one in found]
+    if asked.words and len(route.runs) == 1:
+        await _add_words(route.runs[0].translator.translator, [s for answer in answers for s in answer["sentences"]])
+    return json_response({**_route(route), "translations": answers})
+
+
+async def _add_words(translator: Translator, sentences: Sequence[dict[str, Any]]) -> None:
+    """Give each sentence its words with their log-probabilities."""
+    known = [sentence for sentence in sentences if sentence["text"]]
+    decode = translator.tokenizers.tgt.decode
+    ids = translator.tokenizers.tgt.encode_batch([sentence["text"] for sentence in known])
+    scores = await asyncio.to_thread(translator.score, [sentence["source"] for sentence in known], ids)
+    for sentence, tokens, score in zip(known, ids, scores, strict=True):
+        ends = [len(decode(tokens[:n])) for n in range(1, len(tokens) + 1)]
+        sentence["words"] = word_log_probs(sentence["text"], ends, score.token_log_probs)
+
+
+def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -> list[tuple[str, float]]:
+    """The words of a text, each with the sum of the log-probabilities of its tokens, which end at `ends`.
+
+    >>> word_log_probs("Ein Hund.", [3, 8, 9], [-0.1, -0.25, -0.25, -0.4])
+    [('Ein', -0.1), ('Hund.', -0.5)]
+    """
+    words = [(found[0], found.end()) for found in re.finditer(r"\S+", text)]
+    sums, place = [0.0] * len(words), 0
+    for end, log_prob in zip(ends, log_probs, strict=False):  # the last one is of the end of the sentence
+        while place + 1 < len(words) and end > words[place][1]:
+            place += 1
+        if words:
+            sums[place] += log_prob
+    return [(word, round(value, 4)) for (word, _), value in zip(words, sums, strict=True)]
 
 
 async def _events(parts: AsyncIterator[str | Translation], route: Route) -> AsyncIterator[bytes]:

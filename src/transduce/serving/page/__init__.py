@@ -1,0 +1,40 @@
+"""The web page, without external resources: HTML, style and script as they are sent."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from starlette.responses import Response
+
+from transduce.serving.http import Call, Endpoint
+
+_FILES = {"/": "index.html", "/style.css": "style.css", "/app.js": "app.js"}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # asked for again each time, with the ETag
+}
+
+
+async def page(call: Call) -> Response:
+    """A file of the page."""
+    name = _FILES[call.request.url.path]
+    content, tag = _read(name)
+    headers = {**_HEADERS, "etag": tag}
+    if call.request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
+
+
+@cache
+def _read(name: str) -> tuple[bytes, str]:
+    content = files(__package__).joinpath(name).read_bytes()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+
+
+ENDPOINTS = tuple(Endpoint("GET", path, page, is_open=True) for path in _FILES)

@@ -1,0 +1,55 @@
+"""A server process of `transduce serve`, for tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+
+class Server:
+    """A server process; `log` has the lines of its stderr. Leave with `stop`."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", "transduce", "serve", *map(str, arguments), "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+        self.log: list[str] = []
+        self.url, self.port = "", 0
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._listening.wait(60) and self.url, "".join(self.log)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"listening on (http://127.0.0.1:(\d+))", line):
+                self.url, self.port = found[1], int(found[2])
+                self._listening.set()
+        self._listening.set()
+
+    def request(self, path: str, content: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and JSON of a response. Content: bytes, or what becomes JSON."""
+        data = content if content is None or isinstance(content, bytes) else json.dumps(content).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End the server; returns its exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(40)
+        self._reader.join()
+        return code

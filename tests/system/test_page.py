@@ -1,0 +1,148 @@
+"""The web page in headless Chromium, against a real server."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+import marians
+from servers import Server
+from transduce import TranslationOptions, Translator
+
+pytestmark = [
+    pytest.mark.loopback,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("chromedriver") is None, reason="no Chromium with its driver"),
+]
+ARGUMENTS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+)
+TEXT = f"{marians.LINES[0]}\n\n{marians.LINES[1]}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    path = tmp_path_factory.mktemp("runs")
+    return marians.make_run(path / "there", seed=2), marians.make_run(path / "back", seed=7)
+
+
+@pytest.fixture(scope="module")
+def server(runs: tuple[Path, Path]) -> Iterator[Server]:
+    server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", "--precision", "float32")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    folder = str(tmp_path_factory.mktemp("downloads"))
+    options.add_experimental_option("prefs", {"download.default_directory": folder})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver.downloads = Path(folder)  # type: ignore[attr-defined]
+    yield driver
+    driver.quit()
+
+
+def wait(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert found
+    return found
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, server: Server) -> Iterator[webdriver.Chrome]:
+    browser.get(server.url)
+    wait(lambda: browser.find_elements(By.CSS_SELECTOR, "#source option"))
+    yield browser
+    problems = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert not problems, problems
+
+
+def output(page: webdriver.Chrome) -> str:
+    return page.find_element(By.ID, "output").get_property("textContent")  # type: ignore[return-value]
+
+
+def test_translation_while_typing_and_the_swap_of_languages(page: webdriver.Chrome, runs: tuple[Path, Path]) -> None:
+    there, back = (Translator.load(run) for run in runs)
+    lines = marians.LINES[:2]
+    expected = "\n\n".join(one.text for one in there.translate(lines))
+    page.find_element(By.ID, "input").send_keys(TEXT)
+    wait(lambda: output(page) == expected)
+    page.find_element(By.ID, "swap").click()
+    wait(lambda: page.find_element(By.ID, "source").get_property("value") == "de")
+    expected = "\n\n".join(back.translate([line])[0].text for line in expected.split("\n\n"))
+    wait(lambda: output(page).replace(" ", "") == expected.replace(" ", ""))
+    page.find_element(By.ID, "clear").click()
+    wait(lambda: output(page) == "")
+
+
+def test_alternatives_of_a_word_by_keyboard_alone(page: webdriver.Chrome, runs: tuple[Path, Path]) -> None:
+    page.switch_to.active_element.send_keys(marians.LINES[3])
+    words = wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))
+    before = output(page)
+    page.execute_script("arguments[0].focus()", words[0])
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    buttons = wait(lambda: page.find_elements(By.CSS_SELECTOR, "#choices button"))
+    found = [button.text for button in buttons]
+    options = TranslationOptions(beam=16, n_best=16)
+    (expected,) = Translator.load(runs[0]).translate([marians.LINES[3]], options)
+    assert set(found) <= {one.text for one in expected.candidates} and before not in found
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    wait(lambda: output(page) == found[0])
+
+
+def test_confidence_and_themes(page: webdriver.Chrome) -> None:
+    page.find_element(By.ID, "input").send_keys(marians.LINES[0])
+    word = wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))[0]
+    plain = word.value_of_css_property("background-color")
+    page.find_element(By.ID, "confidence").click()
+    assert word.value_of_css_property("background-color") != plain
+    body = page.find_element(By.TAG_NAME, "body")
+    light = body.value_of_css_property("background-color")
+    page.find_element(By.ID, "theme").click()
+    assert body.value_of_css_property("background-color") != light
+
+
+@pytest.mark.parametrize("suffix", ["txt", "tsv"])
+def test_files(page: webdriver.Chrome, runs: tuple[Path, Path], tmp_path: Path, suffix: str) -> None:
+    lines = [*marians.LINES, "", *marians.LINES[:7]]
+    file = tmp_path / f"in.{suffix}"
+    file.write_text("".join(f"{line}\tx\n" if suffix == "tsv" else f"{line}\n" for line in lines), encoding="utf-8")
+    page.find_element(By.ID, "file").send_keys(str(file))
+    link = page.find_element(By.ID, "download")
+    wait(link.is_displayed, 60)
+    link.click()
+    path = page.downloads / f"in.de.{suffix}"  # type: ignore[attr-defined]
+    wait(path.exists)
+    translations = [one.text for one in Translator.load(runs[0]).translate(lines)]
+    if suffix == "tsv":
+        translations = [f"{line}\tx\t{text}" for line, text in zip(lines, translations, strict=True)]
+    assert path.read_text(encoding="utf-8").splitlines() == translations
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_is_wider_than_the_screen_and_everything_has_a_label(page: webdriver.Chrome, width: int) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    page.find_element(By.ID, "input").send_keys("A" * 200)
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    unnamed = """return [...document.querySelectorAll("button, select, textarea, input, progress")].filter((one) =>
+        !one.textContent.trim() && !one.ariaLabel && !one.hasAttribute("aria-labelledby") && !one.labels?.length
+    ).map((one) => one.outerHTML)"""
+    assert page.execute_script(unnamed) == []
