@@ -128,13 +128,14 @@ def plan_rows(n_tokens: int, *, context: int, n_rows: int, seed: int, epoch: int
     return np.array_split(shuffled, -(-len(starts) // max(1, n_rows)))
 
 
-def plan_streams(n_tokens: int, *, context: int, n_streams: int) -> list[np.ndarray]:
-    """Batches of contiguous streams: row r of batch j starts at token `context * j` of part r of the text.
+def plan_streams(n_tokens: int, *, context: int, n_streams: int, offset: int = 0) -> list[np.ndarray]:
+    """Batches of contiguous streams: row r of a batch continues, in part r of the text, row r of the batch before.
 
-    All parts are of equal length; fewer than `n_streams` tokens at the end of the text are left out.
+    All parts are of equal length; fewer than `n_streams` tokens at the end of the text are left out. The first rows
+    have `offset` tokens (0: `context`, as the others), so that epochs cut the text at different positions.
     """
     length = (n_tokens - 1) // n_streams
-    return [1 + offset + length * np.arange(n_streams) for offset in range(0, length, context)]
+    return [start + length * np.arange(n_streams) for start in row_starts(length + 1, context=context, offset=offset)]
 
 
 def _order(src: np.ndarray, tgt: np.ndarray, *, up: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from transduce.config import TransformerXLSettings
 from transduce.models.parts import BLOCK_OPTIONS, BlockParts, TokenPredictor, initialize
@@ -117,12 +118,16 @@ class TransformerXL(TokenPredictor):
         return hidden, tuple(_last(old, layer.inputs, n) for old, layer in zip(memory, layers, strict=True))
 
     def read(self, *inputs: Tensor) -> Iterator[Float[Tensor, "B t D"]]:
-        """Hidden states of texts [B, T] of any length, segment by segment, with the memory of evaluation."""
+        """Hidden states of texts [B, T] of any length, segment by segment, with the memory of evaluation.
+
+        The last segment is padded: a CPU's sums depend on the width of a row, and so would on the batch's longest text.
+        """
         (ids,) = inputs
         carry: Carry = ()
         for segment in ids.split(self.segment_length, 1):
-            hidden, carry = self(segment, carry=carry, memory_length=self.eval_memory_length)
-            yield hidden
+            padded = F.pad(segment, (0, self.segment_length - segment.shape[1]))
+            hidden, carry = self(padded, carry=carry, memory_length=self.eval_memory_length)
+            yield hidden[:, : segment.shape[1]]
 
 
 def _last(old: Tensor, new: Tensor | None, n: int) -> Tensor:

@@ -31,7 +31,10 @@ from transduce.text.tokenizer import Tokenizers, load_tokenizers
 from transduce.text.training import sample_of
 
 _OWN = {
-    "model": ("kind", "dropout", "attention_dropout", "activation_dropout", "next_sentence", "pooling", "n_labels"),
+    "model": (
+        *("kind", "dropout", "attention_dropout", "activation_dropout", "next_sentence", "pooling", "n_labels"),
+        *("memory_length", "eval_memory_length"),
+    ),
     "tokenizer": ("extend", "sampling", "start"),
 }
 """Settings of these sections in which the new run may differ."""

@@ -84,7 +84,7 @@ class StreamFeeder(RowFeeder):
     """Contiguous streams of text, for models that carry state from one batch to the next.
 
     The text is divided into as many equal parts as fit into a batch. Row r of every batch belongs to part r and begins
-    where row r of the batch before ended. An epoch reads every part from its start.
+    where row r of the batch before ended. An epoch reads every part from its start, cut at other positions.
     """
 
     @property
@@ -94,7 +94,8 @@ class StreamFeeder(RowFeeder):
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         """The same, in the order of the text."""
-        return plan_streams(len(self.store), context=self.context, n_streams=self.n_streams)
+        offset = offset_of(self.context, seed=self.seed, epoch=epoch)
+        return plan_streams(len(self.store), context=self.context, n_streams=self.n_streams, offset=offset)
 
     def padding(self) -> float:
         """0: all rows of a batch have the same length."""
@@ -108,5 +109,6 @@ class StreamFeeder(RowFeeder):
 
     def _row(self, start: int, position: Position, *, offset: int) -> RowExample:
         length = (len(self.store) - 1) // self.n_streams
-        end_of_stream = 1 + length * ((start - 1) // length + 1)
-        return self._cut(start, min(start + self.context, end_of_stream), position)
+        stream, begin = divmod(start - 1, length)
+        end = row_end(begin + 1, length + 1, context=self.context, offset=offset)
+        return self._cut(start, stream * length + end, position)
