@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from oracle import numpy_star as oracle
 from oracle.adapter import randomize
+from transduce.nn.masks import attention_bias
 from transduce.nn.star import Ring, StarBlock, StarEncoder, pool_star
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -85,3 +89,30 @@ def test_a_text_of_padding_only_stays_finite() -> None:
     (nodes.square().sum() + relay.square().sum()).backward()
     assert nodes.isfinite().all() and relay.isfinite().all()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_attention_equals_that_of_fastnlp() -> None:
+    """With the same weights; numbers of its version 0.6.0, away from the ends of the sentence.
+
+    There fastNLP has a neighbour of zeros in place of a ring. Its norms and activations differ from the paper's too, so
+    that only the attention is compared. Its mask hides the last of five tokens from the relay node.
+    """
+    kept = json.loads((Path(oracle.__file__).parent / "fastnlp_star.json").read_text())
+    block = StarBlock(6, n_heads=3).double()
+    for name in ("satellite", "relay"):
+        theirs = {
+            key: {kind: torch.tensor(v, dtype=torch.float64) for kind, v in w.items()} for key, w in kept[name].items()
+        }
+        ours = getattr(block, f"{name}_attention")
+        key_value = {kind: torch.cat([theirs["key"][kind], theirs["value"][kind]]) for kind in ("weight", "bias")}
+        for part, weights in (("query", theirs["query"]), ("output", theirs["output"]), ("key_value", key_value)):
+            getattr(ours, part).load_state_dict(weights)
+    x, embedded, s, nodes = (torch.tensor(kept[name], dtype=torch.float64) for name in ("x", "embedded", "s", "nodes"))
+    relay, ring = s[None, None], Ring.of(torch.ones(1, 5, dtype=torch.bool))
+    with torch.no_grad():
+        satellites = block.satellite_attention(x[None], embedded[None], relay, ring)[0]
+        known = torch.cat([relay, nodes[None]], dim=1)
+        bias = attention_bias(torch.tensor([[[True] * 5 + [False]]]))
+        updated = block.relay_attention(relay, *block.relay_attention.key_value(known), bias=bias)
+    np.testing.assert_allclose(satellites[1:4].numpy(), np.array(kept["satellites"])[1:4], rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(updated[0, 0].numpy(), kept["relay_of_four"], rtol=1e-8, atol=1e-8)
