@@ -17,6 +17,7 @@ from torch import nn
 
 from transduce.__main__ import main
 from transduce.config import Settings
+from transduce.config.model import MODEL_SETTINGS
 from transduce.data.store import TokenStore
 from transduce.distributed.environment import this_process
 from transduce.distributed.group import join_ranks
@@ -52,8 +53,11 @@ def pairs(n: int, *, seed: int, vocab_size: int = 24, longest: int = 9, reverse:
 
 
 def settings(*, model: Mapping[str, Any] | None = None, **training: Any) -> Settings:
-    """Resolved settings of a toy run."""
-    return Settings.from_mapping({"model": {**MODEL, **(model or {})}, "training": {**TRAINING, **training}})
+    """Resolved settings of a toy run. Sizes that the architecture does not have are left out."""
+    sizes = {**MODEL, **(model or {})}
+    fields = MODEL_SETTINGS[sizes.get("kind", "transformer")].model_fields
+    own = {key: value for key, value in sizes.items() if key in fields}
+    return Settings.from_mapping({"model": own, "training": {**TRAINING, **training}})
 
 
 def run(

@@ -30,6 +30,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "relative": {"positions": "t5", "decoder_pattern": "local", "window": 4},
     "sparse": {"encoder_pattern": "strided", "decoder_pattern": "fixed", "window": 5, "positions": "shaw"},
     "alibi": {"positions": "alibi", "residual": "pre"},
+    "convs2s": {"kind": "convs2s", "d_model": 64, "d_conv": 96, "n_encoder_layers": 2, "n_decoder_layers": 2},
+    "star": {"kind": "star", **SIZES},
     "rnn": {"kind": "rnn", "d_hidden": 64, "attention": "bahdanau", "cell": "gru"},
     "rnn, feeding": {"kind": "rnn", "d_hidden": 96, "n_decoder_layers": 2},
 }
