@@ -26,7 +26,7 @@ def serve(
     pivot: Annotated[bool, Option("--pivot", help="Join two runs through a third language.")] = False,
     watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0,
     max_requests: Annotated[int, Option(help="Requests waiting or running; more get status 429.", min=1)] = 512,
-    max_tokens: Annotated[int, Option(help="Source tokens waiting or running.", min=1)] = 100_000,
+    max_tokens: Annotated[int, Option(help="Source tokens times beams, waiting or running.", min=1)] = 500_000,
     deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0,
     cors: Annotated[
         list[str] | None, opt.option(metavar="ORIGIN", help="Let pages of this origin use the service; repeatable.")

@@ -92,10 +92,10 @@ class AsyncTranslator:
     async def _run(self, call: _Call, options: TranslationOptions, seconds: float) -> list[Translation]:
         if not call.sources:
             return call.results
-        n_tokens = sum(len(source.ids) for source in call.sources.values())
         if self._admission is None:
             return await self._submit(call, options, seconds)
-        with self._admission.tokens(n_tokens):
+        n_beams = max(options.beam or self.translator.settings.beam, options.n_best)
+        with self._admission.tokens(n_beams * sum(len(source.ids) for source in call.sources.values())):
             return await self._submit(call, options, seconds)
 
     async def _submit(self, call: _Call, options: TranslationOptions, seconds: float) -> list[Translation]:

@@ -33,22 +33,24 @@ class Limits:
 
     Attributes:
         max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`.
-        max_tokens: Source tokens of all these requests, at most.
+        max_tokens: Source tokens of all these requests, at most, each counted once per beam.
         seconds: Deadline of a request; a request may ask for a shorter one.
         max_texts: Texts per request.
         max_characters: Characters of all texts of a request.
         max_beam: Beams, and translations per sentence.
+        max_length: Tokens that a request may ask for as the longest output.
         max_body: Bytes of a request's body.
         body_seconds: Time in which the headers, and then the body, must have arrived.
         drain_seconds: Time that running requests get at a shutdown.
     """
 
     max_requests: int = 512
-    max_tokens: int = 100_000
+    max_tokens: int = 500_000
     seconds: float = 10.0
     max_texts: int = 128
     max_characters: int = 20_000
     max_beam: int = 16
+    max_length: int = 1024
     max_body: int = 1 << 20
     body_seconds: float = 10.0
     drain_seconds: float = 25.0
@@ -63,10 +65,10 @@ class Limits:
 
     def check_options(self, options: TranslationOptions) -> None:
         """Refuse searches that are too expensive."""
-        for name in ("beam", "n_best"):
+        for name, most in (("beam", self.max_beam), ("n_best", self.max_beam), ("max_length", self.max_length)):
             value = getattr(options, name)
-            if value is not None and value > self.max_beam:
-                raise SettingsError(f"{name} = {value}: must be at most {self.max_beam}")
+            if value is not None and value > most:
+                raise SettingsError(f"{name} = {value}: must be at most {most}")
 
 
 class Admission:
@@ -94,7 +96,7 @@ class Admission:
 
     @contextmanager
     def tokens(self, n: int) -> Iterator[None]:
-        """Count the source tokens of a request until the block ends; raises `OverloadedError`."""
+        """Count a request's source tokens times its beams until the block ends; raises `OverloadedError`."""
         if self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
             raise self.overloaded(f"{self.n_tokens:,} tokens are waiting")
         self.n_tokens += n
@@ -110,7 +112,7 @@ class Admission:
         return OverloadedError(f"{reason}; try again later", retry_after=min(max(seconds, 1.0), 60.0))
 
     def tokens_per_second(self) -> float:
-        """Source tokens per second of requests that ended in about the last two seconds; 0 before the first."""
+        """Source tokens times beams per second, of requests that ended in the last two seconds or so; 0 at first."""
         now = self._clock()
         if now - self._since >= 1.0:
             rate = self._ended / (now - self._since)

@@ -105,7 +105,7 @@ def test_more_than_the_limits_is_refused(run: Path) -> None:
                 pass
         assert await draining
 
-    serve(work, f"en-de={run}", limits=Limits(max_tokens=200))
+    serve(work, f"en-de={run}", limits=Limits(max_tokens=1000))
 
 
 def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
