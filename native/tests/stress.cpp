@@ -86,15 +86,19 @@ struct Request {
         options.stream = number % 2;
         if (number % 5 == 1) options.scores = 0;
         if (number % 5 == 4) options.sampled = 1;
+        for (int id = 1; number % 5 == 2 && id < kTokens; id += 2) allowed.push_back(id);
         for (int i = 0; i < options.n_best * kLimit; i++) numbers.push_back(double(random()) / 4294967296.0);
     }
     void submit(transduce_client* client, int64_t ticket, double seconds, bool works) const {
-        const int64_t offsets[] = {0, int64_t(ids.size())};
+        const int64_t offsets[] = {0, int64_t(ids.size())}, allowed_offsets[] = {0, int64_t(allowed.size())};
         const int32_t limit = kLimit;
-        const transduce_sentences sentences{ids.data(), offsets, nullptr, nullptr, &limit, options.sampled ? numbers.data() : nullptr, 1};
+        const transduce_sentences sentences{
+            ids.data(), offsets, nullptr, nullptr, allowed.empty() ? nullptr : allowed.data(), allowed.empty() ? nullptr : allowed_offsets,
+            &limit, options.sampled ? numbers.data() : nullptr, 1,
+        };
         CHECK(transduce_submit(client, &options, &sentences, ticket, seconds, works) == 0);
     }
-    std::vector<int32_t> ids;
+    std::vector<int32_t> ids, allowed;
     std::vector<double> numbers;
     transduce_options options;
 };
