@@ -120,16 +120,17 @@ def _projections(
     s: ModelSettings,
 ) -> None:
     """Split a packed projection into its parts, and make rotary column pairs adjacent."""
-    d_head = s.d_model // s.n_heads
-    turned = np.arange(d_head).reshape(2, -1).T.ravel() if s.positions == "rotary" else np.arange(d_head)
+    widths = {name: s.d_head if name == "value" else s.key_width for name in heads}
+    columns = np.arange(s.key_width)
+    turned = columns.reshape(2, -1).T.ravel() if s.positions == "rotary" else columns
     for place, name in enumerate(heads):
         at = f"{source}.parts.{place}" if s.projection == "shared" else source
         for kind in _kinds(known, at):
             value = known[f"{at}.{kind}"]
             if s.projection == "full":
-                value = np.split(value, np.cumsum([n * d_head for n in heads.values()])[:-1])[place]
+                value = np.split(value, np.cumsum([n * widths[part] for part, n in heads.items()])[:-1])[place]
             if name != "value" and target.endswith("self"):
-                value = value.reshape(-1, d_head, *value.shape[1:])[:, turned].reshape(value.shape)
+                value = value.reshape(-1, s.key_width, *value.shape[1:])[:, turned].reshape(value.shape)
             weights[f"{target}.{name}.{kind}"] = value
 
 

@@ -160,6 +160,7 @@ def test_encoders_of_random_configurations(tmp_path: Path, kind: str, seed: int)
     [
         (True, {}),
         (False, {"residual": "pre", "norm": "rms", "positions": "rotary", "feed_forward": "gated", "n_kv_heads": 1}),
+        (True, {"d_key": 6}),
     ],
 )
 def test_translation_without_transduce(tmp_path: Path, joint: bool, options: dict[str, Any]) -> None:

@@ -142,8 +142,11 @@ def _decoder(model: Transformer | CausalLM, s: AttentionSettings) -> Graph:
     inputs: dict[str, Shape] = {"ids": ("batch", "new")}
     if isinstance(model, Transformer):
         inputs |= {"mask": ("batch", "source")} | _cross_inputs(s)
-    kept: Shape = ("batch", s.n_kv_heads or s.n_heads, "past", s.d_head)
-    state = {f"past_{part}.{i}": kept for part in ("keys", "values") for i in range(s.depth[-1])}
+    state: dict[str, Shape] = {
+        f"past_{part}.{i}": ("batch", s.n_kv_heads or s.n_heads, "past", width)
+        for part, width in (("keys", s.key_width), ("values", s.d_head))
+        for i in range(s.depth[-1])
+    }
     if s.kernel_size > 1:
         for i in range(s.depth[-1]):
             for place, width in enumerate((s.d_model, s.d_ff)):
@@ -155,8 +158,9 @@ def _decoder(model: Transformer | CausalLM, s: AttentionSettings) -> Graph:
 
 
 def _cross_inputs(s: AttentionSettings) -> dict[str, Shape]:
-    shape: Shape = ("batch", s.n_kv_heads or s.n_heads, "source", s.d_head)
-    return {f"cross_{part}.{i}": shape for i in range(s.depth[-1]) for part in ("keys", "values")}
+    shape = ("batch", s.n_kv_heads or s.n_heads, "source")
+    widths = {"keys": s.key_width, "values": s.d_head}
+    return {f"cross_{part}.{i}": (*shape, width) for i in range(s.depth[-1]) for part, width in widths.items()}
 
 
 # -- changes to the model for tracing, where sizes are symbols: a branch on them would become part of the graph

@@ -42,6 +42,7 @@ EXPRESSIBLE_ANYWHERE: Expressible = {
     "decoder_pattern": ("full",),
     "projection": ("full",),
     "n_kv_heads": (None,),  # only as many key and value heads as query heads
+    "d_key": (None,),
 }
 
 EXPRESSIBLE_IN_TRANSFORMERS: Expressible = {
@@ -151,5 +152,5 @@ def normalize(s: SettingsT, tensors: Mapping[str, Tensor]) -> tuple[SettingsT, d
 
 def position_table(s: AttentionSettings) -> Tensor:
     """The vectors [max_positions, D] that computed positions add to embeddings."""
-    positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions)
+    positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.key_width, max_positions=s.max_positions)
     return positions.add(torch.zeros(1, s.max_positions, s.d_model), 0)[0]

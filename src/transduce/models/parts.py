@@ -56,9 +56,13 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
         yield f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}"
     if s.projection == "shared" and kv != s.n_heads:
         yield f"model.projection = 'shared' needs n_kv_heads = n_heads, not {kv}"
+    if s.key_width != s.d_head:
+        for key, value in (("projection", "shared"), ("positions", "shaw")):
+            if getattr(s, key) == value:
+                yield f"model.{key} = '{value}' needs d_key = d_model / n_heads, not {s.d_key}"
     if s.kernel_size > 1 and s.feed_forward != "conv":
         yield f"model.kernel_size = {s.kernel_size} needs model.feed_forward = 'conv'"
-    if problem := POSITIONS[s.positions].problem(d_head=s.d_head):
+    if problem := POSITIONS[s.positions].problem(d_head=s.key_width):
         yield problem
 
 
@@ -121,6 +125,7 @@ class Parts(BlockParts):
             "d_model": settings.d_model,
             "n_heads": settings.n_heads,
             "n_kv_heads": settings.n_kv_heads,
+            "d_key": settings.d_key,
             "dropout": settings.attention_dropout,
             "bias": settings.bias,
             "projection": settings.projection,
@@ -130,7 +135,7 @@ class Parts(BlockParts):
         """Token embeddings and the positional scheme of their stack; `causal`: of a decoder."""
         s = self.settings
         positions = POSITIONS[s.positions](
-            d_model=s.d_model, d_head=s.d_head, max_positions=s.max_positions, n_heads=s.n_heads, causal=causal
+            d_model=s.d_model, d_head=s.key_width, max_positions=s.max_positions, n_heads=s.n_heads, causal=causal
         )
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
         alias = (BOS, EOS) if isinstance(s, GPTSettings) and s.one_end else None

@@ -51,12 +51,12 @@ def softmax_over_keys(scores: Float[Tensor, "*B T S"]) -> Float[Tensor, "*B T S"
 def scaled_dot_product_attention(
     query: Float[Tensor, "*B T K"],
     key: Float[Tensor, "*b S K"],
-    value: Float[Tensor, "*b S K"],
+    value: Float[Tensor, "*b S K_v"],
     *,
     bias: Tensor | CausalBias | None = None,
     relations: Relations | None = None,
     dropout: Dropout | None = None,
-) -> Float[Tensor, "*B T K"]:
+) -> Float[Tensor, "*B T K_v"]:
     """softmax(Q K^T / sqrt(d_k) + bias) V (paper 3.2.1, equation 1), with dropout on the weights.
 
     `relations` add vectors to the values; what they add to the scores is in the bias.
@@ -112,18 +112,22 @@ def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
 class FullProjection(Linear):
     """Several projections of one input in one product; each head has its own columns (paper 3.2.2)."""
 
-    def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int, bias: bool) -> None:
-        super().__init__(d_model, sum(heads) * d_head, bias=bias)
-        self.heads, self.d_head = heads, d_head
-        self.rows = tuple(n * d_head for n in heads) if len(heads) > 1 else ()
+    def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int | tuple[int, ...], bias: bool) -> None:
+        """`heads`: the number of heads of each projection; `d_head`: their width, or one for each projection."""
+        widths = d_head if isinstance(d_head, tuple) else (d_head,) * len(heads)
+        rows = tuple(n * width for n, width in zip(heads, widths, strict=True))
+        super().__init__(d_model, sum(rows), bias=bias)
+        self.heads, self.widths = heads, widths
+        self.rows = rows if len(heads) > 1 else ()
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """One [B, H_i, T, K] for each of `heads`."""
-        y = super().forward(x).unflatten(-1, (-1, self.d_head))  # [B, T, sum H, K]
-        if len(set(self.heads)) == 1:
-            parts = y.unflatten(2, (len(self.heads), -1)).permute(2, 0, 3, 1, 4).contiguous()  # [n, B, H, T, K]
-            return parts.unbind(0)
-        return tuple(part.transpose(1, 2).contiguous() for part in y.split(self.heads, dim=2))
+        """One [B, H_i, T, K_i] for each of `heads`."""
+        y = super().forward(x)
+        if len(set(self.heads)) == len(set(self.widths)) == 1:
+            parts = y.unflatten(-1, (len(self.heads), self.heads[0], -1))  # [B, T, n, H, K]
+            return parts.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
+        parts = zip(self.heads, y.split(self.rows, dim=-1), strict=True)
+        return tuple(part.unflatten(-1, (n, -1)).transpose(1, 2).contiguous() for n, part in parts)
 
 
 class SharedProjection(nn.Module):
@@ -132,11 +136,12 @@ class SharedProjection(nn.Module):
     Some textbooks teach this form; it has H times fewer weights than the paper's.
     """
 
-    def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int, bias: bool) -> None:
+    def __init__(self, d_model: int, heads: tuple[int, ...], *, d_head: int | tuple[int, ...], bias: bool) -> None:
         super().__init__()
-        if any(n * d_head != d_model for n in heads):
-            raise ValueError("a shared projection needs as many key and value heads as query heads")
-        self.d_head = d_head
+        width, *others = d_head if isinstance(d_head, tuple) else (d_head,)
+        if any(n * width != d_model for n in heads) or set(others) - {width}:
+            raise ValueError("a shared projection needs equal queries, keys and values, as wide together as the input")
+        self.d_head = d_head = width
         self.parts = nn.ModuleList(Linear(d_head, d_head, bias=bias) for _ in heads)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
@@ -179,11 +184,12 @@ class MultiHeadAttention(Attention):
         d_model: int,
         n_heads: int,
         n_kv_heads: int | None = None,
+        d_key: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         projection: str = "full",
     ) -> None:
-        """`projection`: a key of PROJECTIONS."""
+        """`d_key`: width of a head's queries and keys (default: d_model / n_heads); `projection`: of PROJECTIONS."""
         super().__init__()
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
         if d_model % n_heads:
@@ -191,13 +197,14 @@ class MultiHeadAttention(Attention):
         if n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads {n_heads} is not divisible by n_kv_heads {self.n_kv_heads}")
         self.d_head = d_model // n_heads
+        self.d_key = d_key or self.d_head
         self.dropout = Dropout(dropout)
         self.output = Linear(d_model, d_model, bias=bias)
-        self.add_projections(partial(PROJECTIONS[projection], d_model, d_head=self.d_head, bias=bias))
+        self.add_projections(partial(PROJECTIONS[projection], d_model, bias=bias))
 
     @abstractmethod
-    def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
-        """Create the projections of the inputs; `project` makes one to several groups of heads, of the given sizes."""
+    def add_projections(self, project: Callable[..., nn.Module]) -> None:
+        """Create the projections of the inputs; `project` takes the numbers of heads and `d_head`, their widths."""
 
     def attend(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
@@ -221,9 +228,10 @@ class MultiHeadAttention(Attention):
 class SelfAttention(MultiHeadAttention):
     """A sequence attends to itself (paper 3.2.3)."""
 
-    def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
+    def add_projections(self, project: Callable[..., nn.Module]) -> None:
         """One product gives queries, keys and values."""
-        self.query_key_value = project((self.n_heads, self.n_kv_heads, self.n_kv_heads))
+        heads, widths = (self.n_heads, self.n_kv_heads, self.n_kv_heads), (self.d_key, self.d_key, self.d_head)
+        self.query_key_value = project(heads, d_head=widths)
 
     def forward(
         self,
@@ -245,13 +253,18 @@ class SelfAttention(MultiHeadAttention):
 class CrossAttention(MultiHeadAttention):
     """The decoder attends to the encoder's output, the memory (paper 3.2.3)."""
 
-    def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
+    def add_projections(self, project: Callable[..., nn.Module]) -> None:
         """Queries of the decoder; keys and values of the memory."""
-        self.query = project((self.n_heads,))
-        self.key_value = project((self.n_kv_heads, self.n_kv_heads))
+        self.query = project((self.n_heads,), d_head=(self.d_key,))
+        self.key_value = project((self.n_kv_heads, self.n_kv_heads), d_head=(self.d_key, self.d_head))
 
     def forward(
-        self, x: Float[Tensor, "B T D"], key: Float[Tensor, "B H S K"], value: Float[Tensor, "B H S K"], *, bias: Tensor
+        self,
+        x: Float[Tensor, "B T D"],
+        key: Float[Tensor, "B H S K"],
+        value: Float[Tensor, "B H S K_v"],
+        *,
+        bias: Tensor,
     ) -> Float[Tensor, "B T D"]:
         """x attends to the keys and values of the memory."""
         (query,) = self.query(x)  # [B, H, T, K]

@@ -21,15 +21,15 @@ class LayerCache:
     keys, values: [B, H_kv, prompt + capacity * n_beams, K], filled step by step: first the keys of the prompt, then all
     beams' keys of the first step, then of the second, and so on. None without capacity: the whole target is then
     processed in one step, as in training. None too where a recurrent unit takes the place of attention.
-    cross_keys, cross_values: [B, H_kv, S, K] of the memory; None without one.
+    cross_keys, cross_values: [B, H_kv, S, K] of the memory; None without one. Values may have another width, K_v.
     history: the last inputs [N, ...] of convolutions in the feed-forward, row = sentence * n_beams + beam.
     recurrent: the state [N, D] of a recurrent unit after the last token; None at the start.
     """
 
     keys: Float[Tensor, "B H C K"] | None
-    values: Float[Tensor, "B H C K"] | None
+    values: Float[Tensor, "B H C K_v"] | None
     cross_keys: Float[Tensor, "B H S K"] | None = None
-    cross_values: Float[Tensor, "B H S K"] | None = None
+    cross_values: Float[Tensor, "B H S K_v"] | None = None
     history: list[Tensor] = field(default_factory=list)
     recurrent: Float[Tensor, "N D"] | None = None
 

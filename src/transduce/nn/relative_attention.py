@@ -88,10 +88,10 @@ class RelativeAttention(MultiHeadAttention):
     def __init__(self, *, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
         super().__init__(d_model=d_model, n_heads=n_heads, dropout=dropout, bias=False)
 
-    def add_projections(self, project: Callable[[tuple[int, ...]], nn.Module]) -> None:
+    def add_projections(self, project: Callable[..., nn.Module]) -> None:
         """One product gives queries, keys and values; `distance` is W_R."""
-        self.query_key_value: FullProjection = project((self.n_heads,) * 3)  # type: ignore[assignment]
-        self.distance = project((self.n_heads,))
+        self.query_key_value: FullProjection = project((self.n_heads,) * 3, d_head=self.d_head)  # type: ignore[assignment]
+        self.distance = project((self.n_heads,), d_head=self.d_head)
 
     def remember(
         self, memory: Float[Tensor, "B M D"], vectors: Float[Tensor, "E D"], *, capacity: int = 0

@@ -83,8 +83,8 @@ class Decoder(Stack):
             own, cross = block.self_attention, block.cross_attention
             keys = values = None
             if capacity and isinstance(own, SelfAttention):
-                shape = (len(memory), own.n_kv_heads, prompt + capacity * n_beams, own.d_head)
-                keys, values = memory.new_empty(shape), memory.new_empty(shape)
+                shape = (len(memory), own.n_kv_heads, prompt + capacity * n_beams)
+                keys, values = (memory.new_empty(*shape, width) for width in (own.d_key, own.d_head))
             cross_keys, cross_values = (None, None) if cross is None else cross.key_value(memory)
             layers.append(LayerCache(keys=keys, values=values, cross_keys=cross_keys, cross_values=cross_values))
         return DecoderState(layers=layers, memory_bias=attention_bias(mask), n_beams=1 if prompt else n_beams)

@@ -48,7 +48,7 @@ def _context(facts: Facts) -> Answer:
 
 def _rotary(facts: Facts) -> Answer:
     model = resolve_preset(facts.settings.model)
-    if not isinstance(model, AttentionSettings) or model.d_head % 2:
+    if not isinstance(model, AttentionSettings) or model.key_width % 2:
         return None
     return "rotary", "relative positions are learned faster than absolute ones"
 

@@ -270,6 +270,7 @@ def test_wrong_names_and_places_are_refused(folder: Path, tmp_path: Path) -> Non
         ({"feed_forward": "gated"}, "model.feed_forward = 'gated'"),
         ({"bias": False}, "model.bias = False"),
         ({"n_kv_heads": 2}, "model.n_kv_heads = 2"),
+        ({"d_key": 2}, "model.d_key = 2"),
         ({"norm_eps": 1e-3}, "model.norm_eps = 0.001"),
         ({"embedding_norm": True}, "model.embedding_norm = True"),
     ],

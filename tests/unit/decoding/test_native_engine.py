@@ -211,7 +211,8 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_not_supported_has_a_reason() -> None:
-    for name, value in (("positions", "alibi"), ("positions", "t5"), ("decoder_pattern", "local"), ("kernel_size", 3)):
+    unsupported = [("positions", "alibi"), ("positions", "t5"), ("decoder_pattern", "local"), ("kernel_size", 3)]
+    for name, value in [*unsupported, ("d_key", 8)]:
         model = {name: value} | ({"feed_forward": "conv"} if name == "kernel_size" else {})
         found = why_not(settings_of(**model).model)
         assert found and found.startswith("model.")

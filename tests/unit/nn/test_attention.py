@@ -30,7 +30,7 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
-def oracle_names(module: nn.Module, groups: dict[str, int]) -> dict[str, oracle.Array]:
+def oracle_names(module: nn.Module) -> dict[str, oracle.Array]:
     """Weights of a `SelfAttention` or `CrossAttention` as the oracle's `a.query.weight` and so on."""
     known = {name: value.detach().double().numpy() for name, value in module.named_parameters()}
     weights = {f"a.output.{kind}": known[f"output.{kind}"] for kind in ("weight", "bias") if f"output.{kind}" in known}
@@ -42,7 +42,7 @@ def oracle_names(module: nn.Module, groups: dict[str, int]) -> dict[str, oracle.
         if middle:  # one weight for all heads: parts.0, parts.1, ...
             weights[f"a.{packs[pack][int(middle[1])]}.{kind}"] = value
             continue
-        rows = np.cumsum([groups[part] * module.d_head for part in packs[pack]])[:-1]
+        rows = np.cumsum(getattr(module, pack).rows)[:-1]
         for part, piece in zip(packs[pack], np.split(value, rows), strict=True):
             weights[f"a.{part}.{kind}"] = piece
     return weights
@@ -52,9 +52,8 @@ def expected(
     module: nn.Module, x: Tensor, memory: Tensor, mask: Tensor, *, projection: str = "full"
 ) -> tuple[oracle.Array, oracle.Array]:
     """The oracle's output and weights for a batch."""
-    groups = {"query": module.n_heads, "key": module.n_kv_heads, "value": module.n_kv_heads}
     options = oracle.Options(module.n_heads, module.n_kv_heads, 0, 0, projection=projection)
-    weights = oracle_names(module, groups)
+    weights = oracle_names(module)
     rows = [
         oracle.multi_head(q.double().numpy(), m.double().numpy(), weights, "a", allowed.numpy(), options)
         for q, m, allowed in zip(x, memory, mask, strict=True)

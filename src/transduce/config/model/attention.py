@@ -56,6 +56,9 @@ class AttentionSettings(BlockSettings):
     """Fields of the Transformers whose attention is that of the paper, with any positional scheme."""
 
     n_kv_heads: int | None = Field(None, ge=1, description="Number of key and value heads (default: n_heads).")
+    d_key: int | None = Field(
+        None, ge=1, le=1 << 16, description="Width d_k of a head's queries and keys (default: d_model / n_heads)."
+    )
     embedding_norm: bool = Field(False, description="Normalize the sum of embeddings and positions (BART, BERT).")
     positions: str = Field(
         "sinusoidal", description="Positional scheme, e.g. sinusoidal, learned, rotary, alibi, t5, shaw, none."
@@ -63,6 +66,11 @@ class AttentionSettings(BlockSettings):
     kernel_size: int = Field(1, ge=1, le=1024, description="Kernel size of the conv feed-forward network.")
     projection: str = Field("full", description="Head projections: full, or shared (one matrix for all heads).")
     max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
+
+    @property
+    def key_width(self) -> int:
+        """Width of the queries and keys of one head."""
+        return self.d_key or self.d_head
 
     @property
     def position_limit(self) -> int | None:
