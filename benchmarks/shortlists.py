@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from native_engines import engine_for
 from oracle.stand_in import untrained
-from transduce.config import Settings, apply_override, resolve_preset
+from transduce.config import Settings, apply_overrides, resolve_preset
 from transduce.decoding.engine import Source
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.native_model import PRECISIONS
@@ -58,8 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     values: dict[str, Any] = {"model": {"preset": "base"}}
-    for override in given.set:
-        apply_override(values, override)
+    apply_overrides(values, given.set)
     settings = Settings.from_mapping(values)
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     model = untrained(settings, n_src=given.vocabulary, n_tgt=given.vocabulary)
