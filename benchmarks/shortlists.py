@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the model")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--listed", type=int, default=500, help="tokens of a list")
-    parser.add_argument("--sentences", type=int, default=32)
+    parser.add_argument("--sentences", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     values: dict[str, Any] = {"model": {"preset": "base"}}

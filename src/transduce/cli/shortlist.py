@@ -28,8 +28,7 @@ def shortlist(
     none that loses more BLEU than --max-loss.
 
     With a shortlist, beam search and single sentences are faster. Greedy search
-    of many sentences at once is slower with a vocabulary of 8,000 (0.7 to 0.9
-    of the speed without), and no slower with one of 32,000.
+    of many sentences at once is mostly slower: 0.7 to 1.05 of the speed without.
 
     \b
     transduce shortlist runs/x
