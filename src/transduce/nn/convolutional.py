@@ -27,8 +27,12 @@ def windows(x: Float[Tensor, "B R D"], kernel_size: int) -> Float[Tensor, "B T E
     A convolution is one product with these. Its rows do not depend on each other, so that a sentence's result does not
     depend on its batch.
     """
-    n = x.shape[1] - kernel_size + 1
-    return torch.cat([x[:, i : i + n] for i in range(kernel_size)], dim=2) if kernel_size > 1 else x
+    if kernel_size == 1:
+        return x
+    n, device = x.shape[1] - kernel_size + 1, x.device.type
+    if torch.is_autocast_enabled(device):  # the product does it anyway, on `kernel_size` copies
+        x = x.to(torch.get_autocast_dtype(device))
+    return torch.cat([x[:, i : i + n] for i in range(kernel_size)], dim=2)
 
 
 def scaled_linear(n_in: int, n_out: int, *, gain: float = 1.0, bias: bool = True) -> Linear:

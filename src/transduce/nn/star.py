@@ -68,10 +68,11 @@ class SatelliteAttention(nn.Module):
         self, x: Float[Tensor, "B S D"], embedded: Float[Tensor, "B S D"], relay: Float[Tensor, "B 1 D"], ring: Ring
     ) -> Float[Tensor, "B S D"]:
         """The tokens' vectors x after attention."""
-        n = x.shape[1]
+        sizes = [x.shape[1], x.shape[1], 1]
         query = self.query(x) * (x.shape[2] // self.n_heads) ** -0.5
         pair = (part[:, 0] for part in self.key_value(torch.cat([x, embedded, relay], dim=1)))
-        keys, values = ([*ring.neighbours(y[:, :n]), y[:, n : 2 * n], y[:, 2 * n :]] for y in pair)
+        parts = (y.split(sizes, dim=1) for y in pair)
+        keys, values = ([*ring.neighbours(own), *others] for own, *others in parts)
         scores = torch.stack([self._heads(query * key).sum(-1) for key in keys], dim=-1)  # [B, S, H, 5]
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
         read = [
