@@ -164,7 +164,7 @@ def sequence_bias(
 
     With `documents`, the number of the document of each token, tokens attend to their own document only.
     """
-    n = len(positions)
+    n = positions.shape[0]
     has_kernel = positions.is_cuda or fuses_on_cpu(n, n)
 
     def of(factor: FullPattern, heads: slice) -> Bias:
@@ -188,12 +188,14 @@ def padded_bias(
 ) -> Bias:
     """The bias of self-attention over whole sequences with padding, where `mask` is False.
 
-    A sparse pattern is always computed in blocks: results then do not depend on the longest sequence of a batch.
+    A sparse pattern is always computed in blocks: results then do not depend on the longest sequence of a batch. In a
+    graph for export, where sizes are symbols, it is a mask.
     """
 
     def of(factor: FullPattern, heads: slice) -> Bias:
-        if type(factor) is FullPattern:
-            return _build(factor, attention_bias(mask), scheme, positions, positions, heads)
+        if type(factor) is FullPattern or torch.compiler.is_exporting():
+            seen = mask if type(factor) is FullPattern else mask & factor.mask(positions, positions)
+            return _build(factor, attention_bias(seen), scheme, positions, positions, heads)
         return _block_bias(factor, positions, scheme, heads, groups=mask[:, 0].long())
 
     return _of_heads(pattern, of)

@@ -27,7 +27,7 @@ class FullPattern:
 
     def mask(self, queries: Int[Tensor, " Q"], keys: Int[Tensor, " S"]) -> Bool[Tensor, "Q S"]:
         """`allowed` of each query and each key."""
-        return self.allowed(queries[:, None], keys[None, :]).expand(len(queries), -1)
+        return self.allowed(queries[:, None], keys[None, :]).expand(queries.shape[0], -1)
 
     def first_key(self, position: int) -> int:
         """The first position that queries at `position` and later may attend to."""
