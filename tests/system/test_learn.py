@@ -55,6 +55,11 @@ def one_thread() -> Any:
             },
             {"max_updates": 240, "valid_updates": 120},
         ),
+        (
+            True,
+            {"kind": "rnn", "cell": "gru", "attention": "bahdanau", "d_model": 32, "d_hidden": 64, "dropout": 0.0},
+            {"max_updates": 300, "valid_updates": 150},
+        ),
     ],
     ids=[
         "as in the paper",
@@ -63,6 +68,7 @@ def one_thread() -> Any:
         "reverse, ConvS2S",
         "star encoder",
         "reverse, Shaw and sparse",
+        "reverse, RNN",
     ],
 )
 def test_learns_without_a_mistake(

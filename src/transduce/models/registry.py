@@ -45,6 +45,7 @@ class Architecture:
     attention: name patterns of the modules that are a `nn.attention.Attention`, by kind of attention.
     options: by setting, the table whose keys it may name.
     problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
+    compiles: whether `training.compile` works. torch.compile would unroll a loop over time, once for every length.
     """
 
     build: Callable[..., nn.Module]
@@ -54,6 +55,7 @@ class Architecture:
     attention: Attentions
     options: Mapping[str, Mapping[str, Any]]
     problems: Callable[[Any], Iterable[str]]
+    compiles: bool = True
 
 
 _DECODER: Attentions = {"decoder": "decoder.blocks.*.self_attention"}
@@ -100,6 +102,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={"cross": "decoder.attention"},
         options=RECURRENT_OPTIONS,
         problems=recurrent_problems,
+        compiles=False,
     ),
     "gpt": Architecture(
         CausalLM,

@@ -11,7 +11,7 @@ from transduce.config.model import kinds_for
 from transduce.errors import SettingsError, VocabularyTooSmall, nearest
 from transduce.logging import Log
 from transduce.machine import Machine
-from transduce.models.registry import check_model
+from transduce.models.registry import ARCHITECTURES, check_model
 from transduce.tasks.choices import choose, format_choices
 from transduce.tasks.defaults import FINE_TUNING
 from transduce.tasks.registry import TASKS, AnyTask, find_task
@@ -28,6 +28,10 @@ def check(settings: Settings) -> AnyTask:
     """Refuse settings that cannot work, before any work is done, and return their task."""
     task, training, model = find_task(settings.task), settings.training, resolve_preset(settings.model)
     check_model(model)
+    if training.compile and not ARCHITECTURES[model.kind].compiles:
+        raise SettingsError(
+            f"training.compile = true: torch.compile would unroll the loop of model.kind = '{model.kind}'; leave it out"
+        )
     if training.optimizer is not None and training.optimizer not in OPTIMIZERS:
         hint = nearest(training.optimizer, OPTIMIZERS)
         raise SettingsError(f"training.optimizer = '{training.optimizer}'{hint}; allowed: {', '.join(OPTIMIZERS)}")
