@@ -57,6 +57,12 @@ def test_our_protocol(server: Server, translator: Translator) -> None:
     assert server.request("/v1/directions")[1] == {"models": [{"model": "toy", "source": "en", "target": "de"}]}
 
 
+def test_alignment(server: Server, translator: Translator) -> None:
+    answer = server.request("/v1/translate", {"text": LINES[:2], "alignment": True, "split": False})[1]
+    for source, one in zip(LINES, answer["translations"], strict=False):
+        assert one["sentences"][0]["alignment"] == [list(x) for x in translator.align([source], [one["text"]])[0]]
+
+
 def test_streamed_tokens(server: Server, translator: Translator) -> None:
     body = json.dumps({"text": LINES[0], "stream": True, "beam": 1}).encode()
     with urllib.request.urlopen(server.url + "/v1/translate", body, timeout=30) as response:

@@ -9,6 +9,7 @@ from itertools import islice
 
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example
+from transduce.decoding.alignment import Link, align
 from transduce.decoding.engine import Engine, Hypothesis, Source
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel
 from transduce.decoding.options import TranslationOptions
@@ -147,6 +148,14 @@ class Translator(EngineModel):
         for i, known in zip(numbers, self.engine.score(pairs, batch_tokens=batch_tokens), strict=True):
             scores[i] = Score(tuple(known))
         return scores
+
+    def align(self, srcs: Sequence[str], tgts: Sequence[str]) -> list[list[Link]]:
+        """The words of each of `tgts` with the words of each of `srcs` that they translate, by character offsets.
+
+        A word of a target has one link or none; a word of a source has any number. It works for every architecture, and
+        takes a pass of scoring for each word of a source.
+        """
+        return align(self.engine, self.tokenizers, srcs, tgts, longest=self.longest)
 
     def _stream(
         self, lines: Iterable[str], options: TranslationOptions, first: int, prefixes: Iterator[str] | None

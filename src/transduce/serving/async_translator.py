@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
+from transduce.decoding.alignment import Link
 from transduce.decoding.engine import Event, Source
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import TranslationQueue
@@ -17,6 +18,7 @@ from transduce.errors import TransduceError
 from transduce.serving.limits import Admission, ExpiredError
 
 MAX_OPEN = 100_000
+EXPIRED = "the deadline has passed; send less text, or try again later"
 _DEFAULT = TranslationOptions()
 
 
@@ -62,6 +64,18 @@ class AsyncTranslator:
         """
         call = _Call(self._loop, list(self.translator.encode(texts, options, prefixes=prefixes)))
         return await self._run(call, options, seconds)
+
+    async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
+        """Align sentences in another thread, one after another: see `Translator.align`.
+
+        Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
+        """
+        found: list[list[Link]] = []
+        for src, tgt in zip(srcs, tgts, strict=True):
+            if self._loop.time() > end:
+                raise ExpiredError(EXPIRED)
+            found += await asyncio.to_thread(self.translator.align, [src], [tgt])
+        return found
 
     async def stream(
         self,
@@ -174,7 +188,7 @@ class _Call:
             if not self._n_open:
                 self.future.set_result(self.results)
         elif event.outcome == "expired":
-            self.future.set_exception(ExpiredError("the deadline has passed; send less text, or try again later"))
+            self.future.set_exception(ExpiredError(EXPIRED))
         else:
             self.future.set_exception(TransduceError(event.reason or f"the translation was {event.outcome}"))
 

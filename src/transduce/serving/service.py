@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
+from transduce.decoding.alignment import Link, joined_links
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Translation
@@ -229,6 +231,32 @@ class Service:
             sentence = found.text
         async for part in last.translator.stream(sentence, options, seconds=self.limits.seconds, prefix=prefix):
             yield part
+
+    async def align(
+        self,
+        sentences: Sequence[str],
+        translations: Sequence[str],
+        route: Route,
+        options: TranslationOptions = _DEFAULT,
+        *,
+        seconds: float | None = None,
+    ) -> list[list[Link]]:
+        """The words of sentences with the words of their translations: see `Translator.align`.
+
+        By way of a third language, the sentences are translated to it again, with the same options.
+        """
+        end = asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
+        *before, last = route.runs
+        steps: list[list[list[Link]]] = []
+        sources = list(sentences)
+        for run in before:
+            left = max(end - asyncio.get_running_loop().time(), 0.0)
+            best = replace(options, n_best=1)
+            middle = [one.text for one in await run.translator.translate(sources, best, seconds=left)]
+            steps.append(await run.translator.align(sources, middle, end=end))
+            sources = middle
+        steps.append(await last.translator.align(sources, translations, end=end))
+        return [reduce(joined_links, links) for links in zip(*steps, strict=True)]
 
     async def drain(self) -> bool:
         """Take no more requests, and wait for those that run; False if they did not end in the limits' time."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.serving.service import Route, Service
@@ -18,12 +19,14 @@ _DEFAULT = TranslationOptions()
 class TextTranslation:
     """The translation of a text.
 
-    parts: the text as `split_sentences` cuts it. sentences: the translations of its sentences.
+    parts: the text as `split_sentences` cuts it. sentences: the translations of its sentences. links: of the words of
+    each sentence, where they were asked for.
     """
 
     parts: tuple[str, ...]
     sentences: tuple[Translation, ...]
     route: Route
+    links: tuple[list[Link], ...] = ()
 
     @property
     def text(self) -> str:
@@ -55,6 +58,7 @@ async def translate_texts(
     seconds: float | None = None,
     split: bool = True,
     prefixes: Sequence[str] = (),
+    align: bool = False,
 ) -> list[TextTranslation]:
     """Translate texts; a translation depends on its own text only.
 
@@ -66,6 +70,7 @@ async def translate_texts(
         seconds: See `Service.translate`.
         split: False: each text is one sentence.
         prefixes: What the translation of each text starts with, if there are any.
+        align: Also find which words translate which.
     """
     cut = [split_sentences(text, route.source) if split else [text] for text, route in zip(texts, routes, strict=True)]
     starts = list(prefixes) or [""] * len(texts)
@@ -73,17 +78,24 @@ async def translate_texts(
 
     async def translate(route: Route, places: Sequence[int]) -> None:
         """The texts at these places, which have the same languages."""
+        start = asyncio.get_running_loop().time()
+        sentences = [sentence for place in places for sentence in cut[place][::2]]
         found = await service.translate(
-            [sentence for place in places for sentence in cut[place][::2]],
+            sentences,
             route,
             options,
             seconds=seconds,
             prefixes=[start for place in places for start in (starts[place], *[""] * (len(cut[place][::2]) - 1))],
         )
+        links: list[list[Link]] = []
+        if align:
+            best = [one.text for one in found]
+            left = (seconds or service.limits.seconds) - (asyncio.get_running_loop().time() - start)
+            links = await service.align(sentences, best, route, options, seconds=max(left, 1e-9))
         end = 0
         for place in places:
             first, end = end, end + len(cut[place][::2])
-            results[place] = TextTranslation(tuple(cut[place]), tuple(found[first:end]), route)
+            results[place] = TextTranslation(tuple(cut[place]), tuple(found[first:end]), route, tuple(links[first:end]))
 
     groups: dict[str, list[int]] = {}
     for place, route in enumerate(routes):

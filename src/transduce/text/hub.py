@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from transduce.errors import UserError, nearest
-from transduce.text.special import BOS, EOS, SPACE, UNK, Vocabulary, characters
+from transduce.text.special import BOS, EOS, SPACE, UNK, Span, Vocabulary, characters
 
 PARTS: dict[str, tuple[str, ...]] = {
     "model": ("WordPiece", "BPE", "WordLevel", "Unigram"),
@@ -93,6 +93,11 @@ class HubTokenizer(Vocabulary):
         """The ids of many texts."""
         found = self._tokenizer.encode_batch([characters(text) for text in texts], add_special_tokens=False)
         return [[self._ours.get(i, UNK) for i in one.ids] for one in found]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+        """The ids of a text, and the part of the text that each stands for."""
+        found = self._tokenizer.encode(characters(text), add_special_tokens=False)
+        return [self._ours.get(i, UNK) for i in found.ids], list(found.offsets)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ids are left out, except `UNK`, which becomes the library's piece for it."""

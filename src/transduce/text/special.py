@@ -20,6 +20,9 @@ MASK_PIECE = "<mask>"
 SPACE = "\u2581"
 """SentencePiece's sign for a space, which begins a word."""
 
+Span = tuple[int, int]
+"""The first character of a part of a text, and the one after its last."""
+
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -45,6 +48,13 @@ class Vocabulary(ABC):
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts; the same as `encode` of each, and faster."""
+
+    @abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+        """The ids of a text, and the part of the text that each stands for, before any normalization.
+
+        A part may be empty where several ids stand for one character: one of them has it.
+        """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:

@@ -11,10 +11,11 @@ which SentencePiece uses for spaces.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transduce.runs.atomic import read_bytes, read_json
 from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
 from transduce.text.sampling import kind_of, resegmented
-from transduce.text.special import BOS, EOS, PAD, SPACE, SPECIAL_PIECES, UNK, Vocabulary, characters
+from transduce.text.special import BOS, EOS, PAD, SPACE, SPECIAL_PIECES, UNK, Span, Vocabulary, characters
 
 _PROBE = "\n \n  \n"  # only an exact vocabulary gives it back
 _MANY = 1000  # texts from which on the library's threads pay
@@ -45,6 +46,28 @@ class SentencePieceVocabulary(Vocabulary):
     def normalize(self, text: str) -> str:
         """The text as the vocabulary sees it; equals `decode(encode(text))` where nothing is unknown."""
         return str(self._sp.normalize(characters(text))).replace(SPACE, " ").strip(" ")
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+        """The ids of a text, and the part of the text that each stands for, before normalization."""
+        (code,), (rest,) = self._split([text])
+        start = len(text) - len(rest)
+        (pieces,) = self._cut([rest], str)
+        places = [(start + first, start + last) for first, last in self._places(rest, pieces)]
+        return self._look_up(code + pieces), [(0, start)] * len(code) + places
+
+    def _places(self, text: str, pieces: Sequence[str]) -> Iterator[Span]:
+        """The part of a text that each of its pieces stands for."""
+        normal, origins = self._sp.normalize(text, with_offsets=True)
+        origins, place, n_bytes = [*origins[: len(normal)], len(text)], 0, 0
+        for piece in pieces:
+            first = place
+            if self._sp.is_byte(self._sp.piece_to_id(piece)):  # of a character that may have several
+                n_bytes += 1
+                if n_bytes == len(normal[place].encode("utf-8")):
+                    place, n_bytes = place + 1, 0
+            else:
+                place += len(piece)
+            yield origins[min(first, len(normal))], origins[min(place, len(normal))]
 
     def unknown(self, text: str) -> list[str]:
         """The parts of a text that are not in the vocabulary, in order, each once."""
@@ -107,6 +130,16 @@ class Tokenizer(SentencePieceVocabulary):
         if self.exact:
             return b"".join([self.bytes_of[int(i)] for i in ids]).decode("utf-8", errors="replace")
         return self._sp.decode([i for i in map(int, ids) if i > EOS or i == UNK]).strip(" ")
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+        """The ids of a text, and the part of the text that each stands for, before normalization."""
+        if not self.exact:
+            return super().encode_with_offsets(text)
+        ids = self.encode(text)
+        ends = list(accumulate((len(c.encode("utf-8")) for c in characters(text)), initial=0))
+        stops = list(accumulate((len(self.bytes_of[i]) for i in ids), initial=0))
+        spans = [(bisect(ends, first) - 1, bisect(ends, stop) - 1) for first, stop in pairwise(stops)]
+        return ids, spans
 
     @cached_property
     def exact(self) -> bool:

@@ -168,3 +168,23 @@ def test_texts_keep_their_form(run: Path) -> None:
 def test_runs_that_cannot_be_read(text: str) -> None:
     with pytest.raises(SettingsError, match="SOURCE-TARGET=RUN"):
         RunSpec.parse(text)
+
+
+def test_alignments(run: Path, engine: str) -> None:
+    translator = Translator.load(run)
+    text = f"{LINES[0]}\n\n{LINES[1]}"
+
+    async def work(service: Service) -> None:
+        (found,) = await translate_texts(service, [text], [service.route("en", "de")], align=True)
+        best = [one.text for one in found.sentences]
+        assert list(found.links) == translator.align(found.parts[::2], best)
+        (pivoted,) = await translate_texts(service, [LINES[0]], [service.route("en", "fr")], align=True)
+        for a, b, c, d in pivoted.links[0]:
+            assert 0 <= a < b <= len(LINES[0]) and 0 <= c < d <= len(pivoted.text)
+        with pytest.raises(ExpiredError):
+            await service.align(LINES, LINES, service.route("en", "de"), seconds=1e-9)
+
+    second = run.parent / "y"
+    if not second.exists():
+        shutil.copytree(run, second)
+    serve(work, f"en-de={run}", f"de-fr={second}", pivot=True)

@@ -26,8 +26,8 @@ class TranslateRequest(BaseModel):
     """What is asked for.
 
     text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
-    log-probability of each word. stream: tokens of one sentence as they are decoded. timeout: seconds, shorter than the
-    service's deadline.
+    log-probability of each word. alignment: with the words of each sentence that translate which. stream: tokens of one
+    sentence as they are decoded. timeout: seconds, shorter than the service's deadline.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -43,6 +43,7 @@ class TranslateRequest(BaseModel):
     prefix: Text | list[Text] = ""
     split: bool = True
     words: bool = False
+    alignment: bool = False
     stream: bool = False
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
@@ -77,6 +78,7 @@ async def translate(call: Call) -> Response:
         seconds=asked.timeout,
         split=asked.split,
         prefixes=prefixes if any(prefixes) else (),
+        align=asked.alignment,
     )
     answers = [_text(one) for one in found]
     if asked.words and len(route.runs) == 1:
@@ -132,8 +134,9 @@ def _translation(translation: Translation) -> dict[str, Any]:
 
 
 def _text(found: TextTranslation) -> dict[str, Any]:
-    pairs = zip(found.parts[::2], found.sentences, strict=True)
-    sentences = [{"source": source, **_translation(one)} for source, one in pairs if source]
+    links = [{"alignment": one} for one in found.links] or [{} for _ in found.sentences]
+    triples = zip(found.parts[::2], found.sentences, links, strict=True)
+    sentences = [{"source": source, **_translation(one), **aligned} for source, one, aligned in triples if source]
     return {"text": found.text, "sentences": sentences}
 
 

@@ -1,0 +1,156 @@
+"""Which words of a translation belong to which words of its source, for a translation model of any architecture.
+
+The weights of attention tell little: which layer and which head align words, and whether at the step that writes a word
+or at the next, differs from model to model. What aligns them is how much less likely each word of the translation is
+without each word of the source (prediction difference; Li et al. 2019, On the Word Alignment from Neural Machine
+Translation, section 4). It takes one pass of scoring per word of the source.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from transduce.data.examples import Example
+from transduce.decoding.engine import Engine
+from transduce.errors import DataError
+from transduce.text.scripts import script
+from transduce.text.special import Span, Vocabulary
+from transduce.text.tokenizer import Tokenizers
+
+MOST_UNITS = 64
+"""Words of a source that are left out one by one; of longer ones, neighbouring words are left out together."""
+
+_SPACELESS = ("Han", "Kana", "Thai", "Lao", "Khmer", "Myanmar")
+_SMOOTHING = 0.5  # nats
+_LEAST = 0.05  # nats by which a word must become less likely to be linked
+
+
+class Link(NamedTuple):
+    """A word of the target and the word of the source that it translates, as character offsets."""
+
+    src_start: int
+    src_end: int
+    tgt_start: int
+    tgt_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """A text as tokens and words. owners: the word of each token, -1 for white space; spans: of the words."""
+
+    ids: list[int]
+    owners: list[int]
+    spans: list[Span]
+
+    @classmethod
+    def read(cls, text: str, vocabulary: Vocabulary) -> _Sentence:
+        ids, places = vocabulary.encode_with_offsets(text)
+        owners, spans = words_of_tokens(text, places)
+        return cls(ids, owners, spans)
+
+    def groups(self, most: int) -> list[list[int]]:
+        """The words, neighbouring ones together where there are more than `most`."""
+        size = -(-len(self.spans) // most)
+        return [list(range(i, min(i + size, len(self.spans)))) for i in range(0, len(self.spans), size or 1)]
+
+    def without(self, words: Sequence[int]) -> list[int]:
+        return [token for token, owner in zip(self.ids, self.owners, strict=True) if owner not in words]
+
+
+def align(
+    engine: Engine, tokenizers: Tokenizers, srcs: Sequence[str], tgts: Sequence[str], *, longest: int
+) -> list[list[Link]]:
+    """The links of each pair of texts, by their place in the target; see `Translator.align`."""
+    if len(srcs) != len(tgts):
+        raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
+    found: list[list[Link]] = []
+    for number, (src_text, tgt_text) in enumerate(zip(srcs, tgts, strict=True), 1):
+        src, tgt = _Sentence.read(src_text, tokenizers.src), _Sentence.read(tgt_text, tokenizers.tgt)
+        if max(len(src.ids), len(tgt.ids)) > longest:
+            raise DataError(f"line {number}: more than {longest} tokens; split the line into sentences")
+        links = _links(engine, src, tgt) if src.spans and tgt.spans else []
+        if links and _is_sign(src_text[src.spans[-1][0]]) and _is_sign(tgt_text[tgt.spans[-1][0]]):
+            # A sentence ends with a sign even if its source lacks one, so that the source's changes little.
+            links = [link for link in links if link[2:] != tgt.spans[-1]] + [Link(*src.spans[-1], *tgt.spans[-1])]
+        found.append(links)
+    return found
+
+
+def _links(engine: Engine, src: _Sentence, tgt: _Sentence) -> list[Link]:
+    groups = src.groups(MOST_UNITS)
+    pairs = [Example(src.ids, tgt.ids), *(Example(src.without(words), tgt.ids) for words in groups)]
+    scores = np.array(engine.score(pairs))[:, :-1]  # without the end
+    losses = np.zeros((len(tgt.spans), len(groups)))  # [target words, groups of source words]
+    for token, owner in enumerate(tgt.owners):
+        if owner >= 0:
+            losses[owner] += scores[0, token] - scores[1:, token]
+    losses = np.maximum(losses, 0.0)
+    # Some words make everything more likely, such as verbs; divided by what it does to all, each counts the same.
+    shares = losses / (np.linalg.norm(losses, axis=0) + _SMOOTHING)
+    links = []
+    for word, group in enumerate(shares.argmax(axis=1)):
+        if losses[word, group] >= _LEAST:
+            first, last = groups[group][0], groups[group][-1]
+            links.append(Link(src.spans[first][0], src.spans[last][1], *tgt.spans[word]))
+    return links
+
+
+def joined_links(first: Sequence[Link], second: Sequence[Link]) -> list[Link]:
+    """Links by way of a third language: from the source of `first` to the target of `second`.
+
+    >>> joined_links([Link(0, 2, 4, 6)], [Link(3, 5, 7, 9), Link(8, 9, 0, 1)])
+    [Link(src_start=0, src_end=2, tgt_start=7, tgt_end=9)]
+    """
+    return [
+        Link(one.src_start, one.src_end, two.tgt_start, two.tgt_end)
+        for two in second
+        for one in first
+        if one.tgt_start < two.src_end and two.src_start < one.tgt_end
+    ]
+
+
+def words_of_tokens(text: str, places: Sequence[Span]) -> tuple[list[int], list[Span]]:
+    """The word of each token, from the tokens' places in the text, and the place of each word.
+
+    Words end at spaces, and before and after punctuation; what a token joins is one word. In scripts without spaces
+    between words, each token is a word. White space belongs to the word after it; tokens of a text without words have
+    none (-1).
+
+    >>> words_of_tokens("a cat.", [(0, 1), (1, 3), (3, 5), (5, 6)])
+    ([0, 1, 1, 2], [(0, 1), (2, 5), (5, 6)])
+    """
+    owners: list[int] = []
+    spans: list[Span] = []
+    for begin, end in places:
+        start = _skip_space(text, begin)
+        if start < len(text) and (not spans or (start > spans[-1][0] and _begins_word(text, start))):
+            spans.append((start, start))
+        if spans:
+            last = spans[-1][0]
+            spans[-1] = last, max(spans[-1][1], last + len(text[last:end].rstrip()))
+        owners.append(len(spans) - 1)
+    return owners, spans
+
+
+def _skip_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def _begins_word(text: str, place: int) -> bool:
+    """Whether a word begins at the character at this place, which is not the first."""
+    before, here = text[place - 1], text[place]
+    if before.isspace() or script(before) in _SPACELESS or script(here) in _SPACELESS:
+        return True
+    joins = before in "'’" or (here in "'’" and text[place + 1 : place + 2].isalpha())
+    return not joins and (_is_sign(before) or _is_sign(here))
+
+
+def _is_sign(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS" and character != "_"
