@@ -21,6 +21,7 @@ from transduce.tasks.registry import find_task
 
 RECORD = "comparison.json"
 ROUNDS = 3  # of the measurement of speed
+TIMED, WARM = 500, 32  # examples in a round, and before the first one, when threads and memory get ready
 CURVES = {"nll": "validation loss, nats per token", "bleu": "validation BLEU", "accuracy": "validation accuracy"}
 """Scores of validations that are drawn against time."""
 
@@ -121,13 +122,14 @@ def measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Lo
         for model in models.values():
             model.use_pytorch()
     found: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():
+        model.run_again(WARM)
     with log.progress("measuring speed") as bar:
-        for number in range(ROUNDS + 1):  # in the first round threads and memory get ready
-            for place, (name, model) in enumerate(models.items()):
+        for number in range(ROUNDS):
+            for place, (name, model) in enumerate(models.items(), 1):
                 began = time.perf_counter()
-                n = model.run_again()
-                if number:
-                    found[name].append(n / (time.perf_counter() - began))
-                bar.update((number * len(models) + place + 1) / ((ROUNDS + 1) * len(models)))
+                n = model.run_again(TIMED)
+                found[name].append(n / (time.perf_counter() - began))
+                bar.update((number * len(models) + place) / (ROUNDS * len(models)))
     engine = next(iter(models.values())).engine
     return Speeds(digests, unit, engine, {name: statistics.median(speeds) for name, speeds in found.items()})

@@ -24,7 +24,6 @@ from transduce.errors import DataError
 from transduce.evaluation.metrics import metrics
 from transduce.runs.folder import RunFolder
 
-TIMED = 1000  # examples per measurement of speed
 _BLEU = BLEU(force=True)
 
 
@@ -109,8 +108,8 @@ class ScoredModel(ABC):
     def outputs(self) -> list[Outputs]:
         """The results on all sets."""
 
-    def run_again(self) -> int:
-        """Process the first examples of the first set, for a measurement of speed; returns their number."""
+    def run_again(self, n: int) -> int:
+        """Process the first n examples of the first set, for a measurement of speed; returns their number."""
         return 0
 
     def use_pytorch(self) -> None:
@@ -145,9 +144,9 @@ class ScoredTranslator(ScoredModel):
         self.bleu.corpus_score(hypotheses[:1], [references[:1]])  # the signature knows the number of references
         return Outputs(name, "BLEU", statistics, lengths, str(self.bleu.get_signature()))
 
-    def run_again(self) -> int:
+    def run_again(self, n: int) -> int:
         """Translate the first sentences."""
-        some = [src for src, _ in next(iter(self.sets.values()))[:TIMED]]
+        some = [src for src, _ in next(iter(self.sets.values()))[:n]]
         self.translator.translate(some)
         return len(some)
 
@@ -184,9 +183,9 @@ class ScoredClassifier(ScoredModel):
             found.append(Outputs(name, "accuracy", statistics, np.array(lengths, dtype=int)))
         return found
 
-    def run_again(self) -> int:
+    def run_again(self, n: int) -> int:
         """Classify the first texts."""
-        some = [example.texts for example in next(iter(self.sets.values()))[:TIMED]]
+        some = [example.texts for example in next(iter(self.sets.values()))[:n]]
         self.classifier.classify(some)
         return len(some)
 
