@@ -192,9 +192,10 @@ class Rehearsal:
         return next(iter(feeder.feeds(Position(0, sizes.index(max(sizes))))))
 
     def _update(self, feed: Feed) -> float:
-        """Make one update; its seconds."""
+        """Make one update; its seconds. Where state is carried, it follows another one, as most updates do."""
+        carry = self.updater.update(feed.batches, 1e-6).carry if self.settings.model.carries_state else ()
         began = time.perf_counter()
-        self.updater.update(feed.batches, 1e-6)
+        self.updater.update(feed.batches, 1e-6, carry=carry)
         self.average.after_update()
         if self.device.type == "cuda":
             torch.cuda.synchronize()

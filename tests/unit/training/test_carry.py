@@ -105,6 +105,8 @@ def test_streams_are_contiguous_and_cover_the_text() -> None:
     streams = torch.cat(rows, dim=1)
     length = (len(text) - 1) // data.n_streams
     assert streams.tolist() == [text.ids[i * length : (i + 1) * length].tolist() for i in range(data.n_streams)]
+    cuts = [[int(batch[0]) for batch in data.plan(epoch)] for epoch in range(4)]
+    assert len({tuple(cut) for cut in cuts}) > 1 and all(cut[0] == 1 for cut in cuts), "epochs cut at other positions"
     (resumed,) = (next(data.feeds(Position(0, 3))) for _ in range(1))
     assert not resumed.starts_epoch and resumed.indices.tolist() == batches[3].tolist()
 
