@@ -56,8 +56,8 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     architecture = ARCHITECTURES[outgoing.settings.model.kind]
     if to not in architecture.exports:
         able = ", ".join(kind for kind, other in ARCHITECTURES.items() if to in other.exports)
-        task = outgoing.settings.task
-        raise SettingsError(f"{run} is a run of task '{task}'; --to {to} takes models of kind {able}")
+        kind, task = outgoing.settings.model.kind, outgoing.settings.task
+        raise SettingsError(f"{run} has a model of kind '{kind}', task '{task}'; --to {to} takes models of kind {able}")
     if isinstance(model := outgoing.settings.model, TransformerSettings) and model.decoder_self != "attention":
         raise UserError(
             f"{run} has model.decoder_self = '{model.decoder_self}', which no format can express; translate it with "

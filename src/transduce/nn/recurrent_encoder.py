@@ -93,7 +93,10 @@ class DenseBridge(nn.Module):
     def forward(self, finals: Sequence[State]) -> list[State]:
         """The first state of every decoder layer."""
         width = finals[-1][0].shape[1]
-        made = [wide(part(x)).tanh().split(width, 1) for part, x in zip(self.parts, finals[-1], strict=True)]
+        made = [
+            wide(part(x.to(part.weight.dtype))).tanh().split(width, 1)
+            for part, x in zip(self.parts, finals[-1], strict=True)
+        ]
         return list(zip(*made, strict=True))
 
 

@@ -160,6 +160,20 @@ def test_dropout_changes_training_only() -> None:
     assert not torch.equal(model(src, tgt), model(src, tgt))
 
 
+@pytest.mark.parametrize("seed", range(len(ATTENTIONS)))
+def test_weights_in_bfloat16(seed: int) -> None:
+    model, _ = make(seed, **{**combination(seed), "d_model": 8, "d_hidden": 12})
+    for parameter in model.parameters():
+        parameter.data *= 0.3
+    with torch.no_grad():
+        exact, rounded = model(pad(SRCS), pad(TGTS)), model.bfloat16()(pad(SRCS), pad(TGTS))
+        state = model.start(pad(SRCS), capacity=5, n_beams=2)
+        steps = [model.advance(pad(TGTS)[:, t : t + 1].repeat_interleave(2, 0), state) for t in range(5)]
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.double(), exact, rtol=0, atol=0.05)
+    torch.testing.assert_close(torch.cat(steps, 1)[::2], rounded, rtol=0, atol=0.02)
+
+
 def test_an_empty_target_and_a_source_of_padding() -> None:
     model, _ = make()
     with torch.no_grad():
