@@ -88,7 +88,7 @@ class DenseBridge(nn.Module):
 
     def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(Linear(d_hidden, n_layers * d_hidden) for _ in range(n_states))
+        self.parts: Any = nn.ModuleList(Linear(d_hidden, n_layers * d_hidden) for _ in range(n_states))
 
     def forward(self, finals: Sequence[State]) -> list[State]:
         """The first state of every decoder layer."""
