@@ -17,8 +17,8 @@ from typing import Any
 class Server:
     """A server process; `log` has the lines of its stderr. Leave with `stop`."""
 
-    def __init__(self, *arguments: str | Path) -> None:
-        command = [sys.executable, "-m", "transduce", "serve", *map(str, arguments), "--port", "0"]
+    def __init__(self, *arguments: str | Path, port: int = 0) -> None:
+        command = [sys.executable, "-m", "transduce", "serve", *map(str, arguments), "--port", str(port)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         self.log: list[str] = []
         self.url, self.port = "", 0

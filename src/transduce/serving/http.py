@@ -149,7 +149,7 @@ class Server:
             message = "internal error; the server's log has the cause"
         else:
             message = " ".join(str(error).split())
-        headers = {"connection": "close"} if status in (408, 413) else {}
+        headers = {"connection": "close"} if status in (408, 413, 503) else {}
         if isinstance(error, OverloadedError):
             headers["retry-after"] = str(math.ceil(error.retry_after))
         return json_response(endpoint.error(status, message), status=status, headers=headers)
