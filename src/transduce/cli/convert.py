@@ -47,7 +47,7 @@ def export_model(
     The outputs are compared with the run's. In transformers a translator becomes a MarianMTModel, a language model a
     GPT2LMHeadModel, an encoder a BERT model. A setting that the format cannot express is refused by name; for
     transformers, train a translator with model.residual=post and a language model with model.positions=learned. ONNX
-    supports every model, CTranslate2 translators only.
+    supports Transformers, GPT and BERT models, CTranslate2 Transformers that translate.
 
     \b
     transduce export runs/x --to huggingface x-marian

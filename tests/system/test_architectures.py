@@ -1,0 +1,51 @@
+"""Architectures besides the Transformer in all commands: train, translate, inspect, export, fine-tune, classify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from system.commands import transduce, write_corpus
+
+SMALL = ("d_model=32", "n_encoder_layers=1", "n_decoder_layers=1")
+TRAINING = (
+    "tokenizer.vocab_size=300", "training.batch_tokens=512", "training.precision=float32", "training.max_updates=4",
+    "training.valid_bleu_sentences=4", "decoding.max_length=12", "decoding.beam=3",
+)  # fmt: skip
+KINDS = {"convs2s": ("d_conv=32",), "star": ("d_ff=64", "n_heads=1"), "rnn": ("d_hidden=32",)}
+
+
+def options(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_translator_of_any_kind_works_in_all_commands(kind: str, tmp_path: Path) -> None:
+    src, tgt = write_corpus(tmp_path, "train", 60)
+    model = options(*(f"model.{setting}" for setting in (f"kind={kind}", *SMALL, *KINDS[kind])))
+    run = tmp_path / "run"
+    done = transduce("train", "--src", src, "--tgt", tgt, "--run", run, "-q", *model, *options(*TRAINING))
+    assert done.code == 0, done.err
+
+    lines = [*src.read_text().splitlines()[:4], "", "a"]
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "one.txt").write_text(f"{lines[2]}\n")
+    together = transduce("translate", run, tmp_path / "in.txt", "--json", "--nbest", 2)
+    alone = transduce("translate", run, tmp_path / "one.txt", "--json", "--nbest", 2)
+    assert together.code == alone.code == 0, together.err
+    assert f"does not support model.kind = '{kind}'" in together.err or "native" in together.err
+    (one,), several = ([json.loads(line) for line in done.out.splitlines()] for done in (alone, together))
+    assert len(several) == 6 and one | {"line": 3} == several[2]
+
+    page = tmp_path / "page.html"
+    assert transduce("inspect", run, lines[0], "--html", page).code == 0 and "<svg" in page.read_text()
+    refused = transduce("export", run, tmp_path / "out", "--to", "ctranslate2")
+    assert refused.code == 2 and f"'{kind}'" in refused.err and "transformer" in refused.err
+
+    tuned = tmp_path / "tuned"
+    more = options("training.max_updates=2", "training.precision=float32")
+    done = transduce("train", "--from", run, "--src", src, "--tgt", tgt, "--run", tuned, "-q", *more)
+    assert done.code == 0 and f'"{kind}"' in (tuned / "config.json").read_text(), done.err
+    assert transduce("evaluate", tuned, "--src", src, "--ref", tgt).code == 0
