@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -46,12 +47,9 @@ def serve(
     transduce serve --new-api-key alice >> keys.txt
     transduce serve runs/x --host 0.0.0.0 --api-key-file keys.txt
     """
-    try:
-        import prometheus_client  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise SettingsError(f"{error.name} is not installed; pip install 'transduce[serve]'") from None
+    for name in ("httptools", "prometheus_client", "sentencex", "starlette", "uvicorn"):
+        if find_spec(name) is None:
+            raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
     from transduce.logging import Log
     from transduce.serving.keys import ApiKeys, new_key
     from transduce.serving.limits import Limits

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -66,9 +65,10 @@ class _App:
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         endpoint = self._exact.get((method, scope["path"])) or self._matched(scope)
-        request = Request(scope, receive)
-        response = self._unknown(scope) if endpoint is None else await self._server.answer(endpoint, request)
-        await response(scope, receive, send)
+        if endpoint is None:
+            await self._unknown(scope)(scope, receive, send)
+        else:
+            await self._server.answer(endpoint, scope, receive, send)
 
     def _matched(self, scope: Scope) -> Endpoint | None:
         for endpoint, pattern in self._patterns:

@@ -55,15 +55,18 @@ class AsyncTranslator:
         *,
         seconds: float = math.inf,
         prefixes: Sequence[str] = (),
+        counted: bool = True,
     ) -> list[Translation]:
         """Translate sentences; the results are those of `Translator.translate`, bit for bit.
+
+        `counted` False: never refused, however much is waiting.
 
         Raises:
             ExpiredError: `seconds` have passed.
             OverloadedError: Too much is waiting.
         """
         call = _Call(self._loop, list(self.translator.encode(texts, options, prefixes=prefixes)))
-        return await self._run(call, options, seconds)
+        return await self._run(call, options, seconds, counted=counted)
 
     async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
         """Align sentences in another thread, one after another: see `Translator.align`.
@@ -103,10 +106,12 @@ class AsyncTranslator:
         finally:
             running.cancel()
 
-    async def _run(self, call: _Call, options: TranslationOptions, seconds: float) -> list[Translation]:
+    async def _run(
+        self, call: _Call, options: TranslationOptions, seconds: float, *, counted: bool = True
+    ) -> list[Translation]:
         if not call.sources:
             return call.results
-        if self._admission is None:
+        if self._admission is None or not counted:
             return await self._submit(call, options, seconds)
         n_beams = max(options.beam or self.translator.settings.beam, options.n_best)
         with self._admission.tokens(n_beams * sum(len(source.ids) for source in call.sources.values())):

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -17,7 +18,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from transduce.decoding.queue import QueueFullError
 from transduce.errors import SettingsError, UserError
 from transduce.serving.keys import ApiKeys, UnauthorizedError
 from transduce.serving.limits import DrainingError, ExpiredError, OverloadedError
@@ -27,13 +30,6 @@ from transduce.serving.service import Service
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _READ_ON = 16  # times the limit of a body: so much is read and forgotten, as most clients read no answer before
 _CLIENT_LEFT = 499  # nginx' number; nobody sees it but the log
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (OverloadedError, 429),
-    (ExpiredError, 504),
-    (DrainingError, 503),
-    (UnauthorizedError, 401),
-    (UserError, 400),
-)
 
 
 class BodyTooLargeError(UserError):
@@ -44,12 +40,25 @@ class BodyTimeoutError(UserError):
     """A request's body did not arrive in time."""
 
 
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (OverloadedError, 429),
+    (QueueFullError, 429),
+    (ExpiredError, 504),
+    (DrainingError, 503),
+    (UnauthorizedError, 401),
+    (BodyTooLargeError, 413),
+    (BodyTimeoutError, 408),
+    (UserError, 400),
+)
+
+
 @dataclass(slots=True)
 class Call:
     """A request whose body has arrived.
 
     needs_key: whether clients need an API key. n_translated: characters that the service has translated so far.
-    n_characters: of the texts of this request; texts: what the access log shows with --log-text.
+    key: name of the client's API key. n_characters: of the texts of this request; texts: what the access log shows with
+    --log-text.
     """
 
     service: Service
@@ -57,15 +66,18 @@ class Call:
     needs_key: bool = False
     n_translated: int = 0
     body: bytes = b""
+    key: str = ""
     n_characters: int = 0
     texts: list[str] = field(default_factory=list)
 
     def parse(self, model: type[ModelT]) -> ModelT:
-        """The body, JSON or a form, as this model."""
+        """The body, JSON or a form, as this model; without a body, the query."""
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             if kind == "application/x-www-form-urlencoded" and not self.body.lstrip().startswith(b"{"):  # curl -d
                 return model.model_validate(self._form())
+            if not self.body and self.request.query_params:
+                return model.model_validate(dict(self.request.query_params))
             return model.model_validate_json(self.body or b"{}")
         except ValidationError as error:
             raise SettingsError(_first_problem(error)) from None
@@ -111,47 +123,52 @@ class Server:
         self.service, self._keys, self._metrics = service, keys, metrics
         self._log, self._log_text = log, log_text
 
-    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
-        """The response to a request."""
+    async def answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response to a request. A streamed one counts as running until its end."""
         start = time.perf_counter()
-        call = Call(self.service, request, self._keys.are_needed, self._metrics.n_characters)
+        call = Call(self.service, Request(scope, receive), self._keys.are_needed, self._metrics.n_characters)
+        status = 500
         try:
-            response = await self._answer(endpoint, call)
+            with nullcontext() if endpoint.is_open else await self._admit(endpoint, call):
+                response = await until_disconnected(call.request, endpoint.handler(call))
+                status = response.status_code
+                await response(scope, receive, send)
         except (asyncio.CancelledError, ClientDisconnect) as error:
-            if isinstance(error, asyncio.CancelledError) and not _is_gone(request):
+            if isinstance(error, asyncio.CancelledError) and not _is_gone(call.request):
                 raise
             self._metrics.cancelled.inc()
-            response = Response(status_code=_CLIENT_LEFT)
+            status = _CLIENT_LEFT
         except Exception as error:
             response = self._error(endpoint, error)
-        self._finish(endpoint, call, response.status_code, time.perf_counter() - start)
-        return response
+            status = response.status_code
+            await response(scope, receive, send)
+        finally:
+            self._finish(endpoint, call, status, time.perf_counter() - start)
 
-    async def _answer(self, endpoint: Endpoint, call: Call) -> Response:
-        if endpoint.is_open:
-            return await endpoint.handler(call)
-        with self.service.request():  # first: a refused request is not read
+    async def _admit(self, endpoint: Endpoint, call: Call) -> AbstractContextManager[object, bool | None]:
+        """Check the key, count the request and read its body: a request without a key takes nobody's place."""
+        key = header_key(call.request)
+        in_body = key is None and endpoint.body_key is not None and self._keys.are_needed
+        if in_body and endpoint.body_key is not None:
             call.body = await read_body(call.request, self.service)
-            key = header_key(call.request)
-            if key is None and endpoint.body_key is not None:
-                key = endpoint.body_key(call)
-            self._keys.check(key)
-            return await until_disconnected(call.request, endpoint.handler(call))
+            key = endpoint.body_key(call)
+        call.key = self._keys.check(key)
+        with ExitStack() as stack:
+            stack.enter_context(self.service.request())  # before the body: that of a refused request is not read
+            if not in_body:
+                call.body = await read_body(call.request, self.service)
+            return stack.pop_all()
 
     def _error(self, endpoint: Endpoint, error: Exception) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
-        if isinstance(error, BodyTooLargeError):
-            status = 413
-        elif isinstance(error, BodyTimeoutError):
-            status = 408
         if status == 500:
             traceback.print_exception(error)
             message = "internal error; the server's log has the cause"
         else:
             message = " ".join(str(error).split())
         headers = {"connection": "close"} if status in (408, 413, 503) else {}
-        if isinstance(error, OverloadedError):
-            headers["retry-after"] = str(math.ceil(error.retry_after))
+        if status == 429:
+            headers["retry-after"] = str(math.ceil(getattr(error, "retry_after", 1)))
         return json_response(endpoint.error(status, message), status=status, headers=headers)
 
     def _finish(self, endpoint: Endpoint, call: Call, status: int, seconds: float) -> None:
@@ -164,6 +181,8 @@ class Server:
                 "ms": round(1000 * seconds, 1),
                 "characters": call.n_characters,
             }
+            if call.key:
+                line["key"] = call.key
             if self._log_text:
                 line["texts"] = call.texts
             print(json.dumps(line, ensure_ascii=False), file=sys.stderr, flush=True)

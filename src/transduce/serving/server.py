@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from transduce.errors import SettingsError, TransduceError
+from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.serving.app import make_app
 from transduce.serving.keys import NO_KEYS, ApiKeys
@@ -54,6 +54,14 @@ class ServerOptions:
     watch: float = 0.0
     certificate: Path | None = None
     certificate_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.certificate_key is not None and self.certificate is None:
+            raise SettingsError("--certificate-key: needs --certificate too")
+        for name in ("certificate", "certificate_key"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise SettingsError(f"--{name.replace('_', '-')} {path}: there is no such file")
 
 
 def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
@@ -110,7 +118,7 @@ class _Server(uvicorn.Server):
         if self._draining is not None:
             self.force_exit = self.should_exit = True
             return
-        self._log.say(f"{signal.Signals(sig).name}: no new requests; waiting for {self._service.admission.n_requests}")
+        self._log.say(f"{signal.Signals(sig).name}: no new requests; {self._service.admission.n_requests} are running")
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
@@ -163,17 +171,24 @@ def _reload_on_hangup(service: Service, log: Log) -> Iterator[None]:
     if number is None:
         yield
         return
-    loop.add_signal_handler(number, lambda: tasks.add(loop.create_task(_reload(service, log))))
+
+    def reload() -> None:
+        tasks.add(task := loop.create_task(_reload(service, log)))
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(number, reload)
     try:
         yield
     finally:
         loop.remove_signal_handler(number)
+        for task in tasks:
+            task.cancel()
 
 
 async def _reload(service: Service, log: Log) -> None:
     try:
         names = await service.reload()
-    except TransduceError as error:
+    except Exception as error:  # whatever is wrong with the new folder
         log.warn(f"the old model stays in service: {error}")
         return
     if names:
@@ -193,6 +208,8 @@ def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> Non
     for run in service.runs:
         choice = run.translator.translator.choice
         log.say(f"{run.source} -> {run.target}: {run.path} ({choice.precision})")
+        if (run.source, run.target) == ("src", "tgt"):
+            log.warn(f"{run.path} does not know its languages; clients ask by language: serve en-de={run.path}")
         for note in choice.notes():
             log.say(note)
     log.say(f"listening on {address}")

@@ -14,7 +14,7 @@ from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Translation
 from transduce.decoding.translator import Translator
-from transduce.errors import SettingsError, TransduceError, nearest
+from transduce.errors import RunFolderError, SettingsError, TransduceError, nearest
 from transduce.runs.folder import RunFolder
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.limits import Admission, DrainingError, Limits
@@ -85,7 +85,8 @@ class RunSpec:
 class Service:
     """Translates between the languages of its runs. Used from one event loop.
 
-    >>> service = await Service.start([RunSpec(Path("runs/en-de"))])                        # doctest: +SKIP
+    >>> service = Service([RunSpec(Path("runs/en-de"))])                                    # doctest: +SKIP
+    >>> await service.start()                                                               # doctest: +SKIP
     >>> await service.translate(["A dog."], service.route("en", "de"))                      # doctest: +SKIP
     """
 
@@ -111,6 +112,7 @@ class Service:
         self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
         self._runs: tuple[ServedRun, ...] = ()
         self._reloading = asyncio.Lock()
+        self._requests: set[asyncio.Event] = set()  # each is set when the request ends
         self.is_draining = False
 
     @property
@@ -125,7 +127,8 @@ class Service:
 
     async def start(self) -> None:
         """Load all runs and translate a sentence with each."""
-        self._runs = tuple([await self._load(spec) for spec in self._specs])
+        for spec in self._specs:
+            self._runs += (await self._load(spec),)
         names = [run.name for run in self._runs]
         if doubled := [name for name in names if names.count(name) > 1]:
             await self.close()
@@ -136,7 +139,11 @@ class Service:
         translator = await asyncio.to_thread(Translator.load, spec.path, device=self._device, precision=self._precision)
         data = (await asyncio.to_thread(RunFolder.open, spec.path)).settings.data
         served = AsyncTranslator(translator, admission=self.admission)
-        await served.translate([_WARM_UP])
+        try:
+            await served.translate([_WARM_UP], counted=False)
+        except BaseException:
+            await served.close()
+            raise
         source, target = spec.source or data.src_lang, spec.target or data.tgt_lang
         return ServedRun(spec.path.absolute().name, spec.path, source, target, served, identity)
 
@@ -158,6 +165,8 @@ class Service:
                     continue
                 self._runs = tuple(new if run is old else run for run in self._runs)
                 names.append(new.name)
+                for request in tuple(self._requests):
+                    await request.wait()  # it may still need the old run
                 await old.translator.drained()
                 await old.translator.close()
         if errors:
@@ -200,7 +209,13 @@ class Service:
         if self.is_draining:
             raise DrainingError("the service is shutting down")
         with self.admission.request():
-            yield
+            ended = asyncio.Event()
+            self._requests.add(ended)
+            try:
+                yield
+            finally:
+                ended.set()
+                self._requests.discard(ended)
 
     async def translate(
         self,
@@ -212,25 +227,39 @@ class Service:
         prefixes: Sequence[str] = (),
     ) -> list[Translation]:
         """Translate sentences. `seconds`: shorter than the limits' deadline, if given."""
-        deadline = asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
-        *before, last = route.runs
-        for run in before:
-            best = replace(options, n_best=1)
-            left = deadline - asyncio.get_running_loop().time()
-            sentences = [one.text for one in await run.translator.translate(sentences, best, seconds=max(left, 0.0))]
-        left = max(deadline - asyncio.get_running_loop().time(), 0.0)
-        return await last.translator.translate(sentences, options, seconds=left, prefixes=prefixes)
+        end = self._end(seconds)
+        sentences = await self._to_last_source(sentences, route, options, end)
+        translator = route.runs[-1].translator
+        return await translator.translate(sentences, options, seconds=_left(end), prefixes=prefixes)
 
     async def stream(
-        self, sentence: str, route: Route, options: TranslationOptions = _DEFAULT, *, prefix: str = ""
+        self,
+        sentence: str,
+        route: Route,
+        options: TranslationOptions = _DEFAULT,
+        *,
+        seconds: float | None = None,
+        prefix: str = "",
     ) -> AsyncIterator[str | Translation]:
         """Translate one sentence: see `AsyncTranslator.stream`."""
-        *before, last = route.runs
-        for run in before:
-            (found,) = await run.translator.translate([sentence], options, seconds=self.limits.seconds)
-            sentence = found.text
-        async for part in last.translator.stream(sentence, options, seconds=self.limits.seconds, prefix=prefix):
+        end = self._end(seconds)
+        (sentence,) = await self._to_last_source([sentence], route, options, end)
+        translator = route.runs[-1].translator
+        async for part in translator.stream(sentence, options, seconds=_left(end), prefix=prefix):
             yield part
+
+    def _end(self, seconds: float | None) -> float:
+        """The time of the event loop at which a request expires."""
+        return asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
+
+    async def _to_last_source(
+        self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float
+    ) -> Sequence[str]:
+        """Sentences in the source language of a route's last run."""
+        best = replace(options, n_best=1)
+        for run in route.runs[:-1]:
+            sentences = [one.text for one in await run.translator.translate(sentences, best, seconds=_left(end))]
+        return sentences
 
     async def align(
         self,
@@ -245,14 +274,13 @@ class Service:
 
         By way of a third language, the sentences are translated to it again, with the same options.
         """
-        end = asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
+        end = self._end(seconds)
         *before, last = route.runs
         steps: list[list[list[Link]]] = []
         sources = list(sentences)
         for run in before:
-            left = max(end - asyncio.get_running_loop().time(), 0.0)
             best = replace(options, n_best=1)
-            middle = [one.text for one in await run.translator.translate(sources, best, seconds=left)]
+            middle = [one.text for one in await run.translator.translate(sources, best, seconds=_left(end))]
             steps.append(await run.translator.align(sources, middle, end=end))
             sources = middle
         steps.append(await last.translator.align(sources, translations, end=end))
@@ -281,5 +309,13 @@ def _identity(path: Path) -> str:
     """Changes when the model of a run folder is replaced. Raises `RunFolderError`: there is none."""
     folder = RunFolder.open(path)
     files = [*sorted(folder.path.glob("tokenizer*")), folder.path / "model.safetensors"]
-    stats = [(file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
+    try:
+        stats = [(file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
+    except OSError as error:  # it is being replaced
+        raise RunFolderError(f"{path} cannot be read: {error}") from None
     return repr((folder.settings, stats))
+
+
+def _left(end: float) -> float:
+    """Seconds until a time of the event loop."""
+    return max(end - asyncio.get_running_loop().time(), 0.0)

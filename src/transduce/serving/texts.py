@@ -43,11 +43,6 @@ class TextTranslation:
         found = dict.fromkeys(self.alternative(place) for place in range(n + 1))
         return list(found)[1:]
 
-    @property
-    def notes(self) -> list[str]:
-        """What the user should know of sentences, each once."""
-        return list(dict.fromkeys(one.note for one in self.sentences if one.note))
-
 
 async def translate_texts(
     service: Service,
@@ -78,7 +73,7 @@ async def translate_texts(
 
     async def translate(route: Route, places: Sequence[int]) -> None:
         """The texts at these places, which have the same languages."""
-        start = asyncio.get_running_loop().time()
+        began = asyncio.get_running_loop().time()
         sentences = [sentence for place in places for sentence in cut[place][::2]]
         found = await service.translate(
             sentences,
@@ -90,7 +85,8 @@ async def translate_texts(
         links: list[list[Link]] = []
         if align:
             best = [one.text for one in found]
-            left = (seconds or service.limits.seconds) - (asyncio.get_running_loop().time() - start)
+            allowed = min(seconds or service.limits.seconds, service.limits.seconds)
+            left = allowed - (asyncio.get_running_loop().time() - began)
             links = await service.align(sentences, best, route, options, seconds=max(left, 1e-9))
         end = 0
         for place in places:

@@ -12,7 +12,7 @@ import pytest
 import marians
 from transduce import TranslationOptions, Translator
 from transduce.decoding.native_library import load_library
-from transduce.errors import SettingsError
+from transduce.errors import RunFolderError, SettingsError
 from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
 from transduce.serving.service import RunSpec, Service
 from transduce.serving.texts import translate_texts
@@ -84,6 +84,7 @@ def test_a_stream_ends_with_the_translation(run: Path) -> None:
         for options in (TranslationOptions(beam=1), OPTIONS):
             (expected,) = await service.translate(LINES[:1], service.route(), options)
             *parts, last = [part async for part in service.stream(LINES[0], service.route(), options)]
+            assert len(parts) > 1 or options.beam != 1 or isinstance(load_library(), str)
             assert last == expected
             assert all(isinstance(part, str) for part in parts) and (
                 not parts or expected.text.startswith(str(parts[0]))
@@ -135,7 +136,7 @@ def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> N
     async def work(service: Service) -> None:
         assert await service.reload() == []
         shutil.rmtree(path)
-        with pytest.raises(SettingsError.__base__):  # a UserError; the old run stays
+        with pytest.raises(RunFolderError):  # the old run stays
             await service.reload()
         marians.make_run(path, seed=2)
         new = Translator.load(path).translate(LINES)

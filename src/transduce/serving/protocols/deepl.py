@@ -71,8 +71,7 @@ async def translate(call: Call) -> Response:
 
 async def languages(call: Call) -> Response:
     """The languages of texts, or of translations."""
-    query = dict(call.request.query_params)
-    side = LanguagesRequest.model_validate(query).type if query else call.parse(LanguagesRequest).type
+    side = call.parse(LanguagesRequest).type
     codes = dict.fromkeys(getattr(route, side) for route in call.service.routes())
     extra: dict[str, Any] = {"supports_formality": False} if side == "target" else {}
     return json_response([{"language": code.upper(), "name": language_name(code), **extra} for code in codes])

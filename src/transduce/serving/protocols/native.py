@@ -59,17 +59,23 @@ async def translate(call: Call) -> Response:
     asked = call.parse(TranslateRequest)
     texts = [asked.text] if isinstance(asked.text, str) else asked.text
     prefixes = [asked.prefix] if isinstance(asked.prefix, str) else asked.prefix
-    if any(prefixes) and len(prefixes) != len(texts):
+    if asked.prefix != "" and len(prefixes) != len(texts):
         raise SettingsError(f"{len(texts)} texts but {len(prefixes)} prefixes; give one each, empty for none")
     call.take_texts(texts)
     options = asked.options()
     call.service.limits.check_options(options)
     route = call.service.route(asked.source, asked.target, name=asked.model)
+    if asked.words and len(route.runs) > 1:
+        raise SettingsError(f"words: not by way of a third language, {route.name}; leave it out")
     if asked.stream:
         if len(texts) != 1:
             raise SettingsError(f"stream: for one sentence, not {len(texts)} texts; send several requests")
-        parts = call.service.stream(texts[0], route, options, prefix=prefixes[0])
-        return StreamingResponse(_events(parts, route), media_type="text/event-stream")
+        if asked.words or asked.alignment:
+            raise SettingsError("stream: not with words or alignment; ask for them without stream")
+        start = "".join(prefixes)
+        parts = aiter(call.service.stream(texts[0], route, options, seconds=asked.timeout, prefix=start))
+        first = await anext(parts)  # an overloaded service is refused with its status
+        return StreamingResponse(_events(first, parts, route), media_type="text/event-stream")
     found = await translate_texts(
         call.service,
         texts,
@@ -81,8 +87,10 @@ async def translate(call: Call) -> Response:
         align=asked.alignment,
     )
     answers = [_text(one) for one in found]
-    if asked.words and len(route.runs) == 1:
-        await _add_words(route.runs[0].translator.translator, [s for answer in answers for s in answer["sentences"]])
+    if asked.words:
+        sentences = [sentence for answer in answers for sentence in answer["sentences"]]
+        with call.service.admission.tokens(sum(len(sentence["source"]) for sentence in sentences) // 4):
+            await _add_words(route.runs[0].translator.translator, sentences)
     return json_response({**_route(route), "translations": answers})
 
 
@@ -113,11 +121,17 @@ def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -
     return [(word, round(value, 4)) for (word, _), value in zip(words, sums, strict=True)]
 
 
-async def _events(parts: AsyncIterator[str | Translation], route: Route) -> AsyncIterator[bytes]:
+async def _events(
+    first: str | Translation, parts: AsyncIterator[str | Translation], route: Route
+) -> AsyncIterator[bytes]:
+    def event(part: str | Translation) -> bytes:
+        content = {"text": part} if isinstance(part, str) else {**_route(route), "translation": _translation(part)}
+        return b"data: " + to_json(content) + b"\n\n"
+
+    yield event(first)
     try:
         async for part in parts:
-            content = {"text": part} if isinstance(part, str) else {**_route(route), "translation": _translation(part)}
-            yield b"data: " + to_json(content) + b"\n\n"
+            yield event(part)
     except TransduceError as error:
         yield b"data: " + to_json({"error": str(error)}) + b"\n\n"
 
