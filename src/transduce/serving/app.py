@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from transduce.serving.http import Call, Endpoint, Server, json_response
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
-from transduce.serving.page import ENDPOINTS as PAGE
 from transduce.serving.protocols import deepl, huggingface, libretranslate, native
 from transduce.serving.service import Service
+from transduce.serving.web_page import ENDPOINTS as PAGE
 
 _ENDPOINTS = (*PAGE, *native.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS, *huggingface.ENDPOINTS)
 

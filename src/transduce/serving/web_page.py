@@ -1,4 +1,4 @@
-"""The web page, without external resources: HTML, style and script as they are sent."""
+"""The web page of the folder `page`: it needs nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def page(call: Call) -> Response:
 
 @cache
 def _read(name: str) -> tuple[bytes, str]:
-    content = files(__package__).joinpath(name).read_bytes()
+    content = files("transduce.serving").joinpath("page", name).read_bytes()
     return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'
 
 
