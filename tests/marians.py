@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from oracle.adapter import randomize
+from oracle.adapter import fitting, randomize
 from transduce.config import Settings, TokenizerSettings
 from transduce.convert import marian_folder
 from transduce.convert.exporting import export_run
@@ -38,7 +38,8 @@ def tokenizers(*, joint: bool = True) -> Tokenizers:
 def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -> Path:
     """Create a run folder whose weights are all random and non-zero."""
     vocabularies = tokenizers(joint=joint)
-    settings = Settings.from_mapping({"name": "toy", "model": {**MODEL, **options}})
+    model = fitting(**{**MODEL, **options}).model_dump(exclude_unset=True)
+    settings = Settings.from_mapping({"name": "toy", "model": model})
     model = build_model(settings.model, n_src=vocabularies.n_src, n_tgt=vocabularies.n_tgt)
     randomize(model, seed=seed)
     with RunFolder.create(path, settings, "") as folder:

@@ -60,6 +60,14 @@ def test_the_shape_is_inherited_and_compatible_settings_are_kept(tmp_path: Path)
     assert find_start(Settings()) is None
 
 
+def test_the_architecture_is_that_of_the_start(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", kind="rnn", cell="gru", d_hidden=24)
+    found = find_start(asked(run))
+    assert found is not None and (found.settings.model.kind, found.settings.model.cell) == ("rnn", "gru")
+    with pytest.raises(SettingsError, match="its model is of kind 'rnn'"):
+        find_start(asked(run, model={"kind": "convs2s"}))
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
