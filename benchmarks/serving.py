@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import re
 import signal
@@ -29,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvloop
 from memory import Sample, judge, resident
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -89,32 +91,50 @@ def report(name: str, text: str, *, good: bool = True) -> bool:
 def throughput(setup: Setup) -> bool:
     """Sentences per second with 64 clients, and of `transduce translate` with the same sentences."""
     n = setup.times(20_000, 1000)
-    offline = offline_speed(setup, n)
+    offline, offline_cpu = offline_speed(setup)
     with setup.server() as server:
+        began = cpu_seconds(server.process.pid)
         speed, p50, p99 = saturate(setup, server.port, n)
-    text = f"{speed:,.0f} sentences/s with {CLIENTS} clients (p50 {p50:.0f} ms, p99 {p99:.0f} ms)"
-    return report("throughput", f"{text}; transduce translate {offline:,.0f}; ratio {speed / offline:.2f}")
+        cpu = (cpu_seconds(server.process.pid) - began) / (n + n // 10)
+    text = (
+        f"{speed:,.0f} sentences/s with {CLIENTS} clients (p50 {p50:.0f} ms, p99 {p99:.0f} ms); transduce translate "
+        f"{offline:,.0f}; ratio {speed / offline:.2f}; CPU ms {1000 * cpu:.2f} and {1000 * offline_cpu:.2f}"
+    )
+    return report("throughput", text)
 
 
-def offline_speed(setup: Setup, n: int) -> float:
-    """Of the command, without the time in which it starts: from the times for n and for 2 n sentences."""
-    seconds = []
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def offline_speed(setup: Setup) -> tuple[float, float]:
+    """Sentences per second of the command, and CPU seconds per sentence.
+
+    Without the time in which it starts: from the times for all lines and for a tenth. Each line occurs once, as the
+    command translates repeated lines once.
+    """
+    seconds, cpu, few = [], [], len(setup.lines) // 10
     with tempfile.TemporaryDirectory() as name:
-        for times in (1, 2):
-            path, out = (Path(name) / f"{kind}{times}" for kind in ("lines", "out"))
-            path.write_text("".join(f"{line}\n" for line in itertools.islice(itertools.cycle(setup.lines), n * times)))
+        for n in (few, len(setup.lines)):
+            path, out = (Path(name) / f"{kind}{n}" for kind in ("lines", "out"))
+            path.write_text("".join(f"{line}\n" for line in setup.lines[:n]))
             command = [sys.executable, "-m", "transduce", "translate", setup.run, path, "-o", out]
             precision = [o for o in setup.serve if o.startswith("--precision=")]
-            began = time.monotonic()
+            began, used = time.monotonic(), os.times()
             subprocess.run([*map(str, command), *precision], check=True, stderr=subprocess.DEVNULL)
             seconds.append(time.monotonic() - began)
-    return n / (seconds[1] - seconds[0])
+            now = os.times()
+            cpu.append(now.children_user + now.children_system - used.children_user - used.children_system)
+    n = len(setup.lines) - few
+    return n / (seconds[1] - seconds[0]), (cpu[1] - cpu[0]) / n
 
 
 def saturate(setup: Setup, port: int, n: int) -> tuple[float, float, float]:
     """Sentences per second of 64 clients, after a tenth of the requests; median and p99 in milliseconds."""
     load = Load(port, setup.single)
-    asyncio.run(load.clients(CLIENTS, iter(range(n + n // 10))))
+    uvloop.run(load.clients(CLIENTS, iter(range(n + n // 10))))
     check_answers(setup, load.outcomes)
     ends = sorted(one.sent + one.seconds for one in load.outcomes)[n // 10 :]
     times = [1000 * one.seconds for one in load.outcomes[n // 10 :]]
@@ -127,8 +147,8 @@ def latency(setup: Setup) -> bool:
     with setup.server() as server:
         speed, *_ = saturate(setup, server.port, n)
         alone, half = Load(server.port, setup.single), Load(server.port, setup.single)
-        asyncio.run(alone.clients(1, iter(range(min(n, len(setup.lines))))))
-        asyncio.run(half.at_rate(speed / 2, 2 * n / speed))
+        uvloop.run(alone.clients(1, iter(range(min(n, len(setup.lines))))))
+        uvloop.run(half.at_rate(speed / 2, 2 * n / speed))
         check_answers(setup, half.outcomes)
     one = statistics.median(1000 * o.seconds for o in alone.outcomes)
     times = [1000 * o.seconds for o in half.outcomes]
@@ -143,7 +163,7 @@ def overload(setup: Setup) -> bool:
     with setup.server() as server, watch_memory(server) as memory:
         speed, _, saturated = saturate(setup, server.port, n)
         load = Load(server.port, setup.single)
-        asyncio.run(load.at_rate(10 * speed, seconds))
+        uvloop.run(load.at_rate(10 * speed, seconds))
         accepted = check_answers(setup, load.outcomes, allowed=(200, 429, 504))
         first, last = memory[len(memory) // 2].resident, memory[-1].resident
     refused = [1000 * o.seconds for o in load.outcomes if o.status == 429]
@@ -257,7 +277,7 @@ def mixed(setup: Setup) -> bool:
 
     with setup.server() as server, watch_memory(server, lambda: state.n_done) as samples:
         began = time.monotonic()
-        asyncio.run(run(server.port))
+        uvloop.run(run(server.port))
         seconds = time.monotonic() - began
     text = f"{n:,} requests in {seconds:,.0f} s: {dict(state.count)}; all answers are the offline translation's"
     if n < 20_000:
@@ -292,7 +312,7 @@ def shutdown(setup: Setup) -> bool:
     n, total, lost = setup.times(50, 3), Counter[str](), 0
     for round_ in range(n):
         with setup.server() as server:
-            outcomes, stopped, code = asyncio.run(_terminated(setup, server, random.Random(round_).uniform(0.05, 0.5)))
+            outcomes, stopped, code = uvloop.run(_terminated(setup, server, random.Random(round_).uniform(0.05, 0.5)))
         check_answers(setup, outcomes, allowed=(0, 200, 503))
         lost += sum(o.partial or (o.status == 0 and o.sent < stopped) for o in outcomes) + (code != 0)
         total.update(str(o.status) for o in outcomes)
@@ -316,7 +336,7 @@ def restart(setup: Setup) -> bool:
     with setup.server() as first:
         port = first.port
         for _ in range(setup.times(10, 2)):
-            asyncio.run(_killed(setup, first))
+            uvloop.run(_killed(setup, first))
             began = time.monotonic()
             first = Server(f"en-de={setup.run}", *setup.serve, port=port)
             status, _ = first.request("/ready")
@@ -358,7 +378,7 @@ def malformed_requests(setup: Setup) -> bool:
         await idle(port)
 
     with setup.server() as server:
-        asyncio.run(run(server.port))
+        uvloop.run(run(server.port))
     return report("malformed", f"{n:,} requests: {dict(sorted(count.items()))} (200: the damage was harmless)")
 
 

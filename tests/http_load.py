@@ -137,7 +137,8 @@ class Load:
     async def at_rate(self, rate: float, seconds: float, *, most: int = 900, seed: int = 1) -> None:
         """Requests that arrive at random (Poisson), whatever becomes of those before.
 
-        None is sent while `most` have no answer. The outcome's seconds are counted from the arrival.
+        None is sent while `most` have no answer. The outcome's seconds are counted from the arrival. A client that is
+        too slow for the rate sends fewer: no arrival is earlier than 10 ms ago.
         """
         draw, number, due = random.Random(seed), 0, time.monotonic()
         end, free, running = due + seconds, list[Connection](), set[asyncio.Task[None]]()
@@ -149,6 +150,7 @@ class Load:
 
         while due < end:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+            due = max(due, time.monotonic() - 0.01)
             if len(running) < most:
                 task = asyncio.create_task(ask(number, due))
                 running.add(task)

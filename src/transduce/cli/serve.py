@@ -28,6 +28,9 @@ def serve(
     watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0,
     max_requests: Annotated[int, Option(help="Requests waiting or running; more get status 429.", min=1)] = 512,
     max_tokens: Annotated[int, Option(help="Source tokens times beams, waiting or running.", min=1)] = 500_000,
+    max_wait: Annotated[
+        float, Option(help="Seconds that what waits may take, as estimated; more requests get status 429.", min=0.01)
+    ] = 1.0,
     deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0,
     cors: Annotated[
         list[str] | None, opt.option(metavar="ORIGIN", help="Let pages of this origin use the service; repeatable.")
@@ -76,7 +79,7 @@ def serve(
         certificate_key=certificate_key,
     )
     specs = [RunSpec.parse(run) for run in runs]
-    limits = Limits(max_requests=max_requests, max_tokens=max_tokens, seconds=deadline)
+    limits = Limits(max_requests=max_requests, max_tokens=max_tokens, max_wait=max_wait, seconds=deadline)
 
     def make_service() -> Service:
         return Service(specs, limits=limits, device=device, precision=cast(Any, precision), pivot=pivot)

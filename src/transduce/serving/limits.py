@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from transduce.decoding.options import TranslationOptions
 from transduce.errors import SettingsError, TransduceError
 
+_MEASURED = 0.5  # seconds of work after which the speed is estimated again
+
 
 class OverloadedError(TransduceError):
     """Too much is waiting. `retry_after`: seconds after which the client may try again."""
@@ -34,6 +36,7 @@ class Limits:
     Attributes:
         max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`.
         max_tokens: Source tokens of all these requests, at most, each counted once per beam.
+        max_wait: Seconds that what waits may take, as estimated from the recent speed; more requests are refused.
         seconds: Deadline of a request; a request may ask for a shorter one.
         max_texts: Texts per request.
         max_characters: Characters of all texts of a request.
@@ -46,6 +49,7 @@ class Limits:
 
     max_requests: int = 512
     max_tokens: int = 500_000
+    max_wait: float = 1.0
     seconds: float = 10.0
     max_texts: int = 128
     max_characters: int = 20_000
@@ -80,14 +84,16 @@ class Admission:
     def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self.n_requests = self.n_tokens = 0
-        self._rate = 0.0  # tokens per second, recently
-        self._since, self._ended = clock(), 0
+        self._rate = 0.0  # tokens per busy second, recently; 0: nothing is known yet
+        self._since, self._busy, self._ended = clock(), 0.0, 0
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request until the block ends; raises `OverloadedError`."""
         if self.n_requests >= self._limits.max_requests:
             raise self.overloaded(f"{self.n_requests} requests are waiting")
+        if self.seconds_to_wait() > self._limits.max_wait:
+            raise self.overloaded(f"what waits takes {self.seconds_to_wait():.1f} seconds")
         self.n_requests += 1
         try:
             yield
@@ -99,23 +105,31 @@ class Admission:
         """Count a request's source tokens times its beams until the block ends; raises `OverloadedError`."""
         if self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
             raise self.overloaded(f"{self.n_tokens:,} tokens are waiting")
+        self._measure()
         self.n_tokens += n
         try:
             yield
+            self._ended += n  # not if it was cancelled
         finally:
+            self._measure()
             self.n_tokens -= n
-            self._ended += n
 
     def overloaded(self, reason: str) -> OverloadedError:
         """The error of a refused request, with the time in which what waits now should have been translated."""
-        seconds = self.n_tokens / self.tokens_per_second() if self.n_tokens and self.tokens_per_second() else 1.0
-        return OverloadedError(f"{reason}; try again later", retry_after=min(max(seconds, 1.0), 60.0))
+        retry_after = min(max(self.seconds_to_wait(), 1.0), 60.0)
+        return OverloadedError(f"{reason}; try again later", retry_after=retry_after)
 
-    def tokens_per_second(self) -> float:
-        """Source tokens times beams per second, of requests that ended in the last two seconds or so; 0 at first."""
+    def seconds_to_wait(self) -> float:
+        """The time that what waits or runs now should take; 0 while nothing is known."""
+        return self.n_tokens / self._rate if self._rate else 0.0
+
+    def _measure(self) -> None:
+        """Estimate the speed (source tokens times beams) from time in which there was work."""
         now = self._clock()
-        if now - self._since >= 1.0:
-            rate = self._ended / (now - self._since)
-            self._rate = rate if not self._rate else (self._rate + rate) / 2
-            self._since, self._ended = now, 0
-        return self._rate
+        if self.n_tokens:
+            self._busy += now - self._since
+        self._since = now
+        if self._busy >= _MEASURED and self._ended:
+            rate = self._ended / self._busy
+            self._rate = (self._rate + rate) / 2 if self._rate else rate
+            self._busy, self._ended = 0.0, 0

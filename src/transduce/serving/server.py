@@ -23,8 +23,10 @@ from transduce.serving.service import Service
 
 try:
     from uvloop import new_event_loop as _loop_factory
+
+    _LISTENERS = 32  # it accepts one connection per socket and step; without copies, some wait for seconds under load
 except ImportError:  # Windows
-    _loop_factory = asyncio.new_event_loop  # type: ignore[assignment]
+    _loop_factory, _LISTENERS = asyncio.new_event_loop, 1  # type: ignore[assignment]
 
 _BACKLOG = 4096
 _IDLE_SECONDS = 20  # of a connection that is kept open
@@ -95,7 +97,7 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
         with _reload_on_hangup(service, log):
             _greet(service, options, listener.getsockname()[1], log)
             watching = asyncio.create_task(_watch(service, options.watch, log)) if options.watch else None
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=[listener, *(listener.dup() for _ in range(_LISTENERS - 1))])
             if watching is not None:
                 watching.cancel()
         log.say("stopped" if server.drained else "stopped; some requests had not ended")

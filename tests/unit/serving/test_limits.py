@@ -28,15 +28,24 @@ def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() ->
         pass
 
 
-def test_retry_after_is_the_time_that_the_waiting_tokens_take() -> None:
+def test_requests_are_refused_while_what_waits_takes_too_long() -> None:
     now = 0.0
-    admission = Admission(Limits(max_tokens=50), clock=lambda: now)
-    with admission.tokens(20):
+    admission = Admission(Limits(max_wait=4), clock=lambda: now)
+    with admission.tokens(1000), admission.request():
         assert admission.overloaded("").retry_after == 1  # nothing has ended yet
-    now = 2.0  # 10 tokens per second
-    assert admission.tokens_per_second() == 10
-    with admission.tokens(50):
-        assert admission.overloaded("").retry_after == 5
+        now = 100.0  # 10 tokens per second
+    now = 200.0  # nothing to do: does not count
+    with admission.tokens(40), admission.request():
+        now = 202.0
+        with pytest.raises(KeyError), admission.tokens(10):
+            assert admission.overloaded("").retry_after == 5
+            with pytest.raises(OverloadedError, match=r"takes 5.0 seconds"), admission.request():
+                pass
+            raise KeyError  # cancelled: says nothing of the speed
+        with admission.request():
+            pass
+    with admission.tokens(60):  # 40 tokens in 2 seconds
+        assert admission.seconds_to_wait() == 4
 
 
 def test_limits_of_a_request() -> None:
