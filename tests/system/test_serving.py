@@ -64,6 +64,30 @@ def test_alignment(server: Server, translator: Translator) -> None:
         assert one["sentences"][0]["alignment"] == [list(x) for x in translator.align([source], [one["text"]])[0]]
 
 
+def test_documents(server: Server) -> None:
+    import deepl
+
+    html = f"<p>{LINES[0]} <b>{LINES[1]}</b></p><script>a < b</script>"
+    for path, body, text in (
+        ("/v1/translate", {"text": html, "format": "html"}, lambda answer: answer["translations"][0]["text"]),
+        ("/translate", {"q": html, "source": "en", "target": "de", "format": "html", "alternatives": 2},
+         lambda answer: answer["translatedText"]),
+    ):  # fmt: skip
+        status, answer = server.request(path, body)
+        assert status == 200 and re.fullmatch(r"<p>.*<b>.*</b>.*</p><script>a < b</script>", text(answer))
+    answer = server.request("/v1/translate", {"text": "a man {x} reads", "protect": True})[1]
+    assert answer["translations"][0]["text"].count("{x}") == 1
+    client = deepl.DeepLClient("no key is needed", server_url=server.url)
+    xml = f"<d><t>{LINES[0]}</t><k>two  women</k><s>{LINES[1]} <i>a man</i></s></d>"
+    found = client.translate_text(xml, target_lang="DE", tag_handling="xml", ignore_tags=["k"], outline_detection=False,
+                                  splitting_tags=["t", "s", "d", "k"])  # fmt: skip
+    assert isinstance(found, deepl.TextResult)
+    assert re.fullmatch(r"<d><t>.*</t><k>two  women</k><s>.*<i>.*</i>.*</s></d>", found.text)
+    with pytest.raises(deepl.DeepLException, match="not well-formed XML"):
+        client.translate_text("<a>b", target_lang="DE", tag_handling="xml")
+    assert server.request("/v1/translate", {"text": "a", "format": "html", "words": True})[0] == 400
+
+
 def test_streamed_tokens(server: Server, translator: Translator) -> None:
     body = json.dumps({"text": LINES[0], "stream": True, "beam": 1}).encode()
     with urllib.request.urlopen(server.url + "/v1/translate", body, timeout=30) as response:

@@ -39,6 +39,11 @@ def split_sentences(text: str, language: str) -> list[str]:
 
 def join_sentences(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> str:
     """`parts` of `split_sentences` with other sentences: line breaks stay, and spaces become those of the language."""
+    return "".join(joined_parts(sentences, parts, source, target))
+
+
+def joined_parts(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> list[str]:
+    """What `join_sentences` joins: sentences at even places, what is between them at odd ones."""
     space = "" if base_language(target) in _WITHOUT_SPACES else " "
     same_spaces = (base_language(source) in _WITHOUT_SPACES) == (not space)
     joined = [sentences[0]] if sentences else []
@@ -46,7 +51,7 @@ def join_sentences(sentences: Sequence[str], parts: Sequence[str], source: str, 
         breaks_line = bool(between) and not _LINE.fullmatch(between)
         keep = breaks_line or same_spaces or not (joined[-1] and sentence)
         joined += [between if keep else space, sentence]
-    return "".join(joined)
+    return joined
 
 
 def base_language(code: str) -> str:

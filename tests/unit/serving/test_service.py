@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from transduce import TranslationOptions, Translator
 from transduce.decoding.native_library import load_library
 from transduce.errors import RunFolderError, SettingsError
 from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
+from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.service import RunSpec, Service
 from transduce.serving.texts import translate_texts
+from transduce.text.markup import MarkupRules
 
 LINES = marians.LINES[:20]
 OPTIONS = TranslationOptions(beam=2, n_best=2)
@@ -189,3 +192,24 @@ def test_alignments(run: Path, engine: str) -> None:
     if not second.exists():
         shutil.copytree(run, second)
     serve(work, f"en-de={run}", f"de-fr={second}", pivot=True)
+
+
+def test_documents_and_kept_parts(run: Path, engine: str) -> None:
+    second = f"<p>{LINES[1]} <b>{LINES[2]}</b> http://x.y/z &amp; {LINES[3]}<br/> </p>"
+    html = f"<p>{LINES[0]}</p>\n  {second}<pre>{LINES[4]}</pre>"
+    plain = f"{LINES[0]}\n\n{LINES[1]} {LINES[2]}"
+
+    async def work(service: Service) -> None:
+        route = service.route()
+        (first,) = await translate_texts(service, [LINES[0]], [route])
+        (found,) = await translate_formatted(service, [html], [route], TextFormat(MarkupRules(kind="html")))
+        start, _, rest = found.partition("</p>\n  <p>")
+        assert start == f"<p>{escape(first.text, quote=False)}"
+        assert rest.count("http://x.y/z") == rest.count("<b>") == rest.count("</b>") == 1
+        assert rest.endswith(f"<br/> </p><pre>{LINES[4]}</pre>")
+        same = await translate_formatted(service, [plain, "", " "], [route] * 3, TextFormat())
+        assert same == [one.text for one in await translate_texts(service, [plain, "", " "], [route] * 3)]
+        (kept,) = await translate_formatted(service, [LINES[0] + " {x}"], [route], TextFormat(terms={"reads": "liest"}))
+        assert kept.count("{x}") == kept.count("liest") == 1
+
+    serve(work, f"en-de={run}")

@@ -10,19 +10,26 @@ from starlette.responses import Response
 from transduce.errors import SettingsError
 from transduce.serving.http import Call, Endpoint, json_response
 from transduce.serving.languages import choose_routes, language_name
+from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.texts import translate_texts
+from transduce.text.markup import MarkupRules
 
 _UNLIMITED = 10**12  # clients compare the number of characters with a limit
 _UNSUPPORTED = (
     "glossary_id",
     "glossary_ids",
-    "tag_handling",
     "style_id",
     "translation_memory_id",
     "custom_instructions",
 )
 
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+Names = Annotated[
+    frozenset[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value or ())
+]
+"""Of tags: a list, or a text with commas."""
 
 
 class TranslateRequest(BaseModel):
@@ -36,7 +43,11 @@ class TranslateRequest(BaseModel):
     show_billed_characters: bool | Literal["0", "1"] = False
     glossary_id: str | None = None
     glossary_ids: list[str] | None = None
-    tag_handling: str | None = None
+    tag_handling: Literal["xml", "html", "", "0"] | None = None
+    ignore_tags: Names = frozenset()
+    splitting_tags: Names = frozenset()
+    non_splitting_tags: Names = frozenset()
+    outline_detection: bool | Literal["0", "1"] = True
     style_id: str | None = None
     translation_memory_id: str | None = None
     custom_instructions: list[str] | None = None
@@ -57,13 +68,19 @@ async def translate(call: Call) -> Response:
     call.take_texts(asked.text)
     routes, _ = await choose_routes(call.service, asked.text, asked.source_lang, asked.target_lang)
     split = str(asked.split_sentences) not in ("0", "False")
-    found = await translate_texts(call.service, asked.text, routes, split=split)
+    if asked.tag_handling in ("xml", "html"):
+        rules = MarkupRules(
+            kind=asked.tag_handling,
+            ignore=asked.ignore_tags,
+            splitting=asked.splitting_tags,
+            non_splitting=asked.non_splitting_tags,
+            outline=asked.outline_detection not in (False, "0"),
+        )
+        found = await translate_formatted(call.service, asked.text, routes, TextFormat(rules), split=split)
+    else:
+        found = [one.text for one in await translate_texts(call.service, asked.text, routes, split=split)]
     translations = [
-        {
-            "detected_source_language": route.source.upper(),
-            "text": one.text,
-            "billed_characters": len(text),
-        }
+        {"detected_source_language": route.source.upper(), "text": one, "billed_characters": len(text)}
         for text, route, one in zip(asked.text, routes, found, strict=True)
     ]
     return json_response({"translations": translations})

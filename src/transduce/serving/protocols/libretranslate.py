@@ -11,9 +11,12 @@ from transduce.decoding.options import TranslationOptions
 from transduce.errors import SettingsError
 from transduce.serving.http import Call, Endpoint, json_response
 from transduce.serving.languages import choose_routes, detect, language_name, source_languages
+from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.texts import translate_texts
+from transduce.text.markup import MarkupRules
 
 MAX_ALTERNATIVES = 10
+_HTML = TextFormat(MarkupRules(kind="html"))
 
 
 class TranslateRequest(BaseModel):
@@ -45,10 +48,16 @@ async def translate(call: Call) -> Response:
     call.service.limits.check_options(options)
     source = None if asked.source == "auto" else asked.source
     routes, guesses = await choose_routes(call.service, texts, source, asked.target)
-    results = await translate_texts(call.service, texts, routes, options)
-    answer: dict[str, list[Any]] = {"translatedText": [one.text for one in results]}
+    answer: dict[str, list[Any]] = {}
+    if asked.format == "html":
+        answer["translatedText"] = await translate_formatted(call.service, texts, routes, _HTML)
+        alternatives: list[list[str]] = [[] for _ in texts]  # their tags would have to be aligned anew
+    else:
+        results = await translate_texts(call.service, texts, routes, options)
+        answer["translatedText"] = [one.text for one in results]
+        alternatives = [one.alternatives(asked.alternatives) for one in results]
     if asked.alternatives:
-        answer["alternatives"] = [one.alternatives(asked.alternatives) for one in results]
+        answer["alternatives"] = alternatives
     if source is None:
         answer["detectedLanguage"] = guesses
     return json_response({name: values[0] for name, values in answer.items()} if isinstance(asked.q, str) else answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
@@ -16,8 +16,10 @@ from transduce.decoding.results import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError, TransduceError
 from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.service import Route
 from transduce.serving.texts import TextTranslation, translate_texts
+from transduce.text.markup import MarkupRules
 
 Text = Annotated[str, Field(strict=True)]
 
@@ -27,7 +29,8 @@ class TranslateRequest(BaseModel):
 
     text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
     log-probability of each word. alignment: with the words of each sentence that translate which. stream: tokens of one
-    sentence as they are decoded. timeout: seconds, shorter than the service's deadline.
+    sentence as they are decoded. timeout: seconds, shorter than the service's deadline. format: of the texts;
+    tags stay. protect: addresses and placeholders stay; by default in html and xml.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -46,6 +49,18 @@ class TranslateRequest(BaseModel):
     alignment: bool = False
     stream: bool = False
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    format: Literal["text", "html", "xml"] = "text"
+    protect: bool | None = None
+
+    def text_format(self) -> TextFormat | None:
+        """What of the texts stays; None: nothing does."""
+        if self.format == "text" and not self.protect:
+            return None
+        for name in ("prefix", "words", "alignment", "stream"):
+            if getattr(self, name):
+                raise SettingsError(f"{name}: not with format or protect; leave one of them out")
+        rules = None if self.format == "text" else MarkupRules(kind=self.format)
+        return TextFormat(rules, protect=self.protect is not False)
 
     def options(self) -> TranslationOptions:
         """How to search. Scores are computed by beam search anyway."""
@@ -67,6 +82,12 @@ async def translate(call: Call) -> Response:
     route = call.service.route(asked.source, asked.target, name=asked.model)
     if asked.words and len(route.runs) > 1:
         raise SettingsError(f"words: not by way of a third language, {route.name}; leave it out")
+    if (form := asked.text_format()) is not None:
+        routes = [route] * len(texts)
+        formatted = await translate_formatted(
+            call.service, texts, routes, form, options, seconds=asked.timeout, split=asked.split
+        )
+        return json_response({**_route(route), "translations": [{"text": one} for one in formatted]})
     if asked.stream:
         if len(texts) != 1:
             raise SettingsError(f"stream: for one sentence, not {len(texts)} texts; send several requests")

@@ -1,0 +1,112 @@
+"""Translate texts with tags, or with parts that must stay: see `text.markup` and `text.protected`."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from transduce.decoding.options import TranslationOptions
+from transduce.serving.service import Route, Service
+from transduce.serving.texts import TextTranslation, translate_texts
+from transduce.text.markup import MarkupRules, Segment, parse_markup
+from transduce.text.projection import Element, Word, project, words_of
+from transduce.text.protected import protect, use_glossary
+from transduce.text.sentences import joined_parts
+
+_DEFAULT = TranslationOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """What is kept of a text.
+
+    rules: how its tags are handled; None: it has none. protect: addresses and placeholders stay. terms: translations of
+    a glossary.
+    """
+
+    rules: MarkupRules | None = None
+    protect: bool = True
+    terms: Mapping[str, str] = field(default_factory=dict)
+
+    def parse(self, text: str) -> list[str | Segment]:
+        """The segments of a text, and what is between them."""
+        parts: list[str | Segment] = [Segment(text, Element(0, len(text)))]
+        if self.rules is not None:
+            parts = parse_markup(text, self.rules)
+        for part in parts:
+            if isinstance(part, Segment):
+                use_glossary(part.root, part.text, self.terms, self.escape)
+                if self.protect:
+                    protect(part.root, part.text, self.escape)
+        return parts
+
+    @property
+    def escape(self) -> Callable[[str], str]:
+        """What text becomes in a document."""
+        return str if self.rules is None else _escape
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+async def translate_formatted(
+    service: Service,
+    texts: Sequence[str],
+    routes: Sequence[Route],
+    form: TextFormat,
+    options: TranslationOptions = _DEFAULT,
+    *,
+    seconds: float | None = None,
+    split: bool = True,
+) -> list[str]:
+    """Translate texts; arguments as for `translate_texts`. Only segments with tags or kept parts are aligned."""
+    parsed = [await asyncio.to_thread(form.parse, text) for text in texts]
+    segments = [
+        (part, route)
+        for parts, route in zip(parsed, routes, strict=True)
+        for part in parts
+        if isinstance(part, Segment)
+    ]
+    found: dict[int, str] = {}
+
+    async def translate(align: bool) -> None:
+        some = [(part, route) for part, route in segments if bool(part.root.children) == align]
+        results = await translate_texts(
+            service,
+            [part.text for part, _ in some],
+            [route for _, route in some],
+            options,
+            seconds=seconds,
+            split=split,
+            align=align,
+        )
+        for (part, _), result in zip(some, results, strict=True):
+            found[id(part)] = (
+                await asyncio.to_thread(_formatted, part, result, form.escape) if align else form.escape(result.text)
+            )
+
+    await asyncio.gather(translate(False), translate(True))
+    return [
+        "".join(part if isinstance(part, str) else _spaced(part, found[id(part)]) for part in parts) for parts in parsed
+    ]
+
+
+def _spaced(segment: Segment, text: str) -> str:
+    before, after = segment.spaces
+    return before + (text.lstrip(" ") if before else text).rstrip(" " if after else "") + after
+
+
+def _formatted(segment: Segment, found: TextTranslation, escape: Callable[[str], str]) -> str:
+    """The translation of a segment with its elements."""
+    parts = joined_parts([one.text for one in found.sentences], found.parts, found.route.source, found.route.target)
+    sources = list(accumulate(map(len, found.parts), initial=0))[::2]
+    targets = list(accumulate(map(len, parts), initial=0))[::2]
+    sentences = [(start, start + len(text)) for start, text in zip(sources, found.parts[::2], strict=False)]
+    words: list[Word] = []
+    for number, (one, links) in enumerate(zip(found.sentences, found.links, strict=True)):
+        words += words_of(one.text, links, src=sources[number], tgt=targets[number], number=number)
+    return project(segment.root, segment.text, "".join(parts), words, sentences, escape)

@@ -1,0 +1,308 @@
+"""Cut HTML and XML into segments to translate and all else, which stays as it is, byte for byte.
+
+Elements inside running text, such as <b>, are part of their segment; all others end it. Entities are only replaced by
+the characters of the standard names: nothing is read from a document type, and nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transduce.errors import SettingsError
+from transduce.text.projection import Element
+
+DEEPEST = 100
+"""Elements inside each other."""
+
+MOST_ELEMENTS = 200
+"""Elements in a segment; with more, each ends it."""
+
+_VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
+_INLINE = frozenset(
+    "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark q s samp small span "  # noqa: SIM905
+    "strike strong sub sup time tt u var wbr".split()
+)
+_KEPT = frozenset("code kbd math noscript pre samp script style svg template textarea var".split())  # noqa: SIM905
+_RAW = frozenset(("script", "style", "textarea"))  # in which < is a character
+_TAG = re.compile(r"""<(/?)((?:[^\W\d]|:)[^\s/<>"'=]*)((?:"[^"]*"|'[^']*'|[^<>"'])*)>""")
+_NO_TRANSLATION = re.compile(r"""\stranslate\s*=\s*["']?no\b|\sclass\s*=\s*["'][^"']*\bnotranslate\b""", re.IGNORECASE)
+_OPAQUE = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<?", "?>"), ("<!", ">"))
+_SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.IGNORECASE)  # declarations of a document type, which end with ]>
+_SPACES = " \t\r\n\f"
+_SPACE = re.compile(r"[ \t\r\n\f]+")
+_FOREIGN_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9A-Fa-f]+);)[A-Za-z_][\w.-]*;")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkupRules:
+    """How tags are handled.
+
+    kind: html or xml. ignore: names of elements whose text stays. splitting: of elements that end a sentence.
+    non_splitting: of elements that do not. outline: elements of XML are inside a sentence only if text is beside them.
+    """
+
+    kind: Literal["html", "xml"]
+    ignore: frozenset[str] = frozenset()
+    splitting: frozenset[str] = frozenset()
+    non_splitting: frozenset[str] = frozenset()
+    outline: bool = True
+
+
+@dataclass(slots=True)
+class Segment:
+    """Running text, without tags, its elements, and the white space of the document around it."""
+
+    text: str
+    root: Element
+    spaces: tuple[str, str] = ("", "")
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """An element, some text (no name), or what is neither. `stop` of an element that is not closed: -1."""
+
+    name: str
+    start: int
+    inside: int = -1
+    stop: int = -1
+    end: int = -1
+    children: list[_Node] = field(default_factory=list)
+    is_inline: bool = False
+    n_elements: int = 1
+
+
+def parse_markup(text: str, rules: MarkupRules) -> list[str | Segment]:
+    """The document as markup that stays and segments, in order.
+
+    Raises `SettingsError`: XML that is not well-formed, or elements that are nested too deeply.
+    """
+    root = _Parser(text, rules).parse()
+    return _Segments(text, rules).cut(root)
+
+
+class _Parser:
+    """Makes the tree of a document. HTML may have any mistakes; what is closed wrongly is no element, but markup."""
+
+    def __init__(self, text: str, rules: MarkupRules) -> None:
+        self._text, self._is_xml = text, rules.kind == "xml"
+
+    def parse(self) -> _Node:
+        """The root, which is no element."""
+        text = self._text
+        root = _Node("", 0, 0, len(text), len(text))
+        stack, place = [root], 0
+        for start, end, tag in self._markup():
+            if place < start:
+                stack[-1].children.append(_Node("#text", place, end=start))
+            place = end
+            if tag is None:
+                stack[-1].children.append(_Node("#other", start, end=end))
+            elif tag[1]:
+                self._close(stack, tag, start, end)
+            else:
+                self._open(stack, tag, start, end)
+        if place < len(text):
+            stack[-1].children.append(_Node("#text", place, end=len(text)))
+        if self._is_xml and len(stack) > 1:
+            raise SettingsError(f"not well-formed XML: <{stack[-1].name[:40]}> is not closed")
+        for unclosed in stack[1:]:
+            unclosed.end = len(text)
+        return root
+
+    def _markup(self) -> Iterator[tuple[int, int, re.Match[str] | None]]:
+        """The places of tags, with their match, and of comments and the like."""
+        text, place, missing = self._text, 0, set[str]()
+        while (place := text.find("<", place)) >= 0:
+            tag = _TAG.match(text, place)
+            end = place + 1
+            if tag is not None:
+                end = tag.end()
+                yield place, end, tag
+                if not self._is_xml and not tag[1] and tag[2].lower() in _RAW:
+                    found = re.compile(rf"</{tag[2]}\b", re.IGNORECASE).search(text, end)
+                    end = len(text) if found is None else found.start()
+            else:
+                for first, last in _OPAQUE if not _SUBSET.match(text, place) else (("<!", "]>"),):
+                    if text.startswith(first, place) and last not in missing:
+                        stop = text.find(last, place + len(first))
+                        if stop >= 0:
+                            end = stop + len(last)
+                            yield place, end, None
+                            break
+                        missing.add(last)
+            place = end
+
+    def _open(self, stack: list[_Node], tag: re.Match[str], start: int, end: int) -> None:
+        name = tag[2] if self._is_xml else tag[2].lower()
+        node = _Node(name, start, end)
+        stack[-1].children.append(node)
+        if (tag[3].endswith("/") and (self._is_xml or name in _VOID)) or (not self._is_xml and name in _VOID):
+            node.stop = node.end = end
+        elif len(stack) > DEEPEST:
+            raise SettingsError(f"elements are nested more than {DEEPEST} deep; flatten the document")
+        else:
+            stack.append(node)
+
+    def _close(self, stack: list[_Node], tag: re.Match[str], start: int, end: int) -> None:
+        name = tag[2] if self._is_xml else tag[2].lower()
+        if self._is_xml and stack[-1].name != name:
+            raise SettingsError(f"not well-formed XML: </{name[:40]}> at character {start + 1} closes nothing")
+        place = next((i for i in range(len(stack) - 1, 0, -1) if stack[i].name == name), 0)
+        if not place:
+            stack[-1].children.append(_Node("#stray", start, end=end))
+            return
+        stack[place].stop, stack[place].end = start, end
+        for unclosed in stack[place + 1 :]:
+            unclosed.end = start
+        del stack[place:]
+
+
+class _Segments:
+    """Cuts the tree into segments."""
+
+    def __init__(self, text: str, rules: MarkupRules) -> None:
+        self._text, self._rules = text, rules
+        self._found: list[str | Segment] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parts: list[str] = []
+        self._length = self._n_elements = 0
+        self._open = [Element(0, 0)]
+        self._first = -1  # of the segment in the document
+
+    def cut(self, root: _Node) -> list[str | Segment]:
+        self._mark(root)
+        self._walk(root.children)
+        self._flush(len(self._text))
+        return self._found
+
+    def _mark(self, node: _Node) -> bool:
+        """Find out which elements are inside sentences; true if this one is."""
+        has_text = any(c.name == "#text" and self._text[c.start : c.end].strip() for c in node.children)
+        for child in node.children:
+            if child.name == "#text":
+                child.n_elements = self._n_foreign(child)
+                child.is_inline = child.n_elements <= MOST_ELEMENTS
+            elif child.name == "#other":
+                child.is_inline = True
+            elif not child.name.startswith("#"):
+                child.is_inline = self._mark(child) and self._may_be_inline(child, beside_text=has_text)
+        node.n_elements += sum(child.n_elements for child in node.children)
+        small = node.n_elements <= MOST_ELEMENTS
+        return node.stop >= 0 and small and (self._is_kept(node) or all(child.is_inline for child in node.children))
+
+    def _n_foreign(self, node: _Node) -> int:
+        """Entities of a document type, which stay."""
+        return len(_FOREIGN_ENTITY.findall(self._text, node.start, node.end)) if self._rules.kind == "xml" else 0
+
+    def _may_be_inline(self, node: _Node, *, beside_text: bool) -> bool:
+        rules = self._rules
+        if node.name in rules.splitting:
+            return False
+        if node.name in rules.non_splitting:
+            return True
+        if rules.kind == "html":
+            return node.name in _INLINE
+        return beside_text or not rules.outline
+
+    def _is_kept(self, node: _Node) -> bool:
+        is_html = self._rules.kind == "html"
+        return (
+            node.name in self._rules.ignore
+            or (is_html and node.name in _KEPT)
+            or (is_html and _NO_TRANSLATION.search(self._text, node.start, node.inside) is not None)
+        )
+
+    def _walk(self, children: Sequence[_Node]) -> None:
+        for node in children:
+            if node.is_inline:
+                if len(self._open) == 1 and self._n_elements + node.n_elements > MOST_ELEMENTS:
+                    self._flush(node.start)
+                self._n_elements += node.n_elements if len(self._open) == 1 else 0
+                add = self._add_text if node.name == "#text" else self._add_inline
+                add(node)
+            else:
+                self._flush(node.start)
+                self._add_block(node)
+
+    def _add_block(self, node: _Node) -> None:
+        if node.inside < 0 or self._is_kept(node):
+            self._found.append(self._text[node.start : node.end])
+            return
+        stop = node.stop if node.stop >= 0 else node.end
+        self._found.append(self._text[node.start : node.inside])
+        self._walk(node.children)
+        self._flush(stop)
+        self._found.append(self._text[stop : node.end])
+
+    def _add_text(self, node: _Node) -> None:
+        if self._first < 0:
+            self._first = node.start
+        raw = self._text[node.start : node.end]
+        place = 0
+        for found in _FOREIGN_ENTITY.finditer(raw) if self._rules.kind == "xml" else ():
+            self._add_plain(raw[place : found.start()])
+            start = self._length
+            self._parts.append(found[0])
+            self._length += len(found[0])
+            self._open[-1].children.append(Element(start, self._length, verbatim=found[0], copy=found[0]))
+            place = found.end()
+        self._add_plain(raw[place:])
+
+    def _add_plain(self, raw: str) -> None:
+        text = _plain(raw)
+        self._parts.append(text)
+        self._length += len(text)
+
+    def _add_inline(self, node: _Node) -> None:
+        if self._first < 0:
+            self._first = node.start
+        start, text = self._length, self._text
+        if node.inside < 0:
+            self._open[-1].children.append(Element(start, start, before=text[node.start : node.end]))
+            return
+        element = Element(start, start, text[node.start : node.inside], text[node.stop : node.end])
+        self._open[-1].children.append(element)
+        if self._is_kept(node):
+            raw = "".join(text[one.start : one.end] for one in _texts(node))
+            self._add_plain(raw)
+            element.verbatim, element.copy = text[node.start : node.end], _plain(raw)
+            element.before = element.after = ""
+        else:
+            self._open.append(element)
+            self._walk(node.children)
+            self._open.pop()
+        element.end = self._length
+
+    def _flush(self, end: int) -> None:
+        """End the segment, at this place of the document."""
+        if self._first < 0:
+            return
+        text, (root,) = "".join(self._parts), self._open
+        root.end = len(text)
+        raw = self._text[self._first : end]
+        around = (text[: leaf.start] + text[leaf.end :] for leaf in root.leaves() if leaf.start < leaf.end)
+        if any(map(str.isalnum, text)) and all(map(str.strip, around)):
+            n_before, n_after = (len(raw) - len(strip(_SPACES)) for strip in (raw.lstrip, raw.rstrip))
+            self._found.append(Segment(text, root, (raw[:n_before], raw[len(raw) - n_after :])))
+        else:
+            self._found.append(raw)
+        self._begin()
+
+
+def _plain(raw: str) -> str:
+    """Text of a document as plain text."""
+    return _SPACE.sub(" ", html.unescape(raw))
+
+
+def _texts(node: _Node) -> Iterator[_Node]:
+    """The text inside an element."""
+    if node.name == "#text":
+        yield node
+    for child in node.children:
+        yield from _texts(child)

@@ -1,0 +1,309 @@
+"""Carry the inline tags of a text over to its translation, and parts that must stay as they are.
+
+Each element becomes one stretch of the translation: the one that has the most words that translate its own, and the
+fewest others. Elements keep their nesting whatever the alignment, so that the result is well-formed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from transduce.text.special import Span
+
+
+@dataclass(slots=True, eq=False)
+class Element:
+    """A part of a text: an inline element, or what stays as it is.
+
+    start, end: Its place in the text.
+    before, after: Its tags.
+    verbatim: What replaces its words, if they are not translated.
+    copy: The same as plain text, which the translation may have already.
+    children: The elements inside, in order.
+    """
+
+    start: int
+    end: int
+    before: str = ""
+    after: str = ""
+    verbatim: str | None = None
+    copy: str = ""
+    children: list[Element] = field(default_factory=list)
+
+    def leaves(self) -> Iterator[Element]:
+        """The parts inside that stay as they are."""
+        for child in self.children:
+            if child.verbatim is not None:
+                yield child
+            yield from child.leaves()
+
+    def path_to(self, place: float) -> list[Element]:
+        """The element and those inside it that contain a place of the text, outermost first."""
+        for child in self.children:
+            if child.start <= place < child.end:
+                return [self, *child.path_to(place)]
+        return [self]
+
+    def protect(self, start: int, end: int, verbatim: str, copy: str) -> None:
+        """Keep a part of the text, unless it is inside another such part or crosses the borders of elements."""
+        if self.verbatim is not None:
+            return
+        for number, child in enumerate(self.children):
+            if child.start <= start and end <= child.end:
+                child.protect(start, end, verbatim, copy)
+                return
+            if child.start < end and start < child.end:
+                return
+            if end <= child.start:
+                self.children.insert(number, Element(start, end, verbatim=verbatim, copy=copy))
+                return
+        self.children.append(Element(start, end, verbatim=verbatim, copy=copy))
+
+
+@dataclass(slots=True, eq=False)
+class Word:
+    """A word of the translation: its place, and that of its source if that is known, in the sentence's `number`."""
+
+    start: int
+    end: int
+    src: Span | None
+    number: int
+    path: list[Element] = field(default_factory=list)
+
+
+def words_of(text: str, links: Sequence[tuple[int, int, int, int]], *, src: int, tgt: int, number: int) -> list[Word]:
+    """All words of a translated sentence, which begins at `tgt` and whose source begins at `src`."""
+    words, end = [], 0
+    for a, b, c, d in sorted({link[2:]: link for link in links}.values(), key=lambda link: link[2]):
+        words += [Word(tgt + m.start(), tgt + m.end(), None, number) for m in re.compile(r"\S+").finditer(text, end, c)]
+        words.append(Word(tgt + c, tgt + d, (src + a, src + b), number))
+        end = d
+    return words + [Word(tgt + m.start(), tgt + m.end(), None, number) for m in re.compile(r"\S+").finditer(text, end)]
+
+
+def project(
+    root: Element,
+    source: str,
+    target: str,
+    words: Sequence[Word],
+    sentences: Sequence[Span],
+    escape: Callable[[str], str] = str,
+) -> str:
+    """The translation with the elements of the source.
+
+    Args:
+        root: The whole source.
+        source: Its text.
+        target: The translation's text.
+        words: The words of the translation, in order.
+        sentences: Where the sentences of the source are.
+        escape: What the text becomes in the result.
+    """
+    words, removed = _claim(root, source, target, words)
+    _find_paths(root, words, sentences)
+    return _Projection(source, target, words, removed, escape).render(root, (0, len(words)), (0, len(target)))
+
+
+def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tuple[list[Word], set[Word]]:
+    """Words of which those that are copies of parts that stay are whole, and all these copies.
+
+    The text of copies is left out: the parts themselves are written once.
+    """
+    words, removed = list(words), set[Word]()
+    leaves: dict[str, list[Element]] = {}
+    for leaf in root.leaves():
+        leaves.setdefault(leaf.copy, []).append(leaf)
+    for copy in sorted(filter(str.strip, leaves), key=len, reverse=True):
+        found = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(copy)}(?!\w)", target)]
+        free = [span for span in found if not any(w.path for w in _overlapping(words, span))]
+        for leaf in leaves[copy]:
+            if free:
+                best = max(free, key=partial(_n_linked, words, leaf))
+                free.remove(best)
+                words, one = _merged(words, best, leaf)
+                removed.add(one)
+        # A word may well be there for another reason.
+        if not copy.isalnum() and source.count(copy) == len(leaves[copy]):
+            for span in free:
+                words, one = _merged(words, span, root)
+                removed.add(one)
+    return words, removed
+
+
+def _overlapping(words: Sequence[Word], span: Span) -> Sequence[Word]:
+    return words[bisect_right(words, span[0], key=lambda w: w.end) : bisect_left(words, span[1], key=lambda w: w.start)]
+
+
+def _n_linked(words: Sequence[Word], leaf: Element, span: Span) -> int:
+    sources = [w.src for w in _overlapping(words, span) if w.src is not None]
+    return sum(leaf.start < src[1] and src[0] < leaf.end for src in sources)
+
+
+def _merged(words: Sequence[Word], span: Span, owner: Element) -> tuple[list[Word], Word]:
+    """The words with one at `span`, which belongs to the element, and that one; others are cut there."""
+    here = _overlapping(words, span)
+    one = Word(*span, None, here[0].number if here else 0, [owner])
+    before = [w for w in words if w.start < span[0]]
+    after = [w for w in words if w.end > span[1]]
+    cut = [replace(w, end=min(w.end, span[0])) if w.end > span[0] else w for w in before]
+    rest = [replace(w, start=max(w.start, span[1])) if w.start < span[1] else w for w in after]
+    return [*cut, one, *rest], one
+
+
+def _find_paths(root: Element, words: Sequence[Word], sentences: Sequence[Span]) -> None:
+    """Give each word the elements that it belongs to, outermost first.
+
+    A word whose source is unknown belongs where both its neighbours do; at the ends of a sentence, to what the whole
+    sentence belongs to.
+    """
+    claimed = {id(word.path[0]) for word in words if word.path}
+    for word in words:
+        owner = word.path[0] if word.path else None
+        if owner is not None and owner is not root:
+            word.path = root.path_to((owner.start + owner.end - 1) / 2)
+        elif owner is None and word.src is not None:
+            path = root.path_to((word.src[0] + word.src[1] - 1) / 2)
+            word.path = path[:-1] if id(path[-1]) in claimed else path
+    whole = [_shared(root.path_to(start), root.path_to(max(start, end - 1))) for start, end in sentences]
+    unknown = [word for word in words if not word.path]
+    before, after = _neighbours(words, whole), _neighbours(words[::-1], whole)
+    for word in unknown:
+        word.path = _shared(before[id(word)], after[id(word)])
+        while word.path[-1].verbatim is not None:
+            word.path.pop()
+
+
+def _neighbours(words: Sequence[Word], whole: Sequence[list[Element]]) -> dict[int, list[Element]]:
+    """For each word of unknown source, the elements of the known one before it in its sentence."""
+    found: dict[int, list[Element]] = {}
+    number, path = -1, list[Element]()
+    for word in words:
+        if word.number != number:
+            number, path = word.number, whole[word.number]
+        if word.path:
+            path = word.path
+        else:
+            found[id(word)] = path
+    return found
+
+
+def _shared(one: Sequence[Element], other: Sequence[Element]) -> list[Element]:
+    return [a for a, b in zip(one, other, strict=False) if a is b]
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """Writes the translation of an element."""
+
+    source: str
+    target: str
+    words: Sequence[Word]
+    removed: set[Word]
+    escape: Callable[[str], str]
+
+    def render(self, element: Element, here: Span, place: Span) -> str:
+        """An element that has these words, and these characters of the target."""
+        if element.verbatim is not None:
+            return element.verbatim
+        parts = self._placed(element, here)
+        out, end = [], place[0]
+        for inside, child in parts:
+            first, last = self._characters(inside, place, child)
+            out.append(self._text(end, first))
+            before = next((one for one in reversed(out) if one), self.target[:first])
+            out.append(self._padded(child, self.render(child, inside, (first, last)), (first, last), before))
+            end = max(end, last)
+        return element.before + "".join([*out, self._text(end, place[1])]) + element.after
+
+    def _placed(self, element: Element, here: Span) -> list[tuple[Span, Element]]:
+        """The words of each child, in the order of the target; a child without words is between two."""
+        taken = [False] * (here[1] - here[0])
+        spans: dict[int, Span] = {}
+        children = element.children
+        n_words = {id(child): 0 for child in children}
+        for word in self.words[slice(*here)]:
+            for one in word.path:
+                if id(one) in n_words:
+                    n_words[id(one)] += 1
+        for child in sorted(children, key=lambda child: -n_words[id(child)]):
+            if self._is_all(child, element):
+                spans[id(child)] = here
+                break
+            if n_words[id(child)]:
+                inside = zip(taken, self.words[slice(*here)], strict=True)
+                first, last = _best_run([-math.inf if used else _gain(child, word) for used, word in inside])
+                taken[first:last] = [True] * (last - first)
+                if first < last:
+                    spans[id(child)] = here[0] + first, here[0] + last
+        for child in children:
+            if id(child) not in spans:
+                spans[id(child)] = self._point(child, here, [span for span in spans.values() if span[0] < span[1]])
+        order = sorted(range(len(children)), key=lambda i: (*spans[id(children[i])], i))
+        return [(spans[id(children[i])], children[i]) for i in order]
+
+    def _is_all(self, child: Element, element: Element) -> bool:
+        around = self.source[element.start : child.start] + self.source[child.end : element.end]
+        return child.end > child.start and not around.strip()
+
+    def _point(self, child: Element, here: Span, others: Sequence[Span]) -> Span:
+        """Between which words a child without words goes: behind what is before it in the source, outside others."""
+        known = [(w.src, i) for i, w in enumerate(self.words[slice(*here)], here[0]) if w.src is not None]
+        before = [(src[1], i + 1) for src, i in known if src[1] <= child.start]
+        after = [(src[0], i) for src, i in known if src[0] >= child.end]
+        place = max(before)[1] if before else min(after)[1] if after else here[0]
+        for first, last in others:
+            if first < place < last:
+                place = last
+        return place, place
+
+    def _characters(self, inside: Span, place: Span, child: Element) -> Span:
+        """Where in the target these words are."""
+        if inside[0] < inside[1]:
+            return self.words[inside[0]].start, self.words[inside[1] - 1].end
+        starts_word = child.start > 0 and self.source[child.start - 1].isspace()
+        at = place[0]
+        if inside[0] > 0 and self.words[inside[0] - 1].end >= place[0]:
+            at = self.words[inside[0] - 1].end
+        if (starts_word or at < place[0]) and inside[0] < len(self.words) and self.words[inside[0]].start <= place[1]:
+            at = self.words[inside[0]].start
+        return (min(max(at, place[0]), place[1]),) * 2
+
+    def _padded(self, child: Element, text: str, place: Span, before: str) -> str:
+        """A part that stays, with the spaces of the source where it is put between two words."""
+        if child.verbatim is None or place[0] < place[1]:
+            return text
+        after = self.target[place[1] :][:1]
+        opens = self.source[: child.start][-1:].isspace() and before and not before[-1].isspace()
+        closes = self.source[child.end :][:1].isspace() and after and not after.isspace()
+        return " " * bool(opens) + text + " " * bool(closes)
+
+    def _text(self, start: int, end: int) -> str:
+        gone = [(w.start, w.end) for w in self.removed if start <= w.start and w.end <= end]
+        out = []
+        for first, last in sorted(gone):
+            out.append(self.target[start:first].rstrip())
+            start = last
+        return self.escape("".join([*out, self.target[start:end]]))
+
+
+def _gain(element: Element, word: Word) -> float:
+    if any(one is element for one in word.path):
+        return 1
+    return -1 if word.path[-1].verbatim is None else -math.inf
+
+
+def _best_run(gains: Sequence[float]) -> Span:
+    """The stretch with the largest sum, the first of the longest."""
+    best, found, start, total = 0.0, (0, 0), 0, 0.0
+    for i, gain in enumerate(gains):
+        if total <= 0:
+            start, total = i, 0.0
+        total += gain
+        if total > best:
+            best, found = total, (start, i + 1)
+    return found

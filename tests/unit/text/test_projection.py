@@ -1,0 +1,208 @@
+"""Tags and kept parts in the right places of a translation."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from html import escape
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from transduce.errors import SettingsError
+from transduce.text.markup import MarkupRules, Segment, parse_markup
+from transduce.text.projection import Element, Word, project, words_of
+from transduce.text.protected import MOST_PARTS, protect, use_glossary
+
+HTML, XML = MarkupRules(kind="html"), MarkupRules(kind="xml")
+
+
+def quoted(text: str) -> str:
+    return escape(text, quote=False)
+
+
+def words(source: str, target: str, order: list[int]) -> list[Word]:
+    """The target's words; number i is linked to word order[i] of the source, -1: to none."""
+    places = [m.span() for m in re.finditer(r"\S+", source)]
+    found = zip((m.span() for m in re.finditer(r"\S+", target)), order, strict=True)
+    links = [(*places[i], *place) for place, i in found if i >= 0]
+    return words_of(target, links, src=0, tgt=0, number=0)
+
+
+def translated(document: str, target: str, order: list[int], rules: MarkupRules = HTML) -> str:
+    (segment,) = parse_markup(document, rules)
+    assert isinstance(segment, Segment)
+    source = segment.text
+    return project(segment.root, source, target, words(source, target, order), [(0, len(source))], quoted)
+
+
+@pytest.mark.parametrize(
+    ("document", "target", "order", "expected"),
+    [
+        ("a <b>red hat</b> here", "ein roter Hut hier", [0, 1, 2, 3], "ein <b>roter Hut</b> hier"),
+        ("I <b>gave</b> it <i>up</i>", "A U B G", [0, 3, 2, 1], "A <i>U</i> B <b>G</b>"),
+        ("x <a href='?a&b'>one <i>two</i></a>", "Z E X", [2, 1, 0], "<a href='?a&b'><i>Z</i> E</a> X"),
+        ("<b>all of it</b>", "das alles hier ganz", [-1, 0, -1, -1], "<b>das alles hier ganz</b>"),
+        ("a <b>b c</b> d", "A B x C D", [0, 1, -1, 2, 3], "A <b>B x C</b> D"),
+        ("a <b>the</b> c", "A C", [0, 2], "A <b></b>C"),
+        ("one <img src=x> two", "Eins Zwei", [0, 1], "Eins <img src=x>Zwei"),
+        ("<img> one", "Eins", [0], "<img>Eins"),
+        ("one<!-- c --> two", "Eins Zwei", [0, 1], "Eins<!-- c --> Zwei"),
+        ("run <code>f(x)</code> now", "lauf G jetzt", [0, 1, 2], "lauf <code>f(x)</code> jetzt"),
+        ("run <code>f(x)</code> now", "f(x) jetzt f(x)", [1, 2, 0], "<code>f(x)</code> jetzt"),
+        ("run <code>f(x)</code> now", "lauf jetzt", [0, 2], "lauf <code>f(x)</code> jetzt"),
+        ("a &lt; b &amp; <b>c</b>", "A < B & C", [0, 1, 2, 3, 4], "A &lt; B &amp; <b>C</b>"),
+        ("no <i translate=no>Big Corp</i> yes", "ja Groß Firma", [3, 1, 2], "ja <i translate=no>Big Corp</i>"),
+    ],
+)  # fmt: skip
+def test_tags_follow_their_words(document: str, target: str, order: list[int], expected: str) -> None:
+    assert translated(document, target, order).strip() == expected
+
+
+def test_protected_parts_appear_once() -> None:
+    source = "Dear {name}, see http://x.y/z or %s."
+    for target in ("Liebe , siehe.", "{name} {name} http://x.y/z und http://x.y/z %s", "{Name}: http x y. %d."):
+        for shift in range(4):
+            order = [(i + shift) % 6 for i in range(len(target.split()))]
+            root = Element(0, len(source))
+            protect(root, source, str)
+            found = project(root, source, target, words(source, target, order), [(0, len(source))])
+            assert [found.count(part) for part in ("{name}", "http://x.y/z", "%s")] == [1, 1, 1], found
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("see https://a.b/c?d=1#e, or (www.x.org).", ["https://a.b/c?d=1#e", "www.x.org"]),
+        ("mail a.b+c@d-e.co.uk.", ["a.b+c@d-e.co.uk"]),
+        ("{} {0} {name!r} ${x} #{y} {{ z }} %s %(n)d %1$s %.2f", 10),
+        ("50% of it, 100 %, {not this}, a@b, <b>", []),
+        ("<0>x</0>", ["<0>", "</0>"]),
+        ("%s " * 200, MOST_PARTS),
+    ],
+)
+def test_what_is_protected(text: str, kept: list[str] | int) -> None:
+    root = Element(0, len(text))
+    protect(root, text, str)
+    found = [leaf.verbatim for leaf in root.leaves()]
+    assert found == kept or len(found) == kept
+
+
+def test_glossary_terms_are_whole_words() -> None:
+    source, root = "the red hat of Hattie, a hat", Element(0, 28)
+    use_glossary(root, source, {"hat": "Mütze", "red hat": "Rotkappe & Co"}, quoted)
+    assert [(leaf.start, leaf.end, leaf.verbatim) for leaf in root.leaves()] == [
+        (4, 11, "Rotkappe &amp; Co"), (25, 28, "Mütze"),
+    ]  # fmt: skip
+    target = "der rote Hut von Hattie, eine Mütze"
+    order = [0, 1, 2, 3, 4, 5, 6]
+    found = project(root, source, target, words(source, target, order), [(0, 28)], quoted)
+    assert found == "der Rotkappe &amp; Co von Hattie, eine Mütze"
+
+
+def test_only_running_text_is_cut_out() -> None:
+    document = (
+        "<!DOCTYPE html><html><head><title>A t</title><style>p > b {}</style></head>\n"
+        " <p class=x>\n One &amp; <b>two</b><br>three </p><script>if (a < b) '<p>x</p>'</script><pre>a  b</pre>\n"
+        "<ul><li>x<li translate=no>y</ul> <p>1 <b>unclosed <p>and </i> stray a < b</body>"
+    )
+    parts = parse_markup(document, HTML)
+    texts = [part.text.strip() for part in parts if isinstance(part, Segment)]
+    assert texts == ["A t", "One & two", "three", "x", "1", "unclosed", "and", "stray a < b"]
+    assert restored(parts) == document.replace("a < b</body", "a &lt; b</body")
+    assert restored(parse_markup("just text", HTML)) == "just text" and parse_markup("", HTML) == []
+
+
+def restored(parts: list[str | Segment]) -> str:
+    """The document with each segment translated to itself."""
+    out = []
+    for part in parts:
+        if isinstance(part, str):
+            out.append(part)
+            continue
+        text = part.text
+        places = [(m.start(), m.end()) for m in re.finditer(r"\S+", text)]
+        same = [Word(*place, place, 0) for place in places]
+        found = project(part.root, text, text, same, [(0, len(text))], quoted)
+        before, after = part.spaces
+        out.append(before + found.strip() + after if before or after else found)
+    return "".join(out)
+
+
+@pytest.mark.parametrize("text", ["<a>x", "x</a>", "<a><b>x</a></b>", "<a>" * 300, "<a>x</A>"])
+def test_malformed_xml_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"not well-formed XML|nested more than"):
+        parse_markup(text, XML)
+
+
+def test_entities_of_a_document_type_are_never_resolved() -> None:
+    bomb = '<!DOCTYPE a [<!ENTITY b "lol"><!ENTITY c "&b;&b;&b;">]><a>x &c; and &eacute; y</a>'
+    assert restored(parse_markup(bomb, XML)) == bomb
+    many = "<a>x " + "&c; " * 5000 + "</a>"
+    assert restored(parse_markup(many, XML)) == many
+    assert len(parse_markup("x " + "<b>y</b> " * 3000, HTML)) < 100
+
+
+@st.composite
+def trees(draw: st.DrawFn, depth: int = 3) -> str:
+    """Content of an XML document."""
+    word = st.sampled_from(["red", "a", "b &amp; c", "&lt;x&gt;", "é", "{name}", "%s", "http://x.y/z", "&own;", ""])
+    out = []
+    for _ in range(draw(st.integers(0, 4))):
+        out.append(draw(word) + draw(st.sampled_from(["", " ", " ", ". "])))
+        if depth and draw(st.booleans()):
+            name, inner = draw(st.sampled_from(["b", "i", "code", "p", "g"])), draw(trees(depth - 1))
+            out.append(draw(st.sampled_from([f"<{name} k='1&amp;2'>{inner}</{name}>", f"<{name}/>", "<!-- x -->"])))
+    return "".join(out)
+
+
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(content=trees(), draw=st.data(), kind=st.sampled_from(["html", "xml"]))
+def test_documents_keep_their_elements(content: str, draw: st.DataObject, kind: str) -> None:
+    """Whatever the translation and the alignment are."""
+    content = re.sub(r"<(\w+)/>", r"<\1></\1>", content) if kind == "html" else content
+    rules = MarkupRules(kind=kind, ignore=frozenset({"code"}))  # type: ignore[arg-type]
+    out = []
+    for part in parse_markup(content, rules):
+        if isinstance(part, str):
+            out.append(part)
+            continue
+        protect(part.root, part.text, quoted)
+        n_source = len(part.text.split())
+        n_kept = sum(leaf.copy == "{name}" for leaf in part.root.leaves())
+        copies = ["{name}"] if n_kept and n_kept == part.text.count("{name}") else []
+        target = " ".join(draw.draw(st.lists(st.sampled_from(["x", "y & z", "%s", "<", "red.", *copies]), max_size=8)))
+        order = draw.draw(
+            st.lists(st.integers(-1, n_source - 1), min_size=len(target.split()), max_size=len(target.split()))
+        )
+        found = words(part.text, target, order)
+        out.append(project(part.root, part.text, target, found, [(0, len(part.text))], quoted))
+    result = "".join(out)
+    entity = '<!DOCTYPE d [<!ENTITY own "own">]>'
+    before, after = (ET.fromstring(f"{entity}<d>{text.replace('&own;', 'own')}</d>") for text in (content, result))
+    assert outline(before) == outline(after)
+    kept = [sorted("".join(e.itertext()) for e in document.iter("code")) for document in (before, after)]
+    assert kept[0] == kept[1]
+    assert kind == "html" or result.count("&own;") == content.count("&own;")
+    assert result.count("<!-- x -->") == content.count("<!-- x -->")
+    assert result.count("{name}") == content.count("{name}"), (content, result)
+
+
+def outline(element: ET.Element) -> tuple[object, ...]:
+    """The nesting of elements, whatever the order of neighbours is."""
+    return element.tag, tuple(sorted(element.attrib.items())), tuple(sorted(map(outline, element), key=repr))
+
+
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="<>/ab!-[]&;\"'= x", max_size=60), st.sampled_from([HTML, XML]))
+def test_any_text_is_parsed(text: str, rules: MarkupRules) -> None:
+    try:
+        parts = parse_markup(text, rules)
+    except SettingsError:
+        assert rules is XML
+        return
+    tags = re.findall(r"<[^<>]*>", "".join(part for part in parts if isinstance(part, str)))
+    assert all(tag in text for tag in tags)
+    restored(parts)
