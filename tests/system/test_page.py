@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,27 @@ def test_nothing_is_wider_than_the_screen_and_everything_has_a_label(page: webdr
         !one.textContent.trim() && !one.ariaLabel && !one.hasAttribute("aria-labelledby") && !one.labels?.length
     ).map((one) => one.outerHTML)"""
     assert page.execute_script(unnamed) == []
+
+
+def marked_text(page: webdriver.Chrome) -> str:
+    return page.execute_script("return [...document.querySelectorAll('mark')].map((one) => one.textContent).join('')")
+
+
+def test_a_word_marks_the_words_that_it_translates(page: webdriver.Chrome, runs: tuple[Path, Path]) -> None:
+    translator = Translator.load(runs[0])
+    lines = ["😀 A dog.", marians.LINES[3]]  # JavaScript counts two units for the first character
+    page.execute_script("arguments[0].value = arguments[1]", page.find_element(By.ID, "input"), "\n".join(lines))
+    page.find_element(By.ID, "input").send_keys(" ")
+    wait(lambda: output(page).count("\n") == 1)
+    expected = []
+    for number, line in enumerate(lines):
+        (translation,) = translator.translate([line])
+        (links,) = translator.align([line], [translation.text])
+        for word in page.find_elements(By.CSS_SELECTOR, f".word[data-sentence='{number}']")[:3]:
+            start = int(word.get_attribute("data-start") or 0)
+            end = start + len(word.text)
+            places = {i for a, b, c, d in links if c < end and start < d for i in range(a, b)}
+            expected.append("".join(line[i] for i in sorted(places)))
+            page.execute_script("arguments[0].focus()", word)
+            wait(partial(lambda text: marked_text(page) == text, expected[-1]))
+    assert any(expected)

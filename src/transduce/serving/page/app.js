@@ -4,6 +4,8 @@
 const byId = (id) => document.getElementById(id);
 const WAIT = 250; // milliseconds without a key before a translation is asked for
 const LINES_PER_REQUEST = 32;
+const CHARACTERS_PER_REQUEST = 10000;
+const TRIES = 5; // of a part of a file whose deadline passes
 const BEAM = 16; // for alternatives
 const MAX_DOUBT = 3; // nats at which a word is shaded fully
 
@@ -132,11 +134,11 @@ function sentenceNode(sentence, number) {
     if (place > end) node.append(sentence.text.slice(end, place));
     const span = document.createElement("span");
     span.textContent = word;
-    span.className = "word unsure";
+    span.className = logProb === null ? "word" : "word unsure";
     span.tabIndex = 0;
     span.setAttribute("role", "button");
     span.style.setProperty("--doubt", Math.min(1, -logProb / MAX_DOUBT).toFixed(2));
-    span.title = `probability ${(100 * Math.exp(logProb)).toFixed(0)} %; choose for alternatives`;
+    span.title = `${logProb === null ? "" : `probability ${(100 * Math.exp(logProb)).toFixed(0)} %; `}choose for alternatives`;
     span.dataset.sentence = number;
     span.dataset.word = index;
     span.dataset.start = place;
@@ -146,6 +148,42 @@ function sentenceNode(sentence, number) {
   node.append(sentence.text.slice(end));
   return node;
 }
+
+// --- words of the source that a word translates -------------------------------------------------------------------
+
+async function alignmentOf(number) {
+  const sentence = translated[number];
+  if (!sentence.alignment) {
+    const body = { text: sentence.source, prefix: sentence.chosen ? sentence.text : "", split: false, alignment: true, ...route() };
+    sentence.alignment = ask("v1/translate", body).then((answer) => answer.translations[0].sentences[0].alignment, () => []);
+  }
+  return sentence.alignment;
+}
+
+async function markSource(span) {
+  const number = Number(span.dataset.sentence);
+  const start = toCodePoints(translated[number].text, Number(span.dataset.start));
+  const end = start + Array.from(span.textContent).length;
+  const links = await alignmentOf(number);
+  if (!span.matches(":hover, :focus")) return;
+  const source = Array.from(translated[number].source);
+  const marked = links.filter(([, , from, to]) => from < end && start < to).map(([from, to]) => [from, to]);
+  const text = byId("input").value;
+  let place = 0;
+  for (let i = 0; i <= number; i++) place = text.indexOf(translated[i].source, place) + (i < number ? translated[i].source.length : 0);
+  if (place < 0) return;
+  const nodes = [document.createTextNode(text.slice(0, place))];
+  source.forEach((letter, i) => {
+    const isMarked = marked.some(([from, to]) => from <= i && i < to);
+    const node = isMarked ? document.createElement("mark") : document.createTextNode("");
+    node.textContent = letter;
+    nodes.push(node);
+  });
+  byId("marks").replaceChildren(...nodes);
+  byId("marks").scrollTop = byId("input").scrollTop;
+}
+
+const toCodePoints = (text, units) => Array.from(text.slice(0, units)).length;
 
 // --- alternatives of a word ---------------------------------------------------------------------------------------
 
@@ -184,7 +222,8 @@ function choice(number, text) {
 
 function choose(number, text) {
   const node = byId("output").querySelectorAll(":scope > span")[number];
-  translated[number] = { ...translated[number], text, words: text.split(/\s+/).filter(Boolean).map((word) => [word, 0]) };
+  const words = text.split(/\s+/).filter(Boolean).map((word) => [word, null]);
+  translated[number] = { source: translated[number].source, text, words, chosen: true };
   node.replaceWith(sentenceNode(translated[number], number));
   byId("alternatives").hidden = true;
   byId("output").focus();
@@ -206,7 +245,7 @@ async function translateFile(file) {
   const start = performance.now();
   try {
     while (results.length < lines.length) {
-      const part = lines.slice(results.length, results.length + LINES_PER_REQUEST);
+      const part = nextPart(lines, results.length, first);
       const answer = await askPatiently({ text: part.map(first), ...route() }, own.signal);
       results.push(...answer.translations.map((one, i) => (isTable ? `${part[i]}\t${one.text}` : one.text)));
       const fraction = results.length / lines.length;
@@ -222,12 +261,20 @@ async function translateFile(file) {
   byId("stop").hidden = true;
 }
 
+function nextPart(lines, start, textOf) {
+  let end = start + 1;
+  let size = textOf(lines[start]).length;
+  while (end < lines.length && end - start < LINES_PER_REQUEST && (size += textOf(lines[end]).length) <= CHARACTERS_PER_REQUEST) end += 1;
+  return lines.slice(start, end);
+}
+
 async function askPatiently(body, signal) {
-  for (;;) {
+  for (let expired = 0; ;) {
     try {
       return await ask("v1/translate", body, signal);
     } catch (error) {
-      if (error.status !== 429 && error.status !== 504) throw error;
+      expired += error.status === 504;
+      if (expired > TRIES || (error.status !== 429 && error.status !== 504)) throw error;
       await pause(error.retryAfter, signal);
     }
   }
@@ -261,6 +308,11 @@ function connect() {
   byId("copy").addEventListener("click", async () => { await navigator.clipboard.writeText(outputText()); show("copied"); });
   byId("confidence").addEventListener("change", (event) => byId("output").classList.toggle("shaded", event.target.checked));
   byId("output").addEventListener("click", (event) => { if (event.target.matches(".word")) showAlternatives(event.target); });
+  for (const kind of ["mouseover", "focusin"]) {
+    byId("output").addEventListener(kind, (event) => { if (event.target.matches(".word")) markSource(event.target); });
+  }
+  for (const kind of ["mouseout", "focusout"]) byId("output").addEventListener(kind, () => byId("marks").replaceChildren());
+  byId("input").addEventListener("scroll", () => { byId("marks").scrollTop = byId("input").scrollTop; });
   byId("output").addEventListener("keydown", (event) => {
     if (event.target.matches(".word") && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); showAlternatives(event.target); }
   });
