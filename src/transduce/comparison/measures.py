@@ -52,12 +52,10 @@ def start_memory_measurement() -> None:
 
 
 def store_measures(run: Path, *, trained_now: bool) -> None:
-    """Score a finished run and store the result in its folder, unless that is done.
+    """Score a finished run and store the result in its folder.
 
     `trained_now`: this process has trained it, so that its peak memory is known.
     """
-    if (run / RECORD).exists():
-        return
     on_gpu = torch.cuda.is_available()
     memory = (torch.cuda.max_memory_allocated() if on_gpu else peak_memory()) if trained_now else None
     with RunFolder.open_locked(run) as folder:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from transduce.config import ModelSettings, Settings, resolve_preset
 from transduce.errors import SettingsError
@@ -28,11 +31,11 @@ SettingsT = TypeVar("SettingsT", bound=ModelSettings)
 def scale(model: SettingsT, n_parameters: int, *, n_src: int, n_tgt: int) -> SettingsT:
     """The same architecture with about `n_parameters`, by RULE.
 
-    `d_model` is a multiple of twice the number of heads, or of 8 without heads; other widths are even. Raises
-    `SettingsError` if no such width is within TOLERANCE.
+    `d_model` is a multiple of `width_step`; other widths are even. Raises `SettingsError` if no such width is within
+    TOLERANCE.
     """
     model = resolve_preset(model)
-    step = 2 * getattr(model, "n_heads") if "n_heads" in type(model).model_fields else 8  # noqa: B009
+    step = model.width_step
     widths = {
         name: value
         for name in type(model).model_fields
@@ -45,8 +48,11 @@ def scale(model: SettingsT, n_parameters: int, *, n_src: int, n_tgt: int) -> Set
         given = {name: getattr(model, name) for name in model.model_fields_set}
         return type(model)(**{**given, **others, "d_model": d_model})
 
-    def count(number: int) -> int:
-        return parameters_of(sized(number), n_src=n_src, n_tgt=n_tgt)
+    def count(number: int) -> float:
+        try:
+            return parameters_of(sized(number), n_src=n_src, n_tgt=n_tgt)
+        except ValidationError:  # wider than allowed
+            return math.inf
 
     low, high = 0, 1
     while count(high) < n_parameters:

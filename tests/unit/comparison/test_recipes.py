@@ -9,7 +9,14 @@ import pytest
 
 from transduce.comparison.recipes import Budget, read_recipes, with_shared_conditions, with_tokenizer_of
 from transduce.comparison.sizes import TOLERANCE, scale
-from transduce.config import BertClassifierSettings, GPTSettings, Settings, TransformerSettings, resolve_preset
+from transduce.config import (
+    BertClassifierSettings,
+    GPTSettings,
+    Settings,
+    TransformerSettings,
+    model_settings,
+    resolve_preset,
+)
 from transduce.errors import SettingsError
 from transduce.models.registry import build_model, count_parameters
 from transduce.tasks.resolve import check
@@ -150,9 +157,12 @@ def test_widths_are_scaled_to_a_number_of_parameters(model: Any, n_parameters: i
     assert after["d_ff"] / after["d_model"] == pytest.approx(before["d_ff"] / before["d_model"], rel=0.05)
 
 
-def test_a_number_of_parameters_that_no_width_gives_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"params=1000: the nearest size .* has .* parameters"):
-        scale(TransformerSettings(), 1000, n_src=500, n_tgt=500)
+@pytest.mark.parametrize("n_parameters", [1000, 10**13, 10**30])
+@pytest.mark.parametrize("kind", ["transformer", "rnn", "convs2s", "star-classifier"])
+def test_a_number_of_parameters_that_no_width_gives_is_refused(kind: str, n_parameters: int) -> None:
+    model = model_settings(kind=kind, **({"n_labels": 2} if kind == "star-classifier" else {}))
+    with pytest.raises(SettingsError, match=rf"params={n_parameters}: the nearest size .* has [0-9,]+ parameters"):
+        scale(model, n_parameters, n_src=500, n_tgt=500)
 
 
 @pytest.mark.parametrize("folder", sorted(RECIPES.iterdir()), ids=lambda path: path.name)

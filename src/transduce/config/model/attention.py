@@ -24,6 +24,11 @@ class BlockSettings(ModelSettings):
     bias: bool = Field(True, description="Add biases in linear layers and layer norms.")
 
     @property
+    def width_step(self) -> int:
+        """Heads of equal, even width."""
+        return 2 * self.n_heads
+
+    @property
     def d_head(self) -> int:
         """Width of one attention head."""
         return self.d_model // self.n_heads

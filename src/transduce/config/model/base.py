@@ -61,6 +61,11 @@ class ModelSettings(Section):
         """The architecture and its sizes in a line."""
 
     @property
+    def width_step(self) -> int:
+        """`compare` gives models widths that are multiples of this."""
+        return 8
+
+    @property
     @abstractmethod
     def layer_weights(self) -> int:
         """Number of weights of all layers without embeddings, roughly: the work per token is proportional to it."""

@@ -54,6 +54,11 @@ class StarClassifierSettings(ModelSettings):
     n_labels: int | None = Field(None, ge=2, le=1 << 20, description="Number of labels (default: from the data).")
 
     @property
+    def width_step(self) -> int:
+        """Heads of equal, even width."""
+        return 2 * self.n_heads
+
+    @property
     def position_limit(self) -> int | None:
         """Learned positions have a limit."""
         return self.max_positions if self.positions == "learned" else None
