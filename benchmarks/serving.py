@@ -18,6 +18,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from http_load import Connection, Load, LostError, Outcome, percentile, request
 from malformed import malformed
 from servers import Server
 from transduce import TranslationOptions, Translator
+from transduce.convert.exporting import export_run
 from transduce.text.sentences import split_sentences
 
 CLIENTS = 64
@@ -100,7 +102,32 @@ def throughput(setup: Setup) -> bool:
         f"{speed:,.0f} sentences/s with {CLIENTS} clients (p50 {p50:.0f} ms, p99 {p99:.0f} ms); transduce translate "
         f"{offline:,.0f}; ratio {speed / offline:.2f}; CPU ms {1000 * cpu:.2f} and {1000 * offline_cpu:.2f}"
     )
-    return report("throughput", text)
+    report("throughput", text)
+    for kind in ("threads", "one"):
+        plain_throughput(setup, kind, min(n, 2000))
+    return True
+
+
+def plain_throughput(setup: Setup, kind: str, n: int) -> None:
+    """Of a server of `plain_servers.py`, whose answers may differ: they are CTranslate2's."""
+    with tempfile.TemporaryDirectory() as name, socket.socket() as probe:
+        list(export_run(setup.run, "ctranslate2", Path(name) / "model"))
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        script = Path(__file__).with_name("plain_servers.py")
+        command = [sys.executable, script, kind, setup.run, Path(name) / "model", port]
+        server = subprocess.Popen(list(map(str, command)))
+        try:
+            load = Load(port, setup.single)
+            while not load.outcomes:
+                time.sleep(0.2)
+                uvloop.run(load.clients(1, iter(range(1))))
+            speed, p50, p99 = saturate(setup, port, n, compare=False)
+        finally:
+            server.terminate()
+            server.wait()
+    report(f"plain server, {kind}", f"{speed:,.0f} sentences/s (p50 {p50:.0f} ms, p99 {p99:.0f} ms)")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -131,11 +158,14 @@ def offline_speed(setup: Setup) -> tuple[float, float]:
     return n / (seconds[1] - seconds[0]), (cpu[1] - cpu[0]) / n
 
 
-def saturate(setup: Setup, port: int, n: int) -> tuple[float, float, float]:
+def saturate(setup: Setup, port: int, n: int, *, compare: bool = True) -> tuple[float, float, float]:
     """Sentences per second of 64 clients, after a tenth of the requests; median and p99 in milliseconds."""
     load = Load(port, setup.single)
     uvloop.run(load.clients(CLIENTS, iter(range(n + n // 10))))
-    check_answers(setup, load.outcomes)
+    if compare:
+        check_answers(setup, load.outcomes)
+    elif failed := [one for one in load.outcomes if one.status != 200]:
+        raise SystemExit(f"FAILED: {len(failed)} of {len(load.outcomes)} requests, with status {failed[0].status}")
     ends = sorted(one.sent + one.seconds for one in load.outcomes)[n // 10 :]
     times = [1000 * one.seconds for one in load.outcomes[n // 10 :]]
     return (len(ends) - 1) / (ends[-1] - ends[0]), percentile(times, 0.5), percentile(times, 0.99)
@@ -394,7 +424,7 @@ def main() -> None:
     parser.add_argument("commands", nargs="+", choices=[*COMMANDS, "all"])
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--lines", type=int, default=1000, help="sentences that are used")
+    parser.add_argument("--lines", type=int, default=1000, help="sentences to use; throughput needs 1,000")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--serve", nargs="*", default=[], metavar="--OPTION=VALUE", help="of transduce serve")
     args = parser.parse_args()

@@ -1,0 +1,72 @@
+"""Plain servers around CTranslate2, to compare `transduce serve` with: see serving.py.
+
+    python benchmarks/plain_servers.py {threads,one} RUN FOLDER PORT
+
+threads: what people write first, a function of a web framework that runs in a pool of threads, with a CTranslate2
+translator of one thread per core; each text is a batch. one: LibreTranslate's way, one text at a time, each on all
+cores. RUN gives the tokenizer, FOLDER the model in CTranslate2's format. The framework is Starlette, on which FastAPI
+is built. Requests and answers are those of /v1/translate, as far as serving.py needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+import ctranslate2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from transduce import Translator
+
+CORES = 2
+MAX_LENGTH = 127
+
+
+def make_app(kind: str, run: Path, folder: Path, precision: str) -> Starlette:
+    """The application."""
+    offline = Translator.load(run)
+    tokenizers, beam = offline.tokenizers, offline.settings.beam
+    threads = {"inter_threads": CORES, "intra_threads": 1} if kind == "threads" else {"intra_threads": CORES}
+    engine = ctranslate2.Translator(str(folder), compute_type=precision, **threads)
+    places = {piece: i for i, piece in enumerate(tokenizers.tgt.pieces(range(tokenizers.n_tgt)))}
+    turn = asyncio.Lock()
+
+    def work(text: str) -> str:
+        pieces = tokenizers.src.pieces(tokenizers.src.encode(text))
+        (found,) = engine.translate_batch([pieces], beam_size=beam, max_decoding_length=MAX_LENGTH)
+        return tokenizers.tgt.decode([places[piece] for piece in found.hypotheses[0]])
+
+    async def translate(request: Request) -> Response:
+        text = json.loads(await request.body())["text"]
+        if kind == "threads":
+            found = await run_in_threadpool(work, text)
+        else:
+            async with turn:
+                found = await run_in_threadpool(work, text)
+        return JSONResponse({"translations": [{"text": found}]})
+
+    return Starlette(routes=[Route("/v1/translate", translate, methods=["POST"])])
+
+
+def main() -> None:
+    """Parse and serve."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["threads", "one"])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--precision", default="float32")
+    args = parser.parse_args()
+    app = make_app(args.kind, args.run, args.folder, args.precision)
+    uvicorn.run(app, port=args.port, log_level="error")
+
+
+if __name__ == "__main__":
+    main()
