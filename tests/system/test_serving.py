@@ -88,6 +88,36 @@ def test_documents(server: Server) -> None:
     assert server.request("/v1/translate", {"text": "a", "format": "html", "words": True})[0] == 400
 
 
+def test_glossaries(server: Server) -> None:
+    import deepl
+
+    client = deepl.DeepLClient("no key is needed", server_url=server.url)
+    entries = {"reads": "LIEST", "two women": "ZWEI Frauen & Co"}
+    made = client.create_glossary("mine", "EN", "DE", entries)
+    assert made.ready and made.entry_count == 2 and made.source_lang == "EN"
+    assert [one.glossary_id for one in client.list_glossaries()] == [made.glossary_id]
+    assert client.get_glossary(made.glossary_id).name == "mine" and client.get_glossary_entries(made) == entries
+    assert [pair.target_lang for pair in client.get_glossary_languages()] == ["de"]
+    found = client.translate_text("two women reads", source_lang="EN", target_lang="DE", glossary=made)
+    assert isinstance(found, deepl.TextResult)
+    assert found.text.count("LIEST") == found.text.count("ZWEI Frauen & Co") == 1
+    tagged = client.translate_text(
+        "<b>two women</b> b", source_lang="EN", target_lang="DE", glossary=made, tag_handling="xml"
+    )
+    assert isinstance(tagged, deepl.TextResult) and "ZWEI Frauen &amp; Co" in tagged.text
+    table = client.create_glossary_from_csv("table", "EN", "DE", 'a,"b, c"\nd,e')
+    assert client.get_glossary_entries(table) == {"a": "b, c", "d": "e"}
+    for one in (made, table):
+        client.delete_glossary(one)
+    for gone in (client.delete_glossary, client.get_glossary):
+        with pytest.raises(deepl.GlossaryNotFoundException):
+            gone(made.glossary_id)  # type: ignore[operator]
+    body = {"text": "a", "source_lang": "EN", "target_lang": "DE", "glossary_id": made.glossary_id}
+    assert server.request("/v2/translate", body)[0] == 400
+    bad = {"name": "x", "source_lang": "EN", "target_lang": "DE", "entries": "a\tb\na\tc"}
+    assert "line 2: a term twice" in server.request("/v2/glossaries", bad)[1]["message"]
+
+
 def test_streamed_tokens(server: Server, translator: Translator) -> None:
     body = json.dumps({"text": LINES[0], "stream": True, "beam": 1}).encode()
     with urllib.request.urlopen(server.url + "/v1/translate", body, timeout=30) as response:

@@ -38,6 +38,10 @@ def serve(
     certificate: Annotated[Path | None, opt.option(metavar="FILE", help="TLS certificate (PEM).")] = None,
     certificate_key: Annotated[Path | None, opt.option(metavar="FILE", help="Its private key (PEM).")] = None,
     log_text: Annotated[bool, Option("--log-text", help="Log the texts of requests too.")] = False,
+    glossary_file: Annotated[
+        Path | None,
+        opt.option(metavar="FILE", help="Keep the glossaries of clients in this file (default: in memory)."),
+    ] = None,
     device: opt.Device = "auto",
     precision: opt.Precision = "auto",
     quiet: opt.Quiet = False,
@@ -54,6 +58,7 @@ def serve(
         if find_spec(name) is None:
             raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
     from transduce.logging import Log
+    from transduce.serving.glossaries import Glossaries
     from transduce.serving.keys import ApiKeys, new_key
     from transduce.serving.limits import Limits
     from transduce.serving.server import ServerOptions
@@ -81,7 +86,16 @@ def serve(
     specs = [RunSpec.parse(run) for run in runs]
     limits = Limits(max_requests=max_requests, max_tokens=max_tokens, max_wait=max_wait, seconds=deadline)
 
+    glossaries = Glossaries(glossary_file)
+
     def make_service() -> Service:
-        return Service(specs, limits=limits, device=device, precision=cast(Any, precision), pivot=pivot)
+        return Service(
+            specs,
+            limits=limits,
+            device=device,
+            precision=cast(Any, precision),
+            pivot=pivot,
+            glossaries=glossaries,
+        )
 
     run_server(make_service, options, Log(quiet=quiet))

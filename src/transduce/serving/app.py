@@ -13,15 +13,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from transduce.serving.http import Call, Endpoint, Server, json_response
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
-from transduce.serving.protocols import deepl, huggingface, libretranslate, native, openai
+from transduce.serving.protocols import deepl, deepl_glossaries, huggingface, libretranslate, native, openai
 from transduce.serving.service import Service
 from transduce.serving.web_page import ENDPOINTS as PAGE
 
-_ENDPOINTS = tuple(
-    endpoint
-    for protocol in (PAGE, *(one.ENDPOINTS for one in (native, libretranslate, deepl, huggingface, openai)))
-    for endpoint in protocol
-)
+_PROTOCOLS = (native, libretranslate, deepl, deepl_glossaries, huggingface, openai)
+_ENDPOINTS = tuple(endpoint for protocol in (PAGE, *(one.ENDPOINTS for one in _PROTOCOLS)) for endpoint in protocol)
 
 
 def make_app(

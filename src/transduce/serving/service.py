@@ -17,6 +17,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, SettingsError, TransduceError, nearest
 from transduce.runs.folder import RunFolder
 from transduce.serving.async_translator import AsyncTranslator
+from transduce.serving.glossaries import Glossaries
 from transduce.serving.limits import Admission, DrainingError, Limits
 from transduce.text.sentences import base_language
 
@@ -98,6 +99,7 @@ class Service:
         device: str = "auto",
         precision: AnyPrecision = "auto",
         pivot: bool = False,
+        glossaries: Glossaries | None = None,
     ) -> None:
         """Make a service that is not ready yet: see `start`.
 
@@ -107,12 +109,14 @@ class Service:
             device: auto, cpu or cuda.
             precision: As for `Translator.load`.
             pivot: Also offer pairs of runs, by way of a third language.
+            glossaries: Of clients; in memory, if not given.
         """
         self.limits, self.admission = limits, Admission(limits)
         self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
         self._runs: tuple[ServedRun, ...] = ()
         self._reloading = asyncio.Lock()
         self._requests: set[asyncio.Event] = set()  # each is set when the request ends
+        self.glossaries = glossaries or Glossaries()
         self.is_draining = False
 
     @property

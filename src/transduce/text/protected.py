@@ -10,6 +10,7 @@ from transduce.text.projection import Element
 MOST_PARTS = 100
 """Parts of a text that are kept; others are translated like any text."""
 
+_WORD = re.compile(r"\w\w")
 _PATTERN = re.compile(
     r"""(?:https?://|www\.)[^\s<>{}"']{1,2000}(?<![.,;:!?)\]])"""  # web addresses
     r"""|(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}"""  # e-mail addresses
@@ -26,11 +27,20 @@ def protect(root: Element, text: str, escape: Callable[[str], str]) -> None:
 
 def use_glossary(root: Element, text: str, terms: Mapping[str, str], escape: Callable[[str], str]) -> None:
     """Translate terms as the glossary says: whole words in the same case, the longest term first."""
-    if not terms:
-        return
-    longest_first = sorted(terms, key=len, reverse=True)
-    pattern = re.compile("|".join(rf"(?<!\w){re.escape(term)}(?!\w)" for term in longest_first))
-    _keep(root, text, ((m.start(), m.end(), terms[m[0]]) for m in pattern.finditer(text)), escape)
+    _keep(root, text, _terms(text, terms), escape)
+
+
+def _terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
+    lengths = sorted({len(term) for term in terms}, reverse=True)
+    end = 0
+    for border in re.finditer(r"\b\w|\W", text):
+        start = border.start()
+        for length in lengths if start >= end else ():
+            stop = start + length
+            if text[start:stop] in terms and stop <= len(text) and not _WORD.match(text[stop - 1 : stop + 1]):
+                yield start, stop, terms[text[start:stop]]
+                end = stop
+                break
 
 
 def _keep(root: Element, text: str, found: Iterator[tuple[int, int, str]], escape: Callable[[str], str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator
@@ -16,7 +17,6 @@ from transduce.text.markup import MarkupRules
 
 _UNLIMITED = 10**12  # clients compare the number of characters with a limit
 _UNSUPPORTED = (
-    "glossary_id",
     "glossary_ids",
     "style_id",
     "translation_memory_id",
@@ -68,15 +68,8 @@ async def translate(call: Call) -> Response:
     call.take_texts(asked.text)
     routes, _ = await choose_routes(call.service, asked.text, asked.source_lang, asked.target_lang)
     split = str(asked.split_sentences) not in ("0", "False")
-    if asked.tag_handling in ("xml", "html"):
-        rules = MarkupRules(
-            kind=asked.tag_handling,
-            ignore=asked.ignore_tags,
-            splitting=asked.splitting_tags,
-            non_splitting=asked.non_splitting_tags,
-            outline=asked.outline_detection not in (False, "0"),
-        )
-        found = await translate_formatted(call.service, asked.text, routes, TextFormat(rules), split=split)
+    if (form := _format(call, asked)) is not None:
+        found = await translate_formatted(call.service, asked.text, routes, form, split=split)
     else:
         found = [one.text for one in await translate_texts(call.service, asked.text, routes, split=split)]
     translations = [
@@ -84,6 +77,25 @@ async def translate(call: Call) -> Response:
         for text, route, one in zip(asked.text, routes, found, strict=True)
     ]
     return json_response({"translations": translations})
+
+
+def _format(call: Call, asked: TranslateRequest) -> TextFormat | None:
+    """What of the texts stays, and the glossary; None: nothing does."""
+    terms: Mapping[str, str] = {}
+    if asked.glossary_id:
+        if asked.source_lang is None:
+            raise SettingsError("source_lang: must be given with glossary_id")
+        terms = call.service.glossaries.terms(asked.glossary_id, asked.source_lang, asked.target_lang)
+    if asked.tag_handling not in ("xml", "html"):
+        return TextFormat(protect=False, terms=terms) if terms else None
+    rules = MarkupRules(
+        kind=asked.tag_handling,
+        ignore=asked.ignore_tags,
+        splitting=asked.splitting_tags,
+        non_splitting=asked.non_splitting_tags,
+        outline=asked.outline_detection not in (False, "0"),
+    )
+    return TextFormat(rules, terms=terms)
 
 
 async def languages(call: Call) -> Response:

@@ -1,0 +1,108 @@
+"""Glossaries: terms and their translations, which clients create. Kept in memory, or in a file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from transduce.errors import SettingsError
+from transduce.runs.atomic import expecting, read_json, write_json
+from transduce.text.sentences import base_language
+
+MOST_GLOSSARIES, MOST_ENTRIES, LONGEST_TERM = 100, 2000, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Glossary:
+    """Terms of one language with their translations into another. `created`: ISO 8601, UTC."""
+
+    id: str
+    name: str
+    source: str
+    target: str
+    created: str
+    terms: Mapping[str, str]
+
+
+class Glossaries:
+    """All glossaries of a service, by their ids. Used from one event loop."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path`: a JSON file that keeps them, which need not exist. Raises `UserError`: it is damaged."""
+        self._path = path
+        self._known: dict[str, Glossary] = {}
+        if path is not None and path.exists():
+            with expecting(path):
+                self._known = {one["id"]: Glossary(**one) for one in read_json(path)["glossaries"]}
+
+    def create(self, name: str, source: str, target: str, terms: Mapping[str, str]) -> Glossary:
+        """Add a glossary. Raises `SettingsError`: it is empty or too large, or there are too many."""
+        if not terms or len(terms) > MOST_ENTRIES:
+            raise SettingsError(f"entries: {len(terms):,}; a glossary has from 1 to {MOST_ENTRIES:,}")
+        for text in (*terms, *terms.values()):
+            if len(text.splitlines()) != 1 or "\t" in text or len(text) > LONGEST_TERM:
+                raise SettingsError(
+                    f"entries: {text[:40]!r}: a term has from 1 to {LONGEST_TERM} characters and one line"
+                )
+        if len(self._known) >= MOST_GLOSSARIES:
+            raise SettingsError(f"there are {MOST_GLOSSARIES:,} glossaries already; delete one")
+        created = datetime.now(UTC).isoformat(timespec="microseconds")
+        one = Glossary(str(uuid4()), name, source.lower(), target.lower(), created, dict(terms))
+        self._known[one.id] = one
+        self._save()
+        return one
+
+    def find(self, identity: str) -> Glossary | None:
+        """A glossary by its id."""
+        return self._known.get(identity)
+
+    def all(self) -> list[Glossary]:
+        """All of them, oldest first."""
+        return list(self._known.values())
+
+    def delete(self, identity: str) -> bool:
+        """Remove a glossary; False if there is none of this id."""
+        if self._known.pop(identity, None) is None:
+            return False
+        self._save()
+        return True
+
+    def terms(self, identity: str, source: str, target: str) -> Mapping[str, str]:
+        """The terms of a glossary for these languages. Raises `SettingsError`: there is none."""
+        one = self._known.get(identity)
+        if one is None:
+            raise SettingsError(f"glossary_id '{identity[:40]}': there is no such glossary; create it first")
+        for wanted, has in ((source, one.source), (target, one.target)):
+            if base_language(wanted) != base_language(has):
+                raise SettingsError(
+                    f"glossary '{one.name[:40]}' is for {one.source}-{one.target}, not {source}-{target}"
+                )
+        return one.terms
+
+    def _save(self) -> None:
+        if self._path is not None:
+            write_json(self._path, {"glossaries": [asdict(one) for one in self._known.values()]})
+
+
+def parse_entries(text: str, separator: str) -> dict[str, str]:
+    """Entries of a table, a line each: term, translation, and what else there may be."""
+    entries: dict[str, str] = {}
+    try:
+        lines = [line.split("\t") for line in text.splitlines()]
+        if separator == ",":
+            lines = list(csv.reader(text.splitlines()))
+    except csv.Error as error:
+        raise SettingsError(f"entries: not a table of comma-separated values ({error})") from None
+    for number, row in enumerate(lines, 1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells):
+            continue
+        if len(cells) < 2 or cells[0] in entries:
+            problem = "a term twice" if len(cells) > 1 else "not a term and its translation"
+            raise SettingsError(f"entries, line {number}: {problem}")
+        entries[cells[0]] = cells[1]
+    return entries

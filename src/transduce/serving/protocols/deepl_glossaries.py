@@ -1,0 +1,95 @@
+"""DeepL's glossaries, version 2 (https://developers.deepl.com/api-reference/glossaries)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from transduce.serving.glossaries import Glossary, parse_entries
+from transduce.serving.http import Call, Endpoint, json_response
+
+_SEPARATORS = {"tsv": "\t", "csv": ","}
+
+
+class CreateRequest(BaseModel):
+    """A new glossary."""
+
+    name: str
+    source_lang: str
+    target_lang: str
+    entries: str
+    entries_format: Literal["tsv", "csv"] = "tsv"
+
+
+async def create(call: Call) -> Response:
+    """Add a glossary for languages that are served."""
+    asked = call.parse(CreateRequest)
+    call.service.route(asked.source_lang, asked.target_lang)
+    terms = parse_entries(asked.entries, _SEPARATORS[asked.entries_format])
+    found = call.service.glossaries.create(asked.name, asked.source_lang, asked.target_lang, terms)
+    return json_response(_information(found), status=201)
+
+
+async def list_all(call: Call) -> Response:
+    """All glossaries, without their entries."""
+    return json_response({"glossaries": [_information(one) for one in call.service.glossaries.all()]})
+
+
+async def show(call: Call) -> Response:
+    """One glossary, without its entries."""
+    found = call.service.glossaries.find(call.request.path_params["id"])
+    return _missing() if found is None else json_response(_information(found))
+
+
+async def entries(call: Call) -> Response:
+    """The entries of a glossary, separated by tabs."""
+    found = call.service.glossaries.find(call.request.path_params["id"])
+    if found is None:
+        return _missing()
+    lines = "\n".join(f"{term}\t{translation}" for term, translation in found.terms.items())
+    return Response(lines, media_type="text/tab-separated-values")
+
+
+async def delete(call: Call) -> Response:
+    """Remove a glossary."""
+    if not call.service.glossaries.delete(call.request.path_params["id"]):
+        return _missing()
+    return Response(status_code=204)
+
+
+async def pairs(call: Call) -> Response:
+    """The languages that glossaries may have."""
+    found = [{"source_lang": one.source, "target_lang": one.target} for one in call.service.routes()]
+    return json_response({"supported_languages": found})
+
+
+def _information(one: Glossary) -> dict[str, Any]:
+    return {
+        "glossary_id": one.id,
+        "name": one.name,
+        "ready": True,
+        "source_lang": one.source,
+        "target_lang": one.target,
+        "creation_time": one.created,
+        "entry_count": len(one.terms),
+    }
+
+
+def _missing() -> Response:
+    return json_response(_error(404, "there is no such glossary"), status=404)
+
+
+def _error(status: int, message: str) -> dict[str, str]:
+    return {"message": message}
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v2/glossaries", create, error=_error),
+    Endpoint("GET", "/v2/glossaries", list_all, error=_error),
+    Endpoint("GET", "/v2/glossaries/{id}", show, error=_error),
+    Endpoint("GET", "/v2/glossaries/{id}/entries", entries, error=_error),
+    Endpoint("DELETE", "/v2/glossaries/{id}", delete, error=_error),
+    Endpoint("GET", "/v2/glossary-language-pairs", pairs, error=_error),
+)

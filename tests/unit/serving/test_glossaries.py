@@ -1,0 +1,52 @@
+"""Glossaries of a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transduce.errors import SettingsError, UserError
+from transduce.serving.glossaries import MOST_ENTRIES, MOST_GLOSSARIES, Glossaries, parse_entries
+
+
+def test_glossaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "glossaries.json"
+    kept = Glossaries(path)
+    one, two = (kept.create(name, "EN", "de", {"hat": "Hut"}) for name in "ab")
+    assert kept.delete(one.id) and not kept.delete(one.id)
+    again = Glossaries(path)
+    assert again.all() == [two] and again.find(two.id) == two and again.find(one.id) is None
+    assert again.terms(two.id, "en-GB", "DE") == {"hat": "Hut"}
+    with pytest.raises(SettingsError, match="is for en-de, not de-en"):
+        again.terms(two.id, "de", "en")
+    for damaged in ("{", "[]", '{"glossaries": [{"id": 1}]}'):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(UserError, match=r"glossaries.json is damaged"):
+            Glossaries(path)
+
+
+@pytest.mark.parametrize("terms", [{}, {"a": ""}, {"": "a"}, {"a": "b\nc"}, {"a": "b\tc"}, {"a" * 101: "b"}])
+def test_bad_entries_are_refused(terms: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="entries"):
+        Glossaries().create("x", "en", "de", terms)
+
+
+def test_sizes_are_limited() -> None:
+    kept = Glossaries()
+    with pytest.raises(SettingsError, match="from 1 to"):
+        kept.create("x", "en", "de", {str(i): "a" for i in range(MOST_ENTRIES + 1)})
+    for _ in range(MOST_GLOSSARIES):
+        kept.create("x", "en", "de", {"a": "b"})
+    with pytest.raises(SettingsError, match="delete one"):
+        kept.create("x", "en", "de", {"a": "b"})
+
+
+def test_tables_of_entries() -> None:
+    assert parse_entries("a\tb\n\n c \td\te", "\t") == {"a": "b", "c": "d"}
+    assert parse_entries('a,"b, ""c"""', ",") == {"a": 'b, "c"'}
+    for bad in ("a", "a\tb\na\tc"):
+        with pytest.raises(SettingsError, match="entries, line"):
+            parse_entries(bad, "\t")
+    with pytest.raises(SettingsError, match="comma-separated"):
+        parse_entries("a," + "b" * 200_000, ",")
