@@ -114,12 +114,12 @@ def model_from(section: type[SettingsT], values: Mapping[str, Any], *, origin: P
 
 def check_expressible(s: AttentionSettings, expressible: Expressible, program: str) -> None:
     """`UserError` with the settings that a program does not support, each with what it would have to be."""
-    found = []
+    found, usual = [], {"n_kv_heads": s.n_heads, "d_key": s.d_head}
     for key, allowed in {**expressible, **EXPRESSIBLE_ANYWHERE}.items():
         if key not in type(s).model_fields:
             continue
         value = getattr(s, key)
-        value = None if key == "n_kv_heads" and value == s.n_heads else value
+        value = None if value == usual.get(key) else value
         if value not in allowed:
             if isinstance(allowed, range):
                 choices = f"{allowed[0]} to {allowed[-1]}"

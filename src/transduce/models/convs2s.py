@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,11 +16,6 @@ from transduce.nn.state import RowState
 _WIDTH = 16
 
 CONVS2S_OPTIONS = {"positions": {name: POSITIONS[name] for name in ("learned", "none")}}
-
-
-def convs2s_problems(s: ConvS2SSettings) -> Iterator[str]:
-    """What is inconsistent in the settings: nothing can be."""
-    yield from ()
 
 
 class ConvS2S(TokenPredictor):

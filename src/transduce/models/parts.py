@@ -14,6 +14,7 @@ from transduce.config import (
     BlockSettings,
     DecoderSettings,
     GPTSettings,
+    ModelSettings,
     OutputSettings,
     PatternSettings,
 )
@@ -75,10 +76,34 @@ def stack_problems(s: PatternSettings) -> Iterator[str]:
     if s.window is None and sparse:
         yield f"{sparse[0]} needs model.window"
     if s.window is not None and not sparse:
-        yield f"model.window = {s.window} has no use with {' and '.join(found)}"
+        of_old = (
+            "; for the window of earlier versions set model.decoder_pattern = 'local'" if "decoder" in stacks else ""
+        )
+        yield f"model.window = {s.window} has no use with {' and '.join(found)}{of_old}"
     split = [text for text, stack in found.items() if len(PATTERNS[getattr(s, f"{stack}_pattern")](1, 1, True)) > 1]
     if split and s.factors == "heads" and s.n_heads < 2:
         yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"
+
+
+def unused_by_stacks(s: PatternSettings) -> Iterator[str]:
+    """What has no effect in consistent settings of stacks with attention patterns."""
+    stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_pattern" in type(s).model_fields]
+    depths = [(getattr(s, f"{stack}_pattern"), getattr(s, f"n_{stack}_layers")) for stack in stacks]
+    factored = [n for name, n in depths if len(PATTERNS[name](1, 1, True)) > 1]
+    if is_changed(s, "summary_tokens"):
+        if all(name != "fixed" for name, _ in depths):
+            yield f"model.summary_tokens = {s.summary_tokens} has no effect without the pattern 'fixed'"
+        elif s.window is not None and s.summary_tokens > s.window:
+            yield f"model.summary_tokens = {s.summary_tokens} is more than model.window = {s.window}"
+    if is_changed(s, "factors") and not factored:
+        yield f"model.factors = '{s.factors}' has no effect without the pattern 'strided' or 'fixed'"
+    elif s.factors == "layers" and min(factored) < 2:
+        yield "model.factors = 'layers' needs at least 2 layers: one has the first factor only"
+
+
+def is_changed(s: ModelSettings, name: str) -> bool:
+    """Whether a setting differs from its default."""
+    return bool(getattr(s, name) != type(s).model_fields[name].default)
 
 
 class BlockParts:

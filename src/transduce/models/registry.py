@@ -17,10 +17,10 @@ from transduce.config import ModelSettings, OutputSettings, resolve_preset
 from transduce.config.model import MODEL_SETTINGS
 from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
-from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S, convs2s_problems
+from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
-from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems
-from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems
+from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems, unused_by_stacks
+from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems, unused_by_rnn
 from transduce.models.star import (
     CLASSIFIER_OPTIONS,
     STAR_OPTIONS,
@@ -45,6 +45,7 @@ class Architecture:
     attention: name patterns of the modules that are a `nn.attention.Attention`, by kind of attention.
     options: by setting, the table whose keys it may name.
     problems: what is inconsistent in settings whose options are known; each problem is one clause of an error.
+    unused: what was changed without effect, likewise. New runs refuse it; old ones with such settings load.
     compiles: whether `training.compile` works. torch.compile would unroll a loop over time, once for every length.
     """
 
@@ -54,7 +55,8 @@ class Architecture:
     exports: tuple[str, ...]
     attention: Attentions
     options: Mapping[str, Mapping[str, Any]]
-    problems: Callable[[Any], Iterable[str]]
+    problems: Callable[[Any], Iterable[str]] = lambda s: ()
+    unused: Callable[[Any], Iterable[str]] = lambda s: ()
     compiles: bool = True
 
 
@@ -63,7 +65,12 @@ _ENCODER: Attentions = {"encoder": "encoder.blocks.*.self_attention"}
 _RELAY: Attentions = {"relay": "encoder.blocks.*.relay_attention"}
 _CROSS: Attentions = {"cross": "decoder.blocks.*.cross_attention"}
 _BERT: dict[str, Any] = dict(
-    shape="encoder", family="BERT", exports=("huggingface", "onnx"), attention=_ENCODER, problems=stack_problems
+    shape="encoder",
+    family="BERT",
+    exports=("huggingface", "onnx"),
+    attention=_ENCODER,
+    problems=stack_problems,
+    unused=unused_by_stacks,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -75,6 +82,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_ENCODER, **_DECODER, **_CROSS},
         options=TRANSFORMER_OPTIONS,
         problems=transformer_problems,
+        unused=unused_by_stacks,
     ),
     "convs2s": Architecture(
         ConvS2S,
@@ -83,7 +91,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         exports=(),
         attention={"cross": "decoder.attentions.*"},
         options=CONVS2S_OPTIONS,
-        problems=convs2s_problems,
     ),
     "star": Architecture(
         StarTransformer,
@@ -93,6 +100,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={**_RELAY, **_DECODER, **_CROSS},
         options=STAR_OPTIONS,
         problems=stack_problems,
+        unused=unused_by_stacks,
     ),
     "rnn": Architecture(
         RecurrentModel,
@@ -102,6 +110,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention={"cross": "decoder.attention"},
         options=RECURRENT_OPTIONS,
         problems=recurrent_problems,
+        unused=unused_by_rnn,
         compiles=False,
     ),
     "gpt": Architecture(
@@ -112,6 +121,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=_DECODER,
         options=DECODER_OPTIONS,
         problems=stack_problems,
+        unused=unused_by_stacks,
     ),
     "transformer-xl": Architecture(
         TransformerXL,

@@ -59,6 +59,12 @@ def recurrent_problems(s: RecurrentSettings) -> Iterator[str]:
         )
 
 
+def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
+    """What has no effect in consistent settings."""
+    if not s.input_feeding and s.attention not in SCORES:
+        yield f"model.input_feeding = false has no effect with model.attention = '{s.attention}'"
+
+
 class RecurrentModel(TokenPredictor):
     """A recurrent encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`.
 

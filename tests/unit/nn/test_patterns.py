@@ -184,6 +184,15 @@ def test_the_fused_kernel_of_long_sequences_equals_products(case: str) -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(products.square().sum(), x)[0], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("n", [5, 300], ids=["products", "kernel"])
+def test_the_bias_of_positions_is_computed_once(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme, calls = scheme_of("t5", causal=True), list[int]()
+    compute = scheme.score_bias
+    monkeypatch.setattr(scheme, "score_bias", lambda q, k: calls.append(1) or compute(q, k))
+    sequence_bias(CausalPattern(), torch.arange(n), scheme)
+    assert len(calls) == 1
+
+
 def make(kind: str, **options: Any) -> nn.Module:
     sizes = {"d_model": 16, "d_ff": 24, "n_heads": 4, "n_encoder_layers": 1, "n_decoder_layers": 2, "dropout": 0.0}
     model = build_model(fitting(kind=kind, **sizes, **options), n_src=VOCAB, n_tgt=VOCAB).eval()

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transduce.config import Settings, to_toml
+from transduce.config import Settings, resolve_preset, to_toml
 from transduce.config.model import MODEL_SETTINGS, kinds_for
 from transduce.data.store import checksum
 from transduce.doctor.resume_trial import shortened
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
 from transduce.machine import this_machine
+from transduce.models.registry import check_model
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.tasks.choices import choose
@@ -64,7 +65,7 @@ def test_a_task_defines_what_commands_and_reports_need(name: str) -> None:
         ("translation", "tokenizer", {"mask": True}),
     ],
 )
-def test_settings_without_effect_are_refused(task: str, section: str, values: dict[str, Any]) -> None:
+def test_settings_without_effect_in_a_task_are_refused(task: str, section: str, values: dict[str, Any]) -> None:
     ((key, _),) = values.items()
     with pytest.raises(SettingsError, match=f"{section}.{key} has no effect in task '{task}'; leave it out"):
         check(settings(task, **{section: values}))
@@ -280,3 +281,26 @@ def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, An
     assert (asked.training.max_updates, asked.training.valid_updates) == (30, 10)
     assert asked.tokenizer.vocab_size == (None if more else 305)
     assert asked.training.valid_bleu_sentences == (8 if task == "translation" else 200)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            {"kind": "rnn", "attention": "bahdanau", "input_feeding": False},
+            "no effect with model.attention = 'bahdanau'",
+        ),
+        ({"summary_tokens": 4}, "summary_tokens = 4 has no effect without the pattern 'fixed'"),
+        ({"factors": "layers", "decoder_pattern": "local", "window": 8}, "factors = 'layers' has no effect"),
+        ({"summary_tokens": 9, "decoder_pattern": "fixed", "window": 4}, "is more than model.window = 4"),
+        (
+            {"factors": "layers", "encoder_pattern": "strided", "window": 4, "n_encoder_layers": 1},
+            "needs at least 2 layers",
+        ),
+    ],
+)
+def test_model_settings_without_effect_are_refused_but_load(model: dict[str, Any], said: str) -> None:
+    settings = Settings.from_mapping({"model": model})
+    with pytest.raises(SettingsError, match=said):
+        check(settings)
+    check_model(resolve_preset(settings.model))

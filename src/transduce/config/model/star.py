@@ -13,7 +13,11 @@ from transduce.config.section import MAX_TOKENS
 
 
 class StarSettings(DecoderSettings):
-    """The encoder of Guo et al. 2019 with a Transformer's decoder, whose fields are those of `DecoderSettings`."""
+    """The encoder of Guo et al. 2019 with a Transformer's decoder.
+
+    The form of the encoder is fixed: norm, residual connections, key widths, numbers of key heads and feed-forward
+    networks are the decoder's.
+    """
 
     task = "translation"
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -21,7 +25,10 @@ class StarSettings(DecoderSettings):
         for name, d, ff in (("tiny", 128, 256), ("small", 256, 1024))
     }
 
-    kind: Literal["star"] = Field("star", description="Architecture: a Star-Transformer encoder and a decoder.")
+    kind: Literal["star"] = Field(
+        "star",
+        description="Architecture: a Star-Transformer encoder, of fixed form, and a decoder.",
+    )
     n_encoder_layers: Blocks = Field(6, description="Number of rounds of the encoder.")
     n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
 

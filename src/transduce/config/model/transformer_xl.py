@@ -26,6 +26,7 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
     }
 
     kind: Literal["transformer-xl"] = Field("transformer-xl", description="Architecture: a decoder with a memory.")
+    bias: bool = Field(True, description="Add biases in the feed-forward networks and norms; attention has none.")
     n_decoder_layers: Blocks = Field(4, ge=1, description="Number of decoder blocks.")
     segment_length: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="Tokens that are read at once (default: data.context)."

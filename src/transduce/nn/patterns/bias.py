@@ -153,6 +153,9 @@ def attended(attend: Attend, query: Tensor, key: Tensor, value: Tensor, *, bias:
 # --- from patterns and positional schemes -----------------------------------------------------------------------------
 
 
+_Added = tuple[Tensor | None, Relations | None]  # what a positional scheme adds to scores; to keys and values
+
+
 def sequence_bias(
     pattern: FullPattern,
     positions: Int[Tensor, " T"],
@@ -172,13 +175,14 @@ def sequence_bias(
             return _block_bias(factor, positions, scheme, heads, groups=documents)
         plain = documents is None and type(factor) is FullPattern
         bare = has_kernel and documents is None and type(factor) is CausalPattern
-        if bare and _build(factor, None, scheme, positions, positions, heads) is None:
+        added = _added(scheme, positions, positions)
+        if bare and added == (None, None):
             return CausalBias()
         mask = None if plain else factor.mask(positions, positions)[None]
         if documents is not None and mask is not None:
             mask = mask & (documents[:, :, None] == documents[:, None, :])
         bias = None if mask is None else attention_bias(mask)
-        return _build(factor, bias, scheme, positions, positions, heads)
+        return _join(factor, bias, added, heads)
 
     return _of_heads(pattern, of)
 
@@ -195,7 +199,7 @@ def padded_bias(
     def of(factor: FullPattern, heads: slice) -> Bias:
         if type(factor) is FullPattern or torch.compiler.is_exporting():
             seen = mask if type(factor) is FullPattern else mask & factor.mask(positions, positions)
-            return _build(factor, attention_bias(seen), scheme, positions, positions, heads)
+            return _join(factor, attention_bias(seen), _added(scheme, positions, positions), heads)
         return _block_bias(factor, positions, scheme, heads, groups=mask[:, 0].long())
 
     return _of_heads(pattern, of)
@@ -217,7 +221,7 @@ def step_bias(
         if masked:
             own = attention_bias(factor.mask(queries, keys)[None])
             bias = own if history is None else history + own
-        return _build(factor, bias, scheme, queries, keys, heads)
+        return _join(factor, bias, _added(scheme, queries, keys), heads)
 
     return _of_heads(pattern, of)
 
@@ -233,12 +237,14 @@ def _of_heads(pattern: FullPattern, of: Callable[[FullPattern, slice], Bias]) ->
     return SplitBias(parts)
 
 
-def _build(
-    pattern: FullPattern, bias: Tensor | None, scheme: Positions, queries: Tensor, keys: Tensor, heads: slice
-) -> Bias:
+def _added(scheme: Positions, queries: Tensor, keys: Tensor) -> _Added:
+    return scheme.score_bias(queries, keys), scheme.relations(queries, keys)
+
+
+def _join(pattern: FullPattern, bias: Tensor | None, of_scheme: _Added, heads: slice) -> Bias:
     """A bias that hides keys and what the positional scheme adds to it; [B, 1, Q, S] or [B, 1, N, Q, S]."""
     some = (bias > HIDDEN / 2).any(-1, keepdim=True) if pattern.may_be_empty and bias is not None else None
-    added, relations = scheme.score_bias(queries, keys), scheme.relations(queries, keys)
+    added, relations = of_scheme
     if added is not None:
         added = added[heads] if bias is None or bias.dim() == 4 else added[heads, None]
         bias = added[None] if bias is None else bias + added
@@ -260,4 +266,4 @@ def _block_bias(
         column = groups[:, None, :, None]
         mask = mask & (layout.queries(column) == layout.keys(column).transpose(-1, -2))[:, 0]
     bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]  # [B or 1, 1, N, C, E]
-    return BlockBias(layout, _build(pattern, bias, scheme, queries[0], keys[0], heads))
+    return BlockBias(layout, _join(pattern, bias, _added(scheme, queries[0], keys[0]), heads))
