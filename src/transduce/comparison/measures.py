@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from transduce.evaluation.outputs import Outputs, ScoredModel
 from transduce.evaluation.records import read_record
+from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
 from transduce.process import peak_memory, reset_peak_memory
 from transduce.runs.atomic import expecting
@@ -20,8 +20,7 @@ from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
 
 RECORD = "comparison.json"
-ROUNDS = 3  # of the measurement of speed
-TIMED, WARM = 500, 32  # examples in a round, and before the first one, when threads and memory get ready
+TIMED = 500  # examples in a round of the measurement of speed
 CURVES = {"nll": "validation loss, nats per token", "bleu": "validation BLEU", "accuracy": "validation accuracy"}
 """Scores of validations that are drawn against time."""
 
@@ -105,10 +104,7 @@ class Speeds:
 
 
 def measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Log) -> Speeds:
-    """Let the models take turns, `ROUNDS` times, so that what else the machine does slows all of them down.
-
-    If the native library does not support one of the models, PyTorch computes all of them.
-    """
+    """Measure the models in turns. If the native library does not support one of them, PyTorch computes all."""
     folders = {name: RunFolder.open(run) for name, run in runs.items()}
     models: dict[str, ScoredModel] = {
         name: find_task(folder.settings.task).scored_model(folder) for name, folder in folders.items()
@@ -119,15 +115,6 @@ def measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Lo
     if len({model.engine for model in models.values()}) > 1:
         for model in models.values():
             model.use_pytorch()
-    found: dict[str, list[float]] = {name: [] for name in models}
-    for model in models.values():
-        model.run_again(WARM)
-    with log.progress("measuring speed") as bar:
-        for number in range(ROUNDS):
-            for place, (name, model) in enumerate(models.items(), 1):
-                began = time.perf_counter()
-                n = model.run_again(TIMED)
-                found[name].append(n / (time.perf_counter() - began))
-                bar.update((number * len(models) + place) / (ROUNDS * len(models)))
+    per_second = measure_in_turns({name: model.run_again for name, model in models.items()}, TIMED, log)
     engine = next(iter(models.values())).engine
-    return Speeds(digests, unit, engine, {name: statistics.median(speeds) for name, speeds in found.items()})
+    return Speeds(digests, unit, engine, per_second)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transduce.comparison.measures import RunMeasures, Speeds
-from transduce.evaluation.bootstrap import Difference, bootstrap_means
+from transduce.evaluation.bootstrap import Difference, bootstrap_means, is_significant
 from transduce.evaluation.outputs import MEASURES
 from transduce.evaluation.report import compact
 
@@ -155,7 +155,7 @@ class RecipeComparison:
         if any(one is not None for system in self.systems[1:] for one in system.differences.values()):
             notes.append(
                 "against the first: difference of the means, [95 % interval] by paired bootstrap over the test set; "
-                "* p < 0.05, not corrected for the number of recipes"
+                "* p < 0.05 and an interval without 0, not corrected for the number of recipes"
             )
         if self.speeds.unit:
             notes.append(f"{self.speeds.unit}/s: {self.speeds.engine}, first seed, the models take turns")
@@ -170,7 +170,8 @@ def _shown(found: Difference | None, form: str) -> str:
         return ""
     signed = form.replace("{:", "{:+")
     low, high = (signed.format(bound) for bound in found.interval)
-    return f"{signed.format(found.difference)} [{low}, {high}]{'*' if found.p_value < 0.05 else ' '}"
+    star = "*" if is_significant(found.p_value, found.interval) else " "
+    return f"{signed.format(found.difference)} [{low}, {high}]{star}"
 
 
 def system_of(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,11 @@ from transduce.config import Settings
 from transduce.data.preparation import read_scored_pairs
 from transduce.decoding.translator import Translator
 from transduce.evaluation.evaluate import Comparison, paired_bootstrap
+from transduce.evaluation.speed import measure_in_turns
 from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
 from transduce.runs.tensor_file import shapes
 
-ROUNDS = 3
 TIMED = 1000  # sentences translated per round
 
 
@@ -77,13 +75,12 @@ class SideBySide:
 def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySide:
     """Translate the test sets of `settings` with the runs, by role, and compare the student with the others.
 
-    The runs take turns, `ROUNDS` times, so that what else the machine does slows all of them down. Each uses its own
-    decoding settings. BLEU is that of `settings.evaluation`.
+    Each uses its own decoding settings. BLEU is that of `settings.evaluation`.
     """
     sets = read_scored_pairs(settings)
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
     first = next(iter(sets.values()))
-    speeds = _measure(translators, [src for src, _ in first[:TIMED]], log)
+    speeds = _in_turns(translators, [src for src, _ in first], log)
     scoring = settings.evaluation
     bleu: dict[str, dict[str, float]] = {role: {} for role in runs}
     comparisons: dict[str, dict[str, Comparison]] = {}
@@ -111,16 +108,8 @@ def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySid
     return SideBySide(systems, comparisons, signature)
 
 
-def _measure(translators: Mapping[str, Translator], sources: Sequence[str], log: Log) -> dict[str, float]:
-    """Sentences per second of each, taking turns."""
-    found: dict[str, list[float]] = {role: [] for role in translators}
-    with log.progress("comparing") as bar:
-        for number in range(ROUNDS):
-            for place, (role, translator) in enumerate(translators.items()):
-                if not number:
-                    translator.translate(sources[:32])  # threads and memory are ready
-                began = time.perf_counter()
-                translator.translate(sources)
-                found[role].append(len(sources) / (time.perf_counter() - began))
-                bar.update((number * len(translators) + place + 1) / (ROUNDS * len(translators)))
-    return {role: statistics.median(speeds) for role, speeds in found.items()}
+def _in_turns(translators: Mapping[str, Translator], sources: Sequence[str], log: Log) -> dict[str, float]:
+    def translating(translator: Translator) -> Callable[[int], int]:
+        return lambda n: len(translator.translate(sources[:n]))
+
+    return measure_in_turns({role: translating(one) for role, one in translators.items()}, TIMED, log)

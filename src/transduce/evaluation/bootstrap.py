@@ -11,6 +11,11 @@ import numpy as np
 N_SAMPLES, SEED = 1000, 12345  # sacreBLEU's
 
 
+def is_significant(p_value: float, interval: tuple[float, float]) -> bool:
+    """Whether two systems differ: p < 0.05, and the 95 % interval of the difference excludes 0."""
+    return p_value < 0.05 and not interval[0] <= 0 <= interval[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The difference of two mean scores, ours - theirs; `interval` contains 95 % of the resampled test sets.
@@ -25,8 +30,8 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Result in words, at p < 0.05."""
-        if self.p_value >= 0.05:
+        """Result in words."""
+        if not is_significant(self.p_value, self.interval):
             return "no significant difference"
         return "better" if (self.difference > 0) == self.higher_is_better else "worse"
 

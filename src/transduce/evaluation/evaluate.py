@@ -15,6 +15,7 @@ from transduce.data.corpus import number_of, read_labelled
 from transduce.data.lines import read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, UserError
+from transduce.evaluation.bootstrap import is_significant
 from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
 from transduce.evaluation.precisions import format_precisions
 from transduce.runs.atomic import write_text
@@ -37,9 +38,8 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Result in words: significant are p < 0.05 and an interval without 0. Of TER, lower is better."""
-        low, high = self.interval
-        if self.p_value >= 0.05 or low <= 0 <= high:
+        """Result in words. Of TER, lower is better."""
+        if not is_significant(self.p_value, self.interval):
             return "no significant difference"
         return "better" if (self.difference < 0) == (self.metric == "TER") else "worse"
 
