@@ -279,7 +279,7 @@ class _Projection:
             return text
         after = self.target[place[1] :][:1]
         opens = self.source[: child.start][-1:].isspace() and before and not before[-1].isspace()
-        closes = self.source[child.end :][:1].isspace() and after and not after.isspace()
+        closes = after.isalnum() or (self.source[child.end :][:1].isspace() and after and not after.isspace())
         return " " * bool(opens) + text + " " * bool(closes)
 
     def _text(self, start: int, end: int) -> str:

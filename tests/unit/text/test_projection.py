@@ -53,6 +53,7 @@ def translated(document: str, target: str, order: list[int], rules: MarkupRules 
         ("run <code>f(x)</code> now", "lauf G jetzt", [0, 1, 2], "lauf <code>f(x)</code> jetzt"),
         ("run <code>f(x)</code> now", "f(x) jetzt f(x)", [1, 2, 0], "<code>f(x)</code> jetzt"),
         ("run <code>f(x)</code> now", "lauf jetzt", [0, 2], "lauf <code>f(x)</code> jetzt"),
+        ("run <code>f(x)</code>, now", "jetzt", [2], "<code>f(x)</code> jetzt"),
         ("a &lt; b &amp; <b>c</b>", "A < B & C", [0, 1, 2, 3, 4], "A &lt; B &amp; <b>C</b>"),
         ("no <i translate=no>Big Corp</i> yes", "ja Groß Firma", [3, 1, 2], "ja <i translate=no>Big Corp</i>"),
     ],
