@@ -120,8 +120,8 @@ class Backend(Protocol):
     def cancel(self, ticket: int) -> None:
         """End a sentence at the next step; no effect if it has ended."""
 
-    def load(self) -> Mapping[str, int]:
-        """What it has to do: at least `n_waiting`, sentences of which nothing is decoded yet."""
+    def workload(self) -> Mapping[str, int]:
+        """Amount of work at hand: at least `n_waiting`, sentences of which nothing is decoded yet."""
 
     def close(self) -> None:
         """Cancel all, and end the threads when they have delivered their events."""

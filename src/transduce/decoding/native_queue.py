@@ -24,7 +24,6 @@ from transduce.text.special import BOS, EOS
 
 _ARRAYS = ("ids", "offsets", "prefixes", "prefix_offsets", "allowed", "allowed_offsets", "limits", "numbers")
 _Arrays = tuple[array | np.ndarray | None, ...]
-_NOTHING: _Arrays = (None, None)
 _LOAD = ("n_waiting", "n_waiting_tokens", "n_open", "n_steps", "n_rows")
 _MOST_TOKENS = (1 << 31) - 1
 _NONE = np.empty(0, np.int32)
@@ -121,7 +120,7 @@ class NativeQueue:
                 thread.start()
                 self._threads.append(thread)
 
-    def load(self) -> dict[str, int]:
+    def workload(self) -> dict[str, int]:
         """Numbers of waiting sentences and their tokens, of sentences that have not ended, of steps and their rows."""
         load = Load()
         check(self.library, self.library.transduce_queue_load(self.handle, ctypes.byref(load)))
@@ -215,7 +214,7 @@ class NativeClient:
         prefixes: _Arrays
         allowed: _Arrays
         numbers: _Arrays
-        prefixes, allowed, numbers = _NOTHING, _NOTHING, _NOTHING[:1]
+        prefixes, allowed, numbers = (None, None), (None, None), (None,)
         if options.sampled:
             numbers = (_numbers(sources, options.n_best, seed),)
         else:
@@ -330,9 +329,9 @@ class NativeBackend:
         """See `Backend.cancel`."""
         self._client.cancel(ticket)
 
-    def load(self) -> dict[str, int]:
+    def workload(self) -> dict[str, int]:
         """See `Backend.load`."""
-        return {name: n for name, n in self._queue.load().items() if name != "n_open"}
+        return {name: n for name, n in self._queue.workload().items() if name != "n_open"}
 
     def close(self) -> None:
         """See `Backend.close`."""

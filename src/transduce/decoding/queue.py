@@ -94,11 +94,11 @@ class TranslationQueue:
         """Sentences that have not ended."""
         return len(self._open)
 
-    def load(self) -> dict[str, int]:
+    def workload(self) -> dict[str, int]:
         """Sums over the backends: `n_open` and `n_waiting` sentences; of some, decoding steps `n_steps`, `n_rows`..."""
         total = Counter({"n_open": self.n_open})
         for backend in self._backends:
-            total.update(backend.load())
+            total.update(backend.workload())
         return dict(total)
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class BatchingBackend:
         if found is not None:
             self._deliver(Event(ticket, "cancelled"))
 
-    def load(self) -> dict[str, int]:
+    def workload(self) -> dict[str, int]:
         """See `Backend.load`."""
         return {"n_waiting": len(self._waiting)}
 

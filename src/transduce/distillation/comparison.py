@@ -21,7 +21,7 @@ TIMED = 1000  # sentences translated per round
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class ModelResult:
     """One model.
 
     `sentences_per_second`: median of the rounds. `notes`: see `EngineChoice.notes`. `bleu`: by test set.
@@ -38,7 +38,7 @@ class System:
 class SideBySide:
     """Systems by role (teacher, student, baseline). `comparisons`: by test set, of the student with each other one."""
 
-    systems: Mapping[str, System]
+    systems: Mapping[str, ModelResult]
     comparisons: Mapping[str, Mapping[str, Comparison]]
     signature: str
 
@@ -72,7 +72,7 @@ class SideBySide:
         return [*lines, f"BLEU by {self.signature}; intervals of 95 % and p by paired bootstrap"]
 
 
-def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySide:
+def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySide:
     """Translate the test sets of `settings` with the runs, by role, and compare the student with the others.
 
     Each uses its own decoding settings. BLEU is that of `settings.evaluation`.
@@ -96,7 +96,7 @@ def compare(runs: Mapping[str, Path], settings: Settings, log: Log) -> SideBySid
             if role != "student"
         }
     systems = {
-        role: System(
+        role: ModelResult(
             run=str(run),
             n_parameters=sum(map(math.prod, shapes(run / "model.safetensors").values())),
             sentences_per_second=speeds[role],

@@ -12,7 +12,7 @@ from transduce.config import DataSettings, Settings, model_settings, read_recipe
 from transduce.config.model import preset_values
 from transduce.decoding.loading import open_folder
 from transduce.decoding.translator import Translator
-from transduce.distillation.comparison import SideBySide, compare
+from transduce.distillation.comparison import SideBySide, compare_models
 from transduce.distillation.text import DistillationOptions, DistilledText
 from transduce.distillation.training_text import training_data
 from transduce.errors import RunFolderError, SettingsError, UserError
@@ -86,7 +86,7 @@ def distill(
     if baseline in to_train[1:]:
         log.say(f"training the same model without distillation: {baseline}")
         train(plain, baseline, log=log)
-    found = compare(runs, student, log)
+    found = compare_models(runs, student, log)
     with RunFolder.create(run, student, to_toml(student)) as finished:
         finished.write_record(_RECORD, {_TEXT: made.made_from, **found.to_json()})
     return found

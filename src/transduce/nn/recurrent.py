@@ -268,7 +268,7 @@ class _Step(torch.autograd.Function):
         return None, d_x, d_product, *d_state
 
 
-class Stepper:
+class CellStepper:
     """A unit for a loop over time, made anew for every sequence."""
 
     def __init__(self, cell: Cell) -> None:

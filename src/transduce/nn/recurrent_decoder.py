@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
 from transduce.nn.masks import attention_bias
-from transduce.nn.recurrent import CELLS, State, StepLinear, Stepper, wide
+from transduce.nn.recurrent import CELLS, CellStepper, State, StepLinear, wide
 from transduce.nn.state import RowState
 from transduce.nn.state_attention import AdditiveAttention, StateAttention
 
@@ -139,7 +139,7 @@ class _Loop:
         self.project = decoder.attention.project()
         self._more = StepLinear(layers[0].more)
         self._inputs = [StepLinear(cell.input) for cell in layers[1:]]
-        self._units = [Stepper(cell) for cell in layers]
+        self._units = [CellStepper(cell) for cell in layers]
         self._dropout = decoder.dropout
 
     def step(self, x: Float[Tensor, "N G"], more: Float[Tensor, "N M"], states: Sequence[State]) -> list[State]:

@@ -1,1 +1,1 @@
-"""The translation service: an asyncio engine room (`service`), and an HTTP server in front of it (`server`)."""
+"""The translation service: an asyncio core (`service`), and an HTTP server in front of it (`server`)."""

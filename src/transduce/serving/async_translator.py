@@ -156,9 +156,9 @@ class AsyncTranslator:
             if call is not None:
                 call.end(place, event, self.translator)
 
-    def load(self) -> dict[str, int]:
+    def workload(self) -> dict[str, int]:
         """What the engine's queue has to do: see `TranslationQueue.load`."""
-        return self._queue.load()
+        return self._queue.workload()
 
     async def drained(self) -> None:
         """Wait until no sentence is open."""

@@ -304,7 +304,7 @@ class Service:
         for run in runs:
             await run.translator.close()
 
-    def load(self) -> Mapping[str, int]:
+    def workload(self) -> Mapping[str, int]:
         """What waits now: requests, and tokens of their sources."""
         return {"requests": self.admission.n_requests, "tokens": self.admission.n_tokens}
 

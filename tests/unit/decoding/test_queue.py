@@ -279,7 +279,7 @@ def test_a_call_ends_soon_after_an_interrupt_and_leaves_nothing_behind() -> None
     engine = native(1)
     asked = [Source((i,), [7] * 20, 400) for i in range(600)]
     engine.translate(asked[:1], OPTIONS[4])
-    load = engine._queue.load  # type: ignore[attr-defined]
+    load = engine._queue.workload  # type: ignore[attr-defined]
     per_batch = load()["n_steps"]  # of 4 sentences, which is as many as are decoded at once
 
     def interrupt(*_: object) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.nn.recurrent import CELLS, Cell, State, StepLinear, Stepper
+from transduce.nn.recurrent import CELLS, Cell, CellStepper, State, StepLinear
 
 SIZES = [(1, 1, 1, 1), (7, 3, 5, 4), (4, 2, 9, 32)]  # T, N, I, H
 ORDER = {"lstm": (1, 2, 3, 0), "gru": (0, 1, 2)}  # of our gates in PyTorch's matrices
@@ -81,7 +81,7 @@ def test_step_by_step_gives_the_same_values_and_gradients(kind: str) -> None:
     x, state = torch.randn(6, 3, 5, dtype=torch.float64), random_state(cell, 3)
     weights = torch.randn(6, 3, 4, dtype=torch.float64)
     whole = cell(x, state)
-    step, gates, steps = Stepper(cell), cell.input(x), []
+    step, gates, steps = CellStepper(cell), cell.input(x), []
     now = state
     for t in range(6):
         now = step(gates[t], now)
@@ -118,7 +118,7 @@ def test_bfloat16_products_and_a_float32_state(kind: str) -> None:
     exact = cell(x, first)[0]
     with torch.autocast("cpu", torch.bfloat16):
         rounded = cell(x, first)[0]
-        stepped, gates, now = Stepper(cell), cell.input(x).float(), first
+        stepped, gates, now = CellStepper(cell), cell.input(x).float(), first
         for t in range(20):
             now = stepped(gates[t], now)
     assert rounded.dtype == now[0].dtype == torch.float32

@@ -61,7 +61,7 @@ def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -
         assert found == expected * 3
         first, *rest, last = await service.translate(["", *LINES, " "], service.route(), OPTIONS)
         assert rest == expected and first.text == last.text == ""
-        assert service.load() == {"requests": 0, "tokens": 0}
+        assert service.workload() == {"requests": 0, "tokens": 0}
 
     serve(work, f"en-de={run}")
 
@@ -75,7 +75,7 @@ def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        assert all(task.cancelled() for task in tasks) and service.load()["tokens"] == 0
+        assert all(task.cancelled() for task in tasks) and service.workload()["tokens"] == 0
         await service.runs[0].translator.drained()
         assert (await service.translate(LINES[:1], service.route()))[0].text
 
