@@ -158,6 +158,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 def test_options_that_do_not_fit_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
     assert_refused(transduce("evaluate", run, "--text", text, "--stride", 4), "stride = 4", "memory")
+    assert_refused(transduce("evaluate", run, "--text", text, "--batch-tokens", 4), "batch_tokens = 4", "memory")
     assert_refused(transduce("export", run, tmp_path / "out", "--to", "onnx"), "onnx")
     other = tmp_path / "gpt"
     assert transduce("train", "--text", text, "--run", other, "--quiet", *small()).code == 0

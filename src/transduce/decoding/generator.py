@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.config import Settings, TransformerXLSettings, resolved
+from transduce.config import Settings, resolved
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
 from transduce.decoding.engine import Engine, Source
@@ -76,7 +76,7 @@ class Generator(EngineModel):
         super().__init__(engine, choice)
         self.tokenizer, self.settings = tokenizer, settings
         self.context = resolved(settings.data.context, "data.context")
-        self.memory = settings.model.remembered if isinstance(settings.model, TransformerXLSettings) else None
+        self.memory = settings.model.remembered
         """Tokens before a segment of `context` tokens that the model remembers; None: it sees `context` tokens only."""
         self._begins = settings.data.documents != "file"
 
@@ -170,9 +170,12 @@ class Generator(EngineModel):
         before it, at more cost. A model with a memory reads the text as one row.
         """
         if self.memory is not None:
-            if stride is not None:
-                raise SettingsError(f"stride = {stride}: this model has a memory; leave it out")
-            return self._evaluate_stream(store, batch_tokens)
+            for name, value in (("stride", stride), ("batch_tokens", batch_tokens)):
+                if value is not None:
+                    raise SettingsError(
+                        f"{name} = {value}: this model has a memory and reads the text as one row; leave it out"
+                    )
+            return self._evaluate_stream(store)
         stride = self.context if stride is None else stride
         if not 1 <= stride <= self.context:
             raise SettingsError(f"stride = {stride}: must be from 1 to the context, {self.context}")
@@ -194,10 +197,10 @@ class Generator(EngineModel):
                 n_tokens += int(real.sum())
         return TextScore(nats=nats, n_tokens=n_tokens, n_bytes=store.n_bytes, context=self.context, stride=stride)
 
-    def _evaluate_stream(self, store: TextStore, batch_tokens: int | None) -> TextScore:
+    def _evaluate_stream(self, store: TextStore) -> TextScore:
         """Score running text as one row, whose memory reaches from part to part."""
         row = np.asarray(store.ids, dtype=np.int64)
-        known = np.asarray(self._log_probs([row], batch_tokens)[0])[row[1:] != BOS]
+        known = np.asarray(self._log_probs([row], None)[0])[row[1:] != BOS]
         return TextScore(
             nats=-float(known.sum()),
             n_tokens=len(known),

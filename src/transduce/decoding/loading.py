@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from transduce.config import TransformerXLSettings
 from transduce.decoding.engine import Engine
 from transduce.decoding.native_engine import native_engine
 from transduce.decoding.precision import AnyPrecision, Precision, auto_precision, check_precision
@@ -156,7 +155,7 @@ def open_engine(
 
 def _with_memory(folder: RunFolder, memory: int) -> RunFolder:
     """The folder with another length of the model's memory."""
-    if not isinstance(folder.settings.model, TransformerXLSettings):
+    if folder.settings.model.remembered is None:
         kind = folder.settings.model.kind
         raise SettingsError(f"memory = {memory}: {folder.path} has a model without a memory ('{kind}'); leave it out")
     settings = folder.settings.with_values("model", eval_memory_length=memory)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from transduce.config import ModelSettings, Settings, TransformerXLSettings, resolved
+from transduce.config import ModelSettings, Settings, resolved
 from transduce.data.batch import causal
 from transduce.data.encoding import encode_text
 from transduce.data.store import TextStore
@@ -23,7 +23,6 @@ from transduce.evaluation.finalize import finalize
 from transduce.evaluation.outputs import ScoredText
 from transduce.evaluation.records import Wording, save_generated, save_set, shape_line
 from transduce.logging import Log
-from transduce.models.transformer_xl import TransformerXL
 from transduce.runs.folder import RunFolder
 from transduce.tasks.base import Prepared
 from transduce.tasks.defaults import CAUSAL
@@ -85,9 +84,9 @@ class CausalTask(PlainTextTask[TextStore]):
                 "data.separate_documents = true: this model reads beyond the start of a document; use a Transformer "
                 "without model.feed_forward = 'conv'"
             )
-        if isinstance(model, TransformerXLSettings) and context not in (None, model.segment_length or context):
+        if context not in (None, model.own_context or context):
             raise SettingsError(
-                f"model.segment_length = {model.segment_length}: differs from data.context = {context}; set one of them"
+                f"model.segment_length = {model.own_context}: differs from data.context = {context}; set one of them"
             )
         if context is not None and batch is not None and batch < context:
             raise SettingsError(
@@ -127,13 +126,14 @@ class CausalTask(PlainTextTask[TextStore]):
         self, model: nn.Module, prepared: Prepared[TextStore], settings: Settings, device: torch.device
     ) -> Validator:
         """The loss on all held-out text, every token once."""
+        memory = settings.model.remembered
         return Validator(
             model,
             _feeder(prepared.valid, settings, device).in_order,
             smoothing=settings.training.label_smoothing,
             n_bytes=prepared.valid.n_bytes,
             precision=settings.training.precision,
-            criterion=_with_memory(model.eval_memory_length) if isinstance(model, TransformerXL) else predict_tokens,
+            criterion=predict_tokens if memory is None else _with_memory(memory),
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
@@ -153,7 +153,7 @@ class CausalTask(PlainTextTask[TextStore]):
 def _sees(settings: Settings) -> str:
     """What the model sees of a text."""
     model, context = settings.model, settings.data.context
-    if not isinstance(model, TransformerXLSettings):
+    if model.remembered is None:
         return f"It sees {context} tokens at once and nothing before them."
     return f"It reads {context} tokens at once, and remembers the last {model.remembered:,} before them."
 

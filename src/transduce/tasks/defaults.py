@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from transduce.config import AttentionSettings, TransformerXLSettings, resolve_preset
+from transduce.config import AttentionSettings, resolve_preset
 from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_per_token
 
 MIN_WARMUP, MAX_WARMUP = 10, 2000
@@ -40,8 +40,8 @@ def _dropout(facts: Facts) -> Answer:
 
 def _context(facts: Facts) -> Answer:
     context, model = facts.size.context[facts.on_gpu], resolve_preset(facts.settings.model)
-    if isinstance(model, TransformerXLSettings) and model.segment_length is not None:
-        return model.segment_length, "model.segment_length"
+    if model.own_context is not None:
+        return model.own_context, "model.segment_length"
     context = context if model.position_limit is None else min(context, model.position_limit)
     return context, f"tokens per row, for {facts.text} on the {facts.machine.device}"
 

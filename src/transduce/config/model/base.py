@@ -51,6 +51,16 @@ class ModelSettings(Section):
         return None
 
     @property
+    def own_context(self) -> int | None:
+        """The number of tokens that a language model reads at once; None: as many as data.context says."""
+        return None
+
+    @property
+    def remembered(self) -> int | None:
+        """The length of a language model's memory in validation, evaluation and generation; None: it has no memory."""
+        return None
+
+    @property
     def separates_documents(self) -> bool:
         """Whether the model can hide the documents before a token's own, as `data.separate_documents` asks."""
         return False

@@ -42,8 +42,13 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
     )
 
     @property
+    def own_context(self) -> int | None:
+        """The length of a segment."""
+        return self.segment_length
+
+    @property
     def remembered(self) -> int:
-        """The length of the memory in validation, evaluation and generation."""
+        """The memory of evaluation; it may be empty."""
         return self.memory_length if self.eval_memory_length is None else self.eval_memory_length
 
     @property
