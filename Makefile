@@ -36,7 +36,7 @@ demo: $(READY) native ## train on the built-in corpus (a few minutes), translate
 	$(BIN)/transduce demo
 
 test: $(READY) native ## run the test suite
-	$(BIN)/python -m pytest -n auto $(TESTS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
 
 lint: $(READY)       ## ruff and mypy
 	$(BIN)/ruff check .
