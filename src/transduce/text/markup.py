@@ -28,7 +28,7 @@ _INLINE = frozenset(
 )
 _KEPT = frozenset("code kbd math noscript pre samp script style svg template textarea var".split())  # noqa: SIM905
 _RAW = frozenset(("script", "style", "textarea"))  # in which < is a character
-_TAG = re.compile(r"""<(/?)((?:[^\W\d]|:)[^\s/<>"'=]*)((?:"[^"]*"|'[^']*'|[^<>"'])*)>""")
+_TAG = re.compile(r"""<(/?)((?:[^\W\d]|:)[^\s/<>"'=]*+)((?:"[^"]*"|'[^']*'|[^<>"'])*+)>""")  # nothing is tried again
 _NO_TRANSLATION = re.compile(r"""\stranslate\s*=\s*["']?no\b|\sclass\s*=\s*["'][^"']*\bnotranslate\b""", re.IGNORECASE)
 _OPAQUE = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<?", "?>"), ("<!", ">"))
 _SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.IGNORECASE)  # declarations of a document type, which end with ]>
