@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transduce.config import ConvS2SSettings
-from transduce.models.parts import TokenPredictor
+from transduce.models.parts import EncoderDecoder
 from transduce.nn.convolutional import ConvDecoder, ConvEncoder
 from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.masks import pad_memory
 from transduce.nn.positions import POSITIONS
 from transduce.nn.state import RowState
-
-_WIDTH = 16
 
 CONVS2S_OPTIONS = {"positions": {name: POSITIONS[name] for name in ("learned", "none")}}
 
 
-class ConvS2S(TokenPredictor):
+class ConvS2S(EncoderDecoder[RowState]):
     """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
 
     Id 0 is padding: at either end of the source, at the end of the target.
@@ -43,30 +41,23 @@ class ConvS2S(TokenPredictor):
             kernel_size=s.kernel_size,
             dropout=s.dropout,
         )
-        if s.tie == "three_way":
-            self.src_embedding.table.weight = self.tgt_embedding.table.weight
-        self.add_output(s, n_tgt, tied=self.tgt_embedding.table)
+        self.tie(s, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:
         """The decoder's initial state: what each of its layers reads of the memory.
 
         With capacity 0, as in training, the state takes one step. Otherwise the source is padded to a multiple of 16
-        positions, so that results do not depend on the longest sentence of the batch (see `Transformer.start`).
+        positions, so that results do not depend on the longest sentence of the batch (see `pad_memory`).
         """
         x, real = self.src_embedding(src), src != 0
         if capacity:
-            more = -src.shape[1] % _WIDTH
-            x, real = F.pad(x, (0, 0, 0, more)), F.pad(real, (0, more))
+            x, real = pad_memory(x, real)
         memory, values = self.encoder(x, keep=real[:, :, None])
         return self.decoder.start(memory, values, real[:, None], n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: RowState) -> Float[Tensor, "N T D"]:
         """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         return self.decoder(self.tgt_embedding(ids, offset=state.length), state)
-
-    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
-        return self.advance(tgt_in, self.start(src))
 
 
 def _embedding(s: ConvS2SSettings, vocab_size: int) -> TokenEmbedding:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.config import (
@@ -28,6 +29,8 @@ from transduce.nn.positions import POSITIONS
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
 from transduce.text.special import BOS, EOS
+
+StateT = TypeVar("StateT")
 
 DECODER_SELF: dict[str, Callable[[Mapping[str, Any]], SelfAttention | SSRU]] = {
     "attention": lambda options: SelfAttention(**options),
@@ -231,6 +234,31 @@ class TokenPredictor(nn.Module):
     def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
         """Unnormalized log-probabilities of the tokens."""
         return linear(hidden, self.output_weight, self.output_bias)
+
+
+class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
+    """A model of pairs. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path."""
+
+    src_embedding: TokenEmbedding
+    tgt_embedding: TokenEmbedding
+
+    def tie(self, settings: OutputSettings, n_tgt: int) -> None:
+        """Share the embeddings that `settings.tie` says, and create the output."""
+        if settings.tie == "three_way":
+            self.src_embedding.table.weight = self.tgt_embedding.table.weight
+        self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
+
+    @abstractmethod
+    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> StateT:
+        """The decoder's initial state, with room for `capacity` tokens per row; 0, as in training: for one step."""
+
+    @abstractmethod
+    def advance(self, ids: Int[Tensor, "N T"], state: StateT) -> Float[Tensor, "N T D"]:
+        """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
+
+    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
+        return self.advance(tgt_in, self.start(src))
 
 
 @torch.no_grad()

@@ -7,12 +7,11 @@ from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from transduce.config import RecurrentSettings
-from transduce.models.parts import TokenPredictor, initialize
+from transduce.models.parts import EncoderDecoder, initialize
 from transduce.nn.embedding import TokenEmbedding
-from transduce.nn.masks import padding_mask
+from transduce.nn.masks import pad_memory, padding_mask
 from transduce.nn.positions import Positions
 from transduce.nn.recurrent import CELLS, Cell
 from transduce.nn.recurrent_decoder import (
@@ -26,8 +25,6 @@ from transduce.nn.recurrent_decoder import (
 from transduce.nn.recurrent_encoder import BRIDGES, DIRECTIONS, RecurrentEncoder
 from transduce.nn.state import RowState
 from transduce.nn.state_attention import SCORES
-
-_WIDTH = 16
 
 
 def _luong(sizes: DecoderSizes, settings: RecurrentSettings) -> RecurrentDecoder:
@@ -65,7 +62,7 @@ def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
         yield f"model.input_feeding = false has no effect with model.attention = '{s.attention}'"
 
 
-class RecurrentModel(TokenPredictor):
+class RecurrentModel(EncoderDecoder[RowState]):
     """A recurrent encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`.
 
     Id 0 is padding, at the end of either side.
@@ -92,30 +89,23 @@ class RecurrentModel(TokenPredictor):
         for module in self.modules():
             if isinstance(module, Cell):
                 module.initialize()
-        if s.tie == "three_way":
-            self.src_embedding.table.weight = self.tgt_embedding.table.weight
-        self.add_output(s, n_tgt, tied=self.tgt_embedding.table)
+        self.tie(s, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:
         """The decoder's initial state, for any number of tokens.
 
         With `capacity`, as in search, the memory is padded to a multiple of 16 positions, so that results do not depend
-        on the longest sentence of the batch (see `Transformer.start`).
+        on the longest sentence of the batch (see `pad_memory`).
         """
         mask = padding_mask(src)
         memory, finals = self.encoder(self.src_embedding(src), mask)
         if capacity:
-            more = -src.shape[1] % _WIDTH
-            memory, mask = F.pad(memory, (0, 0, 0, more)), F.pad(mask, (0, more))
+            memory, mask = pad_memory(memory, mask)
         return self.decoder.start(self.bridge(finals), memory, mask, n_beams=n_beams)
 
     def advance(self, ids: Int[Tensor, "N T"], state: RowState) -> Float[Tensor, "N T D"]:
         """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         return self.decoder(self.tgt_embedding(ids), state)
-
-    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
-        return self.advance(tgt_in, self.start(src))
 
 
 def _embedding(vocab_size: int, s: RecurrentSettings) -> TokenEmbedding:

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.config import StarClassifierSettings, StarSettings
-from transduce.models.parts import DECODER_OPTIONS, Parts, TokenPredictor, initialize
+from transduce.models.parts import DECODER_OPTIONS, EncoderDecoder, Parts, initialize
 from transduce.nn.cache import DecoderState
 from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.linear import Linear
+from transduce.nn.masks import pad_memory
 from transduce.nn.positions import POSITIONS
 from transduce.nn.star import StarBlock, StarEncoder, pool_star
-
-_WIDTH = 16
 
 _ADDED = {name: POSITIONS[name] for name in ("learned", "sinusoidal", "none")}
 CLASSIFIER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"positions": _ADDED}
@@ -32,7 +31,7 @@ def classifier_problems(s: StarClassifierSettings) -> Iterator[str]:
         yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
 
 
-class StarTransformer(TokenPredictor):
+class StarTransformer(EncoderDecoder[DecoderState]):
     """A star as encoder, a Transformer's decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`.
 
     The memory is the relay node, then the satellite nodes. Id 0 is padding: at either end of the source, at the end of
@@ -56,21 +55,17 @@ class StarTransformer(TokenPredictor):
         )
         self.decoder = parts.decoder(cross=True)
         initialize(self)
-        if settings.tie == "three_way":
-            self.src_embedding.table.weight = self.tgt_embedding.table.weight
-        self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
+        self.tie(settings, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
         """The decoder's initial state: the memory's keys and values, and room for `capacity` tokens per row.
 
         With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the memory is padded to
-        a multiple of 16 vectors, so that results do not depend on the longest sentence of the batch (see
-        `Transformer.start`).
+        a multiple of 16 vectors, so that results do not depend on the longest sentence of the batch (see `pad_memory`).
         """
         x, real = self.src_embedding(src), src != 0
         if capacity:
-            more = -(src.shape[1] + 1) % _WIDTH
-            x, real = F.pad(x, (0, 0, 0, more)), F.pad(real, (0, more))
+            x, real = pad_memory(x, real, more=1)
         nodes, relay = self.encoder(x, real=real)
         mask = F.pad(real, (1, 0), value=True)[:, None]
         return self.decoder.start(torch.cat([relay, nodes], dim=1), mask, capacity=capacity, n_beams=n_beams)
@@ -79,10 +74,6 @@ class StarTransformer(TokenPredictor):
         """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
-
-    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
-        return self.advance(tgt_in, self.start(src))
 
 
 class StarClassifier(nn.Module):

@@ -6,22 +6,19 @@ from collections.abc import Iterator
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from transduce.config import TransformerSettings
 from transduce.models.parts import (
     DECODER_OPTIONS,
     DECODER_SELF,
     ENCODER_OPTIONS,
+    EncoderDecoder,
     Parts,
-    TokenPredictor,
     initialize,
     stack_problems,
 )
 from transduce.nn.cache import DecoderState
-from transduce.nn.masks import padding_mask
-
-_WIDTH = 16
+from transduce.nn.masks import pad_memory, padding_mask
 
 TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DECODER_SELF}
 
@@ -35,7 +32,7 @@ def transformer_problems(s: TransformerSettings) -> Iterator[str]:
         yield f"model.decoder_self = 'ssru' has no use for model.positions = '{s.positions}'"
 
 
-class Transformer(TokenPredictor):
+class Transformer(EncoderDecoder[DecoderState]):
     """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
 
     Id 0 is padding: at either end of the source, at the end of the target.
@@ -49,9 +46,7 @@ class Transformer(TokenPredictor):
         self.encoder = parts.encoder(settings.encoder_pattern)
         self.decoder = parts.decoder(cross=True, own=settings.decoder_self)
         initialize(self)
-        if settings.tie == "three_way":
-            self.src_embedding.table.weight = self.tgt_embedding.table.weight
-        self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
+        self.tie(settings, n_tgt)
 
     def encode(self, src: Int[Tensor, "B S"]) -> Float[Tensor, "B S D"]:
         """The memory [B, S, D] of source ids."""
@@ -61,13 +56,11 @@ class Transformer(TokenPredictor):
         """The decoder's initial state: the memory's keys and values, and room for `capacity` tokens per row.
 
         With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the source is padded to
-        a multiple of 16 positions: a CPU adds up attention weights in an order that depends on the row's width modulo
-        its vector width, so results then do not depend on the longest sentence of the batch.
+        a multiple of 16 positions (see `pad_memory`).
         """
         x, mask = self.src_embedding(src), padding_mask(src)
         if capacity:
-            more = -src.shape[1] % _WIDTH
-            x, mask = F.pad(x, (0, 0, 0, more)), F.pad(mask, (0, more))
+            x, mask = pad_memory(x, mask)
         memory = self.encoder(x, mask=mask, positions=self.src_embedding.positions)
         return self.decoder.start(memory, mask, capacity=capacity, n_beams=n_beams)
 
@@ -75,7 +68,3 @@ class Transformer(TokenPredictor):
         """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
         x = self.tgt_embedding(ids, offset=state.length)
         return self.decoder(x, state, positions=self.tgt_embedding.positions)
-
-    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
-        return self.advance(tgt_in, self.start(src))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
+WIDTH = 16
+"""A multiple of the vector width of any CPU, in numbers."""
 HIDDEN = -1e30
 """The bias that hides a key: finite, so that a row that may attend to nothing attends evenly."""
 
@@ -13,6 +16,18 @@ HIDDEN = -1e30
 def padding_mask(ids: Int[Tensor, "B S"], *, pad: int = 0) -> Bool[Tensor, "B 1 S"]:
     """Every query may attend to the positions of `ids` that are not padding."""
     return (ids != pad)[:, None, :]
+
+
+def pad_memory(
+    x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B *one S"], *, more: int = 0
+) -> tuple[Float[Tensor, "B P D"], Bool[Tensor, "B *one P"]]:
+    """Pad vectors, and the mask of those that are not padding, so that their number plus `more` divides by WIDTH.
+
+    A CPU adds up attention weights in an order that depends on the row's width modulo its vector width, so results then
+    do not depend on the longest sentence of the batch.
+    """
+    missing = -(x.shape[1] + more) % WIDTH
+    return F.pad(x, (0, 0, 0, missing)), F.pad(mask, (0, missing))
 
 
 def attention_bias(mask: Bool[Tensor, "B T S"]) -> Float[Tensor, "B 1 T S"]:

@@ -9,7 +9,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-_WIDTH = 16  # a sum over keys then does not depend on how many of them are padding
+from transduce.nn.masks import WIDTH
 
 
 class Layout(ABC):
@@ -86,12 +86,12 @@ class StrideLayout(Layout):
 
     def keys(self, x: Tensor) -> Tensor:
         """Columns of the parts."""
-        return F.pad(self.queries(x), (0, 0, 0, -self.n_parts % _WIDTH))
+        return F.pad(self.queries(x), (0, 0, 0, -self.n_parts % WIDTH))
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Of the columns."""
         columns = self.places(device).T
-        return columns, F.pad(columns, (0, -self.n_parts % _WIDTH), value=self.n)
+        return columns, F.pad(columns, (0, -self.n_parts % WIDTH), value=self.n)
 
     def merge(self, y: Tensor) -> Tensor:
         """Columns as a sequence."""
@@ -104,7 +104,7 @@ class SummaryLayout(Layout):
     def __init__(self, n: int, size: int, summary: int) -> None:
         super().__init__(n, size)
         self.summary = summary
-        self.missing = -(self.n_parts * summary) % _WIDTH
+        self.missing = -(self.n_parts * summary) % WIDTH
 
     def queries(self, x: Tensor) -> Tensor:
         """The whole sequence."""
