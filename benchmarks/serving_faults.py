@@ -1,0 +1,186 @@
+"""Clients that leave, signals and malformed requests: numbers 4 to 6 of serving.py."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import re
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import uvloop
+from memory import judge
+from serving_setup import BEAMS, CLIENTS, TRANSLATE, Setup, check_answers, report, watch_memory
+
+from http_load import Connection, Load, LostError, Outcome, request
+from malformed import malformed
+from servers import Server
+
+HANG = 60.0  # seconds without an answer
+
+
+@dataclass(slots=True)
+class Mixed:
+    """Clients that ask for 1 to 6 sentences with several beams; a fifth leave, and some send what is malformed."""
+
+    setup: Setup
+    count: Counter[str]
+    n_done: int = 0
+
+    async def client(self, port: int, numbers: Iterator[int]) -> None:
+        connection = Connection(port)
+        for number in numbers:
+            draw = random.Random(f"mixed {number}")
+            kind = draw.choices(("answered", "left", "malformed"), (75, 20, 5))[0]
+            await asyncio.wait_for(getattr(self, f"_{kind}")(connection, number, draw), HANG)
+            self.count[kind] += 1
+            self.n_done += 1
+        connection.close()
+
+    def _request(self, draw: random.Random) -> tuple[bytes, list[str]]:
+        beam = draw.choice(BEAMS)
+        places = [draw.randrange(len(self.setup.lines)) for _ in range(min(draw.randrange(1, 7), draw.randrange(1, 7)))]
+        body = {"text": [self.setup.lines[place] for place in places], "beam": beam, "split": False}
+        return request(TRANSLATE, body), [self.setup.expected[beam][place] for place in places]
+
+    async def _answered(self, connection: Connection, number: int, draw: random.Random) -> None:
+        data, expected = self._request(draw)
+        try:
+            answer = await connection.ask(data)
+        except LostError as error:
+            raise SystemExit(f"FAILED: request {number}: {error}") from None
+        if answer.status != 200:
+            raise SystemExit(f"FAILED: request {number}: {answer.status} {answer.body[:300]!r}")
+        found = [one["text"] for one in answer.json()["translations"]]
+        if found != expected:
+            raise SystemExit(f"FAILED: request {number}: {found} instead of {expected}")
+
+    async def _left(self, connection: Connection, number: int, draw: random.Random) -> None:
+        data, _ = self._request(draw)
+        if draw.random() < 0.2:
+            data = data[: draw.randrange(len(data))]
+        await connection.send(data)
+        await asyncio.sleep(draw.choice((0.0, 0.001, 0.01, 0.03)))
+        connection.close(reset=draw.random() < 0.5)
+
+    async def _malformed(self, connection: Connection, number: int, draw: random.Random) -> None:
+        other = Connection(connection.port)
+        answer = await other.ask(malformed(number))
+        other.close()
+        if not (200 <= answer.status < 500):
+            raise SystemExit(f"FAILED: malformed request {number}: {answer.status} {answer.body[:300]!r}")
+
+
+def mixed(setup: Setup) -> bool:
+    """200,000 requests of mixed sizes with disconnects and malformed bodies: answers, memory, hangs."""
+    n, state = setup.times(200_000, 500), Mixed(setup, Counter())
+
+    async def run(port: int) -> None:
+        numbers = iter(range(n))
+        await asyncio.gather(*(state.client(port, numbers) for _ in range(CLIENTS)))
+        await idle(port)
+
+    with setup.server() as server, watch_memory(server, lambda: state.n_done) as samples:
+        began = time.monotonic()
+        uvloop.run(run(server.port))
+        seconds = time.monotonic() - began
+    text = f"{n:,} requests in {seconds:,.0f} s: {dict(state.count)}; all answers are the offline translation's"
+    if n < 20_000:
+        return report("mixed", f"{text}; too few to judge memory ({samples[-1].resident >> 20} MiB)")
+    row, flat = judge("mixed", samples)
+    return report("mixed", f"{text}; memory {row}", good=flat)
+
+
+async def idle(port: int) -> None:
+    """Wait until the service says that nothing is pending, and that it still translates."""
+    connection, end = Connection(port), time.monotonic() + HANG
+    names = ("transduce_pending_requests", "transduce_pending_tokens", "transduce_open_sentences")
+    while True:
+        page = (await connection.ask(request("/metrics", method="GET"))).body.decode()
+        values = [float(v) for name in names for v in re.findall(rf"^{name}\S* (\S+)$", page, re.MULTILINE)]
+        if not any(values):
+            break
+        if time.monotonic() > end:
+            raise SystemExit(f"FAILED: after the load, requests, tokens and sentences are pending: {values}")
+        await asyncio.sleep(0.05)
+    answer = await connection.ask(request(TRANSLATE, {"text": "1"}))
+    connection.close()
+    if answer.status != 200:
+        raise SystemExit(f"FAILED: after the load: {answer.status} {answer.body[:300]!r}")
+
+
+def shutdown(setup: Setup) -> bool:
+    """SIGTERM 50 times within the load of 16 clients: no request that was sent before it is lost."""
+    n, total, lost = setup.times(50, 3), Counter[str](), 0
+    for round_ in range(n):
+        with setup.server() as server:
+            outcomes, stopped, code = uvloop.run(_terminated(setup, server, random.Random(round_).uniform(0.05, 0.5)))
+        check_answers(setup, outcomes, allowed=(0, 200, 503))
+        lost += sum(o.partial or (o.status == 0 and o.sent < stopped) for o in outcomes) + (code != 0)
+        total.update(str(o.status) for o in outcomes)
+    text = f"{n} times; answers by status (0: sent later, and not read): {dict(total)}; lost: {lost}"
+    return report("SIGTERM", text, good=not lost)
+
+
+async def _terminated(setup: Setup, server: Server, seconds: float) -> tuple[list[Outcome], float, int]:
+    load = Load(server.port, setup.single)
+    clients = asyncio.create_task(load.clients(16, itertools.count()))
+    await asyncio.sleep(seconds)
+    stopped = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(clients, HANG)
+    return load.outcomes, stopped, await asyncio.to_thread(server.process.wait, 40)
+
+
+def restart(setup: Setup) -> bool:
+    """kill -9 within load, and the time until a new server on the same port is ready."""
+    seconds = []
+    with setup.server() as first:
+        port = first.port
+        for _ in range(setup.times(10, 2)):
+            uvloop.run(_killed(setup, first))
+            began = time.monotonic()
+            first = Server(f"en-de={setup.run}", *setup.serve, port=port)
+            status, _ = first.request("/ready")
+            seconds.append(time.monotonic() - began)
+            assert status == 200
+        first.stop()
+    text = f"ready after {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s"
+    return report("kill -9", text)
+
+
+async def _killed(setup: Setup, server: Server) -> None:
+    load = Load(server.port, setup.single)
+    clients = asyncio.create_task(load.clients(16, itertools.count()))
+    await asyncio.sleep(0.3)
+    server.process.kill()
+    await asyncio.wait_for(clients, HANG)
+    await asyncio.to_thread(server.process.wait)
+
+
+def malformed_requests(setup: Setup) -> bool:
+    """10,000 malformed requests: always a 4xx with one line."""
+    n, count = setup.times(10_000, 200), Counter[int]()
+
+    async def client(port: int, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            connection = Connection(port)
+            answer = await asyncio.wait_for(connection.ask(malformed(number)), HANG)
+            connection.close()
+            count[answer.status] += 1
+            if not (answer.status == 200 or (400 <= answer.status < 500 and b"\n" not in answer.body)):
+                raise SystemExit(f"FAILED: malformed request {number}: {answer.status} {answer.body[:300]!r}")
+
+    async def run(port: int) -> None:
+        numbers = iter(range(n))
+        await asyncio.gather(*(client(port, numbers) for _ in range(8)))
+        await idle(port)
+
+    with setup.server() as server:
+        uvloop.run(run(server.port))
+    return report("malformed", f"{n:,} requests: {dict(sorted(count.items()))} (200: the damage was harmless)")
