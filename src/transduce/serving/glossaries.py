@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from transduce.errors import SettingsError
+from transduce.errors import RunFolderError, SettingsError, TransduceError
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.text.sentences import base_language
 
 MOST_GLOSSARIES, MOST_ENTRIES, LONGEST_TERM = 100, 2000, 100
+
+
+class StorageError(TransduceError):
+    """The file of the glossaries cannot be written; nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +37,29 @@ class Glossaries:
     """All glossaries of a service, by their ids. Used from one event loop."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: a JSON file that keeps them, which need not exist. Raises `UserError`: it is damaged."""
+        """`path`: a JSON file that keeps them, which need not exist. Raises `UserError`: damaged, or not writable."""
         self._path = path
         self._known: dict[str, Glossary] = {}
-        if path is not None and path.exists():
+        if path is None:
+            return
+        if path.exists():
             with expecting(path):
                 self._known = {one["id"]: Glossary(**one) for one in read_json(path)["glossaries"]}
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):  # a new version is written next to the file
+                pass
+        except OSError as error:
+            raise SettingsError(
+                f"{path}: {path.parent} is not writable ({error.strerror}); give another file"
+            ) from None
 
     def create(self, name: str, source: str, target: str, terms: Mapping[str, str]) -> Glossary:
-        """Add a glossary. Raises `SettingsError`: it is empty or too large, or there are too many."""
+        """Add a glossary.
+
+        Raises:
+            SettingsError: It is empty or too large, or there are too many.
+            StorageError: The file cannot be written.
+        """
         if not terms or len(terms) > MOST_ENTRIES:
             raise SettingsError(f"entries: {len(terms):,}; a glossary has from 1 to {MOST_ENTRIES:,}")
         for text in (*terms, *terms.values()):
@@ -52,8 +71,7 @@ class Glossaries:
             raise SettingsError(f"there are {MOST_GLOSSARIES:,} glossaries already; delete one")
         created = datetime.now(UTC).isoformat(timespec="microseconds")
         one = Glossary(str(uuid4()), name, source.lower(), target.lower(), created, dict(terms))
-        self._known[one.id] = one
-        self._save()
+        self._save({**self._known, one.id: one})
         return one
 
     def find(self, identity: str) -> Glossary | None:
@@ -65,10 +83,10 @@ class Glossaries:
         return list(self._known.values())
 
     def delete(self, identity: str) -> bool:
-        """Remove a glossary; False if there is none of this id."""
-        if self._known.pop(identity, None) is None:
+        """Remove a glossary; False if there is none of this id. Raises `StorageError`: the file cannot be written."""
+        if identity not in self._known:
             return False
-        self._save()
+        self._save({key: one for key, one in self._known.items() if key != identity})
         return True
 
     def terms(self, identity: str, source: str, target: str) -> Mapping[str, str]:
@@ -83,9 +101,14 @@ class Glossaries:
                 )
         return one.terms
 
-    def _save(self) -> None:
+    def _save(self, known: dict[str, Glossary]) -> None:
         if self._path is not None:
-            write_json(self._path, {"glossaries": [asdict(one) for one in self._known.values()]})
+            try:
+                write_json(self._path, {"glossaries": [asdict(one) for one in known.values()]})
+            except (OSError, RunFolderError) as error:
+                reason = getattr(error.__cause__ or error, "strerror", None) or "see the server's log"
+                raise StorageError(f"the glossaries cannot be saved ({reason}); nothing has changed") from error
+        self._known = known
 
 
 def parse_entries(text: str, separator: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from transduce.decoding.queue import QueueFullError
 from transduce.errors import SettingsError, UserError
+from transduce.serving.glossaries import StorageError
 from transduce.serving.keys import ApiKeys, UnauthorizedError
 from transduce.serving.limits import DrainingError, ExpiredError, OverloadedError
 from transduce.serving.metrics import Metrics
@@ -48,6 +49,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnauthorizedError, 401),
     (BodyTooLargeError, 413),
     (BodyTimeoutError, 408),
+    (StorageError, 507),
     (UserError, 400),
 )
 

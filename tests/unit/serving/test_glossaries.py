@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import SettingsError, UserError
-from transduce.serving.glossaries import MOST_ENTRIES, MOST_GLOSSARIES, Glossaries, parse_entries
+from transduce.serving.glossaries import MOST_ENTRIES, MOST_GLOSSARIES, Glossaries, StorageError, parse_entries
 
 
 def test_glossaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
@@ -24,6 +24,25 @@ def test_glossaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
         path.write_text(damaged, encoding="utf-8")
         with pytest.raises(UserError, match=r"glossaries.json is damaged"):
             Glossaries(path)
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "x.json", Path("/dev/null/x.json")):
+        with pytest.raises(SettingsError, match="give another file"):
+            Glossaries(path)
+    path = tmp_path / "x" / "glossaries.json"
+    path.parent.mkdir()
+    kept = Glossaries(path)
+    assert not list(path.parent.iterdir())
+    one = kept.create("a", "en", "de", {"hat": "Hut"})
+    path.parent.rename(tmp_path / "y")
+    with pytest.raises(StorageError, match="nothing has changed"):
+        kept.create("b", "en", "de", {"hat": "Hut"})
+    with pytest.raises(StorageError, match="nothing has changed"):
+        kept.delete(one.id)
+    assert kept.all() == [one]
+    (tmp_path / "y").rename(path.parent)
+    assert kept.delete(one.id) and Glossaries(path).all() == []
 
 
 @pytest.mark.parametrize("terms", [{}, {"a": ""}, {"": "a"}, {"a": "b\nc"}, {"a": "b\tc"}, {"a" * 101: "b"}])
