@@ -77,6 +77,9 @@ def test_documents(server: Server) -> None:
         assert status == 200 and re.fullmatch(r"<p>.*<b>.*</b>.*</p><script>a < b</script>", text(answer))
     answer = server.request("/v1/translate", {"text": "a man {x} reads", "protect": True})[1]
     assert answer["translations"][0]["text"].count("{x}") == 1
+    for protect in ("numbers", ["numbers", "urls"]):
+        answer = server.request("/v1/translate", {"text": "a man 1,000.5 reads", "protect": protect})[1]
+        assert answer["translations"][0]["text"].count("1,000.5") == 1
     client = deepl.DeepLClient("no key is needed", server_url=server.url)
     xml = f"<d><t>{LINES[0]}</t><k>two  women</k><s>{LINES[1]} <i>a man</i></s></d>"
     found = client.translate_text(xml, target_lang="DE", tag_handling="xml", ignore_tags=["k"], outline_detection=False,
@@ -181,6 +184,7 @@ def test_huggingface_client(server: Server, translator: Translator, monkeypatch:
         ("/v1/translate", {"text": "a", "beem": 5}, 400, "beem"),
         ("/v1/translate", {"text": "a", "beam": 10**30}, 400, "beam"),
         ("/v1/translate", {"text": "a", "beam": 17}, 400, "at most 16"),
+        ("/v1/translate", {"text": "a", "protect": ["numbrs"]}, 400, "'urls', 'emails', 'placeholders' or 'numbers'"),
         ("/v1/translate", {"text": "a", "source": "xx"}, 400, "available: en-de"),
         ("/v1/translate", {"text": "a", "prefix": [], "stream": True}, 400, "0 prefixes"),
         ("/v1/translate", {"text": "a", "words": True, "stream": True}, 400, "without stream"),
@@ -291,6 +295,7 @@ def test_api_keys(run: Path, tmp_path: Path) -> None:
         (["RUN", "--api-key-file", "/nowhere"], "/nowhere"),
         (["RUN", "--certificate-key", "/nowhere"], "--certificate"),
         (["RUN", "--certificate", "/nowhere"], "no such file"),
+        (["RUN", "--glossary-file", "/nowhere/x.json"], "/nowhere/x.json"),
     ],
 )
 def test_bad_arguments(run: Path, arguments: list[str], message: str) -> None:

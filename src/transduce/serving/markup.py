@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -13,7 +13,7 @@ from transduce.serving.service import Route, Service
 from transduce.serving.texts import TextTranslation, translate_texts
 from transduce.text.markup import MarkupRules, Segment, parse_markup
 from transduce.text.projection import Element, Word, project, words_of
-from transduce.text.protected import protect, use_glossary
+from transduce.text.protected import DEFAULT_KINDS, Kind, protect, use_glossary
 from transduce.text.sentences import joined_parts
 
 _DEFAULT = TranslationOptions()
@@ -23,12 +23,11 @@ _DEFAULT = TranslationOptions()
 class TextFormat:
     """What is kept of a text.
 
-    rules: how its tags are handled; None: it has none. protect: addresses and placeholders stay. terms: translations of
-    a glossary.
+    rules: how its tags are handled; None: it has none. protect: what else stays. terms: translations of a glossary.
     """
 
     rules: MarkupRules | None = None
-    protect: bool = True
+    protect: Collection[Kind] = DEFAULT_KINDS
     terms: Mapping[str, str] = field(default_factory=dict)
 
     def parse(self, text: str) -> list[str | Segment]:
@@ -39,8 +38,7 @@ class TextFormat:
         for part in parts:
             if isinstance(part, Segment):
                 use_glossary(part.root, part.text, self.terms, self.escape)
-                if self.protect:
-                    protect(part.root, part.text, self.escape)
+                protect(part.root, part.text, self.escape, self.protect)
         return parts
 
     @property

@@ -12,7 +12,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 
+from transduce.text.numerals import OTHER, forms_of
 from transduce.text.special import Span
 
 
@@ -118,17 +120,22 @@ def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tu
     leaves: dict[str, list[Element]] = {}
     for leaf in root.leaves():
         leaves.setdefault(leaf.copy, []).append(leaf)
-    for copy in sorted(filter(str.strip, leaves), key=len, reverse=True):
-        found = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(copy)}(?!\w)", target)]
+    n_leaves = {copy: len(found) for copy, found in leaves.items()}
+    copies = sorted(filter(str.strip, leaves), key=len, reverse=True)
+    forms = [(rank, copy, form) for copy in copies for rank, form in enumerate(forms_of(copy))]
+    for rank, copy, form in sorted(forms, key=itemgetter(0)):
+        found = [m.span() for m in re.finditer(form, target)]
         free = [span for span in found if not any(w.path for w in _overlapping(words, span))]
-        for leaf in leaves[copy]:
-            if free:
-                best = max(free, key=partial(_n_linked, words, leaf))
+        for leaf in list(leaves[copy]):
+            score = partial(_n_linked, words, leaf)
+            best = max(free, key=score, default=None)
+            if best is not None and (rank < OTHER or score(best)):
                 free.remove(best)
+                leaves[copy].remove(leaf)
                 words, one = _merged(words, best, leaf)
                 removed.add(one)
         # A word may well be there for another reason.
-        if not copy.isalnum() and source.count(copy) == len(leaves[copy]):
+        if not rank and not copy.isalnum() and source.count(copy) == n_leaves[copy]:
             for span in free:
                 words, one = _merged(words, span, root)
                 removed.add(one)
@@ -278,7 +285,7 @@ class _Projection:
         if child.verbatim is None or place[0] < place[1]:
             return text
         after = self.target[place[1] :][:1]
-        opens = self.source[: child.start][-1:].isspace() and before and not before[-1].isspace()
+        opens = not self.source[: child.start][-1:].strip() and before and not before[-1].isspace()
         closes = after.isalnum() or (self.source[child.end :][:1].isspace() and after and not after.isspace())
         return " " * bool(opens) + text + " " * bool(closes)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transduce.errors import SettingsError
 from transduce.text.markup import MarkupRules, Segment, parse_markup
 from transduce.text.projection import Element, Word, project, words_of
-from transduce.text.protected import MOST_PARTS, protect, use_glossary
+from transduce.text.protected import KINDS, MOST_PARTS, protect, use_glossary
 
 HTML, XML = MarkupRules(kind="html"), MarkupRules(kind="xml")
 
@@ -89,6 +89,45 @@ def test_what_is_protected(text: str, kept: list[str] | int) -> None:
     protect(root, text, str)
     found = [leaf.verbatim for leaf in root.leaves()]
     assert found == kept or len(found) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("1 or 22, 3.5; 1,000.50 (7) and 1.000,5.", ["1", "22", "3.5", "1,000.50", "7", "1.000,5"]),
+        ("50% of 12.5 %, -3 and \u22124; 3-4 kg, +7", ["50%", "12.5 %", "-3", "\u22124", "3-4", "+7"]),
+        ("1 000 000 \u20ac, $1'000, 10\u202f000, in 2020 500", ["1 000 000", "1'000", "10\u202f000", "2020", "500"]),
+        ("2026-11-22T10:00:30Z, 22.11.2026 14:25 5/6", ["2026-11-22T10:00:30Z", "22.11.2026", "14:25", "5/6"]),
+        ("B2 COVID-19 A4, 3rd 10km 3.5km H2O x_1 1st", []),
+        ("5-year-old {0} %1$d http://x.y/1 a1@b.c", ["5", "{0}", "%1$d", "http://x.y/1", "a1@b.c"]),
+        ("\u0661\u0662\u066b\u0665 \uff11\uff12", ["\u0661\u0662\u066b\u0665", "\uff11\uff12"]),
+    ],
+)
+def test_numbers_are_kept_if_asked_for(text: str, kept: list[str]) -> None:
+    root = Element(0, len(text))
+    protect(root, text, str, KINDS)
+    assert [leaf.verbatim for leaf in root.leaves()] == kept
+    plain = Element(0, len(text))
+    protect(plain, text, str)
+    assert not any(re.match(r"[-+\d]", leaf.copy) for leaf in plain.leaves())
+    protect(plain, text, str, ())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "order", "expected"),
+    [
+        ("it costs 1,000.5 now", "jetzt kostet es 1.000,5", [3, 1, 0, 2], "jetzt kostet es 1,000.5"),
+        ("on 2026-11-22 at 14:25", "um 14.25 am 22.11.2026 da", [2, 3, 0, 1, -1], "um 14:25 am 2026-11-22 da"),
+        ("5 of 1.5 %", "1,5 % von 5", [2, 3, 1, 0], "1.5 % von 5"),
+        ("7 men", "sieben", [0], "7"),
+        ("7 men", "M\u00e4nner: 8", [1, 0], "M\u00e4nner: 7"),
+        ("7 men", "2 M\u00e4nner", [-1, 1], "2 7 M\u00e4nner"),
+    ],
+)
+def test_numbers_replace_what_the_model_wrote(source: str, target: str, order: list[int], expected: str) -> None:
+    root = Element(0, len(source))
+    protect(root, source, str, ["numbers"])
+    assert project(root, source, target, words(source, target, order), [(0, len(source))]) == expected
 
 
 def test_glossary_terms_are_whole_words() -> None:

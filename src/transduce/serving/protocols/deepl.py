@@ -87,7 +87,7 @@ def _format(call: Call, asked: TranslateRequest) -> TextFormat | None:
             raise SettingsError("source_lang: must be given with glossary_id")
         terms = call.service.glossaries.terms(asked.glossary_id, asked.source_lang, asked.target_lang)
     if asked.tag_handling not in ("xml", "html"):
-        return TextFormat(protect=False, terms=terms) if terms else None
+        return TextFormat(protect=(), terms=terms) if terms else None
     rules = MarkupRules(
         kind=asked.tag_handling,
         ignore=asked.ignore_tags,

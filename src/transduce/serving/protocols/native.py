@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 
@@ -20,8 +20,16 @@ from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.service import Route
 from transduce.serving.texts import TextTranslation, translate_texts
 from transduce.text.markup import MarkupRules
+from transduce.text.protected import DEFAULT_KINDS, Kind
 
 Text = Annotated[str, Field(strict=True)]
+_SWITCHES = {"true": list(DEFAULT_KINDS), "false": []}
+
+
+def _kinds(value: Any) -> Any:
+    """What `protect` names; true, false and a single name too."""
+    given = str(value).lower() if isinstance(value, (bool, str)) else ""
+    return _SWITCHES.get(given, [value] if given else value)
 
 
 class TranslateRequest(BaseModel):
@@ -30,7 +38,7 @@ class TranslateRequest(BaseModel):
     text: one text or several. prefix: what the translation of each starts with. split: into sentences. words: with the
     log-probability of each word. alignment: with the words of each sentence that translate which. stream: tokens of one
     sentence as they are decoded. timeout: seconds, shorter than the service's deadline. format: of the texts;
-    tags stay. protect: addresses and placeholders stay; by default in html and xml.
+    tags stay. protect: what else stays, True for addresses and placeholders; by default those in html and xml.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,17 +58,18 @@ class TranslateRequest(BaseModel):
     stream: bool = False
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     format: Literal["text", "html", "xml"] = "text"
-    protect: bool | None = None
+    protect: Annotated[list[Kind], BeforeValidator(_kinds)] | None = None
 
     def text_format(self) -> TextFormat | None:
         """What of the texts stays; None: nothing does."""
-        if self.format == "text" and not self.protect:
+        kinds = DEFAULT_KINDS if self.protect is None and self.format != "text" else self.protect or ()
+        if self.format == "text" and not kinds:
             return None
         for name in ("prefix", "words", "alignment", "stream"):
             if getattr(self, name):
                 raise SettingsError(f"{name}: not with format or protect; leave one of them out")
         rules = None if self.format == "text" else MarkupRules(kind=self.format)
-        return TextFormat(rules, protect=self.protect is not False)
+        return TextFormat(rules, protect=kinds)
 
     def options(self) -> TranslationOptions:
         """How to search. Scores are computed by beam search anyway."""
