@@ -312,7 +312,9 @@ def test_headers_that_do_not_arrive_are_not_waited_for() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
 
-        config = uvicorn.Config(app, http=_protocol(0.2), lifespan="off", log_level="critical", port=0)
+        config = uvicorn.Config(
+            app, http=_protocol(lambda method, url: None, 0.2), lifespan="off", log_level="critical", port=0
+        )
         server = uvicorn.Server(config)
         running = asyncio.ensure_future(server.serve())
         while not server.started:

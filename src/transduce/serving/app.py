@@ -14,6 +14,7 @@ from transduce.serving.http import Call, Endpoint, Server, json_response
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
 from transduce.serving.protocols import deepl, deepl_glossaries, huggingface, libretranslate, native, openai
+from transduce.serving.refusals import Refusals
 from transduce.serving.service import Service
 from transduce.serving.web_page import ENDPOINTS as PAGE
 
@@ -23,8 +24,8 @@ _ENDPOINTS = tuple(endpoint for protocol in (PAGE, *(one.ENDPOINTS for one in _P
 
 def make_app(
     service: Service, *, keys: ApiKeys = NO_KEYS, cors: tuple[str, ...] = (), log: bool = True, log_text: bool = False
-) -> ASGIApp:
-    """The application for a service.
+) -> tuple[ASGIApp, Refusals]:
+    """The application for a service, and what its HTTP server should refuse before.
 
     Args:
         service: What translates.
@@ -49,8 +50,11 @@ def make_app(
         Endpoint("GET", "/ready", ready, is_open=True),
         Endpoint("GET", "/metrics", numbers, is_open=True),
     )
-    app = _App(Server(service, keys, metrics, log=log, log_text=log_text), (*_ENDPOINTS, *state))
-    return CORSMiddleware(app, allow_origins=cors, allow_methods=["*"], allow_headers=["*"]) if cors else app
+    server, endpoints = Server(service, keys, metrics, log=log, log_text=log_text), (*_ENDPOINTS, *state)
+    app, refusals = _App(server, endpoints), Refusals(server, endpoints, any_origin=bool(cors))
+    if cors:
+        return CORSMiddleware(app, allow_origins=cors, allow_methods=["*"], allow_headers=["*"]), refusals
+    return app, refusals
 
 
 class _App:

@@ -122,13 +122,13 @@ class Server:
     """Answers requests: reads their bodies, runs the handlers, and counts and logs the responses."""
 
     def __init__(self, service: Service, keys: ApiKeys, metrics: Metrics, *, log: bool, log_text: bool) -> None:
-        self.service, self._keys, self._metrics = service, keys, metrics
-        self._log, self._log_text = log, log_text
+        self.service, self.metrics, self._keys = service, metrics, keys
+        self.log, self._log_text = log, log_text
 
     async def answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response to a request. A streamed one counts as running until its end."""
         start = time.perf_counter()
-        call = Call(self.service, Request(scope, receive), self._keys.are_needed, self._metrics.n_characters)
+        call = Call(self.service, Request(scope, receive), self._keys.are_needed, self.metrics.n_characters)
         status = 500
         try:
             with nullcontext() if endpoint.is_open else await self._admit(endpoint, call):
@@ -138,10 +138,10 @@ class Server:
         except (asyncio.CancelledError, ClientDisconnect) as error:
             if isinstance(error, asyncio.CancelledError) and not _is_gone(call.request):
                 raise
-            self._metrics.cancelled.inc()
+            self.metrics.cancelled.inc()
             status = _CLIENT_LEFT
         except Exception as error:
-            response = self._error(endpoint, error)
+            response = self.error_response(endpoint, error)
             status = response.status_code
             await response(scope, receive, send)
         finally:
@@ -161,7 +161,8 @@ class Server:
                 call.body = await read_body(call.request, self.service)
             return stack.pop_all()
 
-    def _error(self, endpoint: Endpoint, error: Exception) -> Response:
+    def error_response(self, endpoint: Endpoint, error: Exception) -> Response:
+        """The response that tells a protocol's clients of an error; prints the cause of an internal one."""
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
         if status == 500:
             traceback.print_exception(error)
@@ -174,8 +175,8 @@ class Server:
         return json_response(endpoint.error(status, message), status=status, headers=headers)
 
     def _finish(self, endpoint: Endpoint, call: Call, status: int, seconds: float) -> None:
-        self._metrics.count(endpoint.path, status, seconds, call.n_characters)
-        if self._log and not endpoint.is_open:
+        self.metrics.count(endpoint.path, status, seconds, call.n_characters)
+        if self.log and not endpoint.is_open:
             line: dict[str, Any] = {
                 "time": round(time.time(), 3),
                 "route": f"{endpoint.method} {endpoint.path}",

@@ -87,13 +87,19 @@ class Admission:
         self._rate = 0.0  # tokens per busy second, recently; 0: nothing is known yet
         self._since, self._busy, self._ended = clock(), 0.0, 0
 
+    def refusal(self) -> OverloadedError | None:
+        """The error of a request that arrives now; None: there is a place for it."""
+        if self.n_requests >= self._limits.max_requests:
+            return self.overloaded("too many requests are waiting")
+        if self.seconds_to_wait() > self._limits.max_wait:
+            return self.overloaded("what waits takes too long")
+        return None
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request until the block ends; raises `OverloadedError`."""
-        if self.n_requests >= self._limits.max_requests:
-            raise self.overloaded(f"{self.n_requests} requests are waiting")
-        if self.seconds_to_wait() > self._limits.max_wait:
-            raise self.overloaded(f"what waits takes {self.seconds_to_wait():.1f} seconds")
+        if (error := self.refusal()) is not None:
+            raise error
         self.n_requests += 1
         try:
             yield
@@ -104,7 +110,7 @@ class Admission:
     def tokens(self, n: int) -> Iterator[None]:
         """Count a request's source tokens times its beams until the block ends; raises `OverloadedError`."""
         if self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
-            raise self.overloaded(f"{self.n_tokens:,} tokens are waiting")
+            raise self.overloaded("too much text is waiting")
         self._measure()
         self.n_tokens += n
         try:

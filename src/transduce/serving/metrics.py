@@ -38,6 +38,7 @@ class Metrics:
         self.cancelled = Counter("transduce_cancelled", "Requests whose client left before the response.", registry=own)
         self.rejected = Counter("transduce_rejected", "Requests refused because too much was waiting.", registry=own)
         self.expired = Counter("transduce_expired", "Requests whose deadline passed.", registry=own)
+        self._refused: dict[str, Counter] = {}
         self.n_characters = 0
         self.characters = Counter("transduce_characters", "Characters of the texts that were translated.", registry=own)
 
@@ -52,6 +53,13 @@ class Metrics:
             self.rejected.inc()
         elif status == 504:
             self.expired.inc()
+
+    def count_refusal(self, route: str) -> None:
+        """Count a request that was refused before its body was read."""
+        if route not in self._refused:
+            self._refused[route] = self.requests.labels(route, "429")
+        self._refused[route].inc()
+        self.rejected.inc()
 
     def text(self) -> bytes:
         """The page."""

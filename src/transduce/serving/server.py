@@ -77,11 +77,12 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
     service = make_service()
     try:
         await service.start()
-        app = make_app(service, keys=options.keys, cors=options.cors, log=options.log, log_text=options.log_text)
-        seconds = service.limits.body_seconds
+        app, refusals = make_app(
+            service, keys=options.keys, cors=options.cors, log=options.log, log_text=options.log_text
+        )
         config = uvicorn.Config(
             app,
-            http=_protocol(seconds),
+            http=_protocol(refusals.response, service.limits.body_seconds),
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -128,8 +129,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which also closes connections whose headers do not arrive in time."""
+def _protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol; it also closes connections without headers in time, and refuses requests under overload."""
 
     class Protocol(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
@@ -142,8 +143,28 @@ def _protocol(seconds: float) -> type[asyncio.Protocol]:
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
+            response = None
+            if self.cycle is None or self.cycle.response_complete:  # else the response before comes first
+                response = refusal(self.parser.get_method(), self.url)
+            self._is_refused = response is not None
+            if response is None:
+                self._late.cancel()
+                super().on_headers_complete()
+            else:
+                self.transport.write(response)
+
+        def on_body(self, body: bytes) -> None:
+            if not self._is_refused:  # else it is dropped, if it arrives in time
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if not self._is_refused:
+                super().on_message_complete()
+                return
             self._late.cancel()
-            super().on_headers_complete()
+            self.on_response_complete()
+            if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
+                self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._late.cancel()

@@ -18,7 +18,7 @@ from transduce.errors import RunFolderError, SettingsError, TransduceError, near
 from transduce.runs.folder import RunFolder
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
-from transduce.serving.limits import Admission, DrainingError, Limits
+from transduce.serving.limits import Admission, DrainingError, Limits, OverloadedError
 from transduce.text.sentences import base_language
 
 _WARM_UP = "1 2 3"
@@ -206,6 +206,10 @@ class Service:
             raise SettingsError(f"model '{name}'{nearest(name, names)}; available: {', '.join(names)}")
         known = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
         raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {known}")
+
+    def refusal(self) -> OverloadedError | None:
+        """Why a request that arrives now is refused because of the load; None: it is not."""
+        return None if self.is_draining else self.admission.refusal()
 
     @contextmanager
     def request(self) -> Iterator[None]:

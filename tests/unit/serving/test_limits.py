@@ -19,9 +19,9 @@ def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() ->
     with ExitStack() as stack:
         stack.enter_context(admission.request())
         stack.enter_context(admission.tokens(90))
-        with admission.request(), pytest.raises(OverloadedError, match="90 tokens"), admission.tokens(11):
+        with admission.request(), pytest.raises(OverloadedError, match="too much text"), admission.tokens(11):
             pass
-        with admission.request(), admission.tokens(10), pytest.raises(OverloadedError, match="2 requests"):
+        with admission.request(), admission.tokens(10), pytest.raises(OverloadedError, match="too many requests"):
             stack.enter_context(admission.request())
     assert (admission.n_requests, admission.n_tokens) == (0, 0)
     with admission.tokens(1000):  # alone, however long: the limits of a request are others
@@ -39,7 +39,7 @@ def test_requests_are_refused_while_what_waits_takes_too_long() -> None:
         now = 202.0
         with pytest.raises(KeyError), admission.tokens(10):
             assert admission.overloaded("").retry_after == 5
-            with pytest.raises(OverloadedError, match=r"takes 5.0 seconds"), admission.request():
+            with pytest.raises(OverloadedError, match="takes too long"), admission.request():
                 pass
             raise KeyError  # cancelled: says nothing of the speed
         with admission.request():
