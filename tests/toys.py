@@ -38,6 +38,7 @@ FIRST = 4  # ids below are special
 
 MODEL = {
     "d_model": 32, "d_ff": 64, "n_heads": 2, "n_encoder_layers": 1, "n_decoder_layers": 1, "dropout": 0.1,
+    "d_hidden": 32, "d_conv": 32,
 }  # fmt: skip
 TRAINING = {
     "seed": 3, "batch_tokens": 256, "micro_batch_tokens": 100, "optimizer": "adam", "lr": 3e-3, "schedule": "linear",
@@ -183,7 +184,7 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
 
     `--stall`: validations create FILE and last a minute. `--kill`: send SIGKILL at the N-th call of WHAT, a name in
     KILLS. `--poison`: the N-th batch makes the weights NaN. `--explode`: it makes the losses high, but finite.
-    Settings are those of `training`. stderr goes to `errors`.
+    Settings are those of `training`, and with a prefix `model.` those of the model. stderr goes to `errors`.
     `process`: the environment of one of several processes, which writes its samples to errors.samples.
     """
     with errors.open("w") as file:
@@ -203,7 +204,7 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
     factor = {"--poison": float("nan"), "--explode": -4.0}.get(rest[0]) if rest else None
     number = int(rest[1]) if factor is not None else 0
     values = dict(argument.split("=", 1) for argument in rest[2 if number else 0 :])
-    model = {key: values.pop(key) for key in MODEL if key in values}
+    model = {key.removeprefix("model."): values.pop(key) for key in list(values) if key.startswith("model.")}
     if factor is not None:
         poison(number, settings(model=model, **values), factor=factor)
     try:

@@ -22,7 +22,7 @@ from transduce.runs.folder import RunFolder
 pytestmark = pytest.mark.loopback  # starts a server or processes that communicate
 
 EXACT = ("max_updates=40", "average=ema", "optimizer=adam", "schedule=cosine")
-PLAIN = (*EXACT, "dropout=0.0")
+PLAIN = (*EXACT, "model.dropout=0.0")
 SAME = ("update", "lr", "epoch", "n_targets")
 LEFT = 1  # exit code of a process that lost another one
 

@@ -117,6 +117,24 @@ def test_resume_is_bit_identical_after_any_number_of_sigkills(
     assert_same(whole[settings], runs.train("cut", *settings))
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        ("kind=rnn",),
+        ("kind=rnn", "cell=gru", "attention=concat", "n_decoder_layers=2"),
+        ("kind=convs2s",),
+        ("kind=star",),
+        ("encoder_pattern=fixed", "decoder_pattern=strided", "window=2", "positions=shaw"),
+    ],
+    ids=" ".join,
+)
+def test_resume_is_bit_identical_for_every_architecture(runs: Runs, model: tuple[str, ...]) -> None:
+    asked = *(f"model.{setting}" for setting in model), "max_updates=10", "valid_updates=5", "save_updates=3"
+    whole = runs.train("whole", *asked)
+    runs.train("cut", "--kill", "update:5", *asked)
+    assert_same(whole, runs.train("cut", *asked))
+
+
 def test_a_rollback_is_bit_identical_however_it_is_killed(runs: Runs) -> None:
     """A batch that ruins the weights is skipped; kills come before, during and after the rollback."""
     asked = ("--poison", "37", "on_bad_loss=rollback", "save_updates=10", "max_updates=60", *EMA)
