@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transduce.nn.masks import HIDDEN, attention_bias
+from transduce.nn.patterns.flex import FlexKernel
 from transduce.nn.patterns.layouts import Layout
-from transduce.nn.patterns.pattern import CausalPattern, FullPattern, HeadsPattern
+from transduce.nn.patterns.pattern import CausalPattern, FullPattern, HeadsPattern, SparsePattern
 from transduce.nn.positions.scheme import Positions, Relations
 
 Attend = Callable[..., Tensor]
@@ -124,6 +126,22 @@ class BlockBias(SpecialBias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FlexBias(SpecialBias):
+    """The bias of a sparse pattern for a kernel that follows it; `blocks` makes the same for what it cannot do."""
+
+    kernel: FlexKernel
+    blocks: Callable[[], BlockBias]
+
+    def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """With the kernel, unless weights are dropped out."""
+        return attend(query, key, value, bias=self)
+
+    def dense(self, query: Tensor) -> Tensor:
+        """[B, H, T, T]."""
+        return self.blocks().dense(query)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SplitBias(SpecialBias):
     """A bias for each group of heads."""
 
@@ -172,7 +190,7 @@ def sequence_bias(
 
     def of(factor: FullPattern, heads: slice) -> Bias:
         if factor.worthwhile(n):
-            return _block_bias(factor, positions, scheme, heads, groups=documents)
+            return _sparse_bias(factor, positions, scheme, heads, groups=documents)
         plain = documents is None and type(factor) is FullPattern
         bare = has_kernel and documents is None and type(factor) is CausalPattern
         added = _added(scheme, positions, positions)
@@ -200,7 +218,7 @@ def padded_bias(
         if type(factor) is FullPattern or torch.compiler.is_exporting():
             seen = mask if type(factor) is FullPattern else mask & factor.mask(positions, positions)
             return _join(factor, attention_bias(seen), _added(scheme, positions, positions), heads)
-        return _block_bias(factor, positions, scheme, heads, groups=mask[:, 0].long())
+        return _sparse_bias(factor, positions, scheme, heads, groups=mask[:, 0].long())
 
     return _of_heads(pattern, of)
 
@@ -252,10 +270,34 @@ def _join(pattern: FullPattern, bias: Tensor | None, of_scheme: _Added, heads: s
     return found if some is None or found is None else EmptyRows(found, some)
 
 
-def _block_bias(
+def _sparse_bias(
     pattern: FullPattern, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
+) -> BlockBias | FlexBias:
+    """The bias of a pattern whose cost follows it; `groups` [B, T]: tokens attend to their own group only."""
+    assert isinstance(pattern, SparsePattern)
+    compute = COMPUTATIONS.get(positions.device.type, _block_bias)
+    return compute(pattern, positions, scheme, heads, groups=groups)
+
+
+def _flex_bias(
+    pattern: SparsePattern, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
+) -> BlockBias | FlexBias:
+    """The bias for the kernel, or where relations change values, which it cannot, in blocks."""
+    blocks = partial(_block_bias, pattern, positions, scheme, heads, groups=groups)
+    if scheme.relations(positions[:1], positions[:1]) is not None:
+        return blocks()
+    layout, device = pattern.layout(positions.shape[0]), positions.device
+    assert layout is not None, pattern
+    distances = torch.arange(2 * layout.reach + 1, device=device)
+    added = scheme.score_bias(distances, distances[layout.reach :][:1])
+    by_distance = None if added is None else added[heads, :, 0]
+    return FlexBias(FlexKernel(pattern, layout, device=device, groups=groups, by_distance=by_distance), blocks)
+
+
+def _block_bias(
+    pattern: SparsePattern, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
 ) -> BlockBias:
-    """The bias in blocks; `groups` [B, T]: tokens attend to their own group only."""
+    """The bias in blocks."""
     n = positions.shape[0]
     layout = pattern.layout(n)
     assert layout is not None, pattern
@@ -267,3 +309,7 @@ def _block_bias(
         mask = mask & (layout.queries(column) == layout.keys(column).transpose(-1, -2))[:, 0]
     bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]  # [B or 1, 1, N, C, E]
     return BlockBias(layout, _join(pattern, bias, _added(scheme, queries[0], keys[0]), heads))
+
+
+COMPUTATIONS: dict[str, Callable[..., BlockBias | FlexBias]] = {"cuda": _flex_bias}
+"""How sparse patterns are computed, by type of device; on all others in blocks."""
