@@ -81,6 +81,12 @@ def align(
     return found
 
 
+def n_scored_tokens(tokenizers: Tokenizers, src: str, tgt: str) -> int:
+    """Tokens that `align` scores for a pair of texts: all of both, once more than the source has words."""
+    source = _Sentence.read(src, tokenizers.src)
+    return (1 + len(source.groups(MOST_UNITS))) * (len(source.ids) + len(tokenizers.tgt.encode(tgt)))
+
+
 def _links(engine: Engine, src: _Sentence, tgt: _Sentence) -> list[Link]:
     groups = src.groups(MOST_UNITS)
     pairs = [Example(src.ids, tgt.ids), *(Example(src.without(words), tgt.ids) for words in groups)]

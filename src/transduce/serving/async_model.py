@@ -40,9 +40,11 @@ class AsyncModel:
         self._idle.set()
         self._queue = TranslationQueue(engine, self._deliver, max_open=MAX_OPEN)
 
-    def _admitted(self, n_tokens: int, *, counted: bool = True) -> AbstractContextManager[None]:
-        """Count tokens as work until the block ends; raises `OverloadedError`. `counted` False: never refused."""
-        return nullcontext() if self._admission is None or not counted else self._admission.tokens(n_tokens)
+    def _admitted(self, n_tokens: int, *, counted: bool = True, refuse: bool = True) -> AbstractContextManager[None]:
+        """Count tokens as work until the block ends, if `counted`: see `Admission.tokens`."""
+        if self._admission is None or not counted:
+            return nullcontext()
+        return self._admission.tokens(n_tokens, refuse=refuse)
 
     async def _decode(
         self, sources: Sequence[Source], options: TranslationOptions, *, seconds: float = math.inf

@@ -7,10 +7,10 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
-from transduce.decoding.alignment import Link
+from transduce.decoding.alignment import Link, n_scored_tokens
 from transduce.decoding.engine import Source
 from transduce.decoding.options import TranslationOptions
-from transduce.decoding.results import Translation
+from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
 from transduce.serving.async_model import EXPIRED, AsyncModel
 from transduce.serving.limits import Admission, ExpiredError
@@ -54,16 +54,33 @@ class AsyncTranslator(AsyncModel):
         return [self.translator.decode(one, next(found)) if isinstance(one, Source) else one for one in encoded]
 
     async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
-        """Align sentences in another thread, one after another: see `Translator.align`.
+        """Align sentences in another thread, one after another: see `Translator.align`. Empty ones have no links.
 
         Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
         """
-        found: list[list[Link]] = []
-        for src, tgt in zip(srcs, tgts, strict=True):
-            if self._loop.time() > end:
-                raise ExpiredError(EXPIRED)
-            found += await asyncio.to_thread(self.translator.align, [src], [tgt])
-        return found
+        tokenizers = self.translator.tokenizers
+        pairs = [(src, tgt) if tgt.strip() else ("", "") for src, tgt in zip(srcs, tgts, strict=True)]
+        with self._admitted(sum(n_scored_tokens(tokenizers, *pair) for pair in pairs), refuse=False):
+            found: list[list[Link]] = []
+            for src, tgt in pairs:
+                self._check(end)
+                found += await asyncio.to_thread(self.translator.align, [src], [tgt])
+            return found
+
+    async def score(self, srcs: Sequence[str], tgts: Sequence[Sequence[int]], *, end: float = math.inf) -> list[Score]:
+        """Score translations, as token ids, in another thread: see `Translator.score`. Empty ones have no tokens.
+
+        Raises `ExpiredError`: `end`, a time of the event loop, has passed.
+        """
+        self._check(end)
+        srcs = [src if len(tgt) else "" for src, tgt in zip(srcs, tgts, strict=True)]
+        n_tokens = sum(map(len, [*self.translator.tokenizers.src.encode_batch(srcs), *tgts]))
+        with self._admitted(n_tokens, refuse=False):
+            return await asyncio.to_thread(self.translator.score, srcs, tgts)
+
+    def _check(self, end: float) -> None:
+        if self._loop.time() > end:
+            raise ExpiredError(EXPIRED)
 
     async def stream(
         self,

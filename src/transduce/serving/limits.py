@@ -107,9 +107,12 @@ class Admission:
             self.n_requests -= 1
 
     @contextmanager
-    def tokens(self, n: int) -> Iterator[None]:
-        """Count a request's source tokens times its beams until the block ends; raises `OverloadedError`."""
-        if self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
+    def tokens(self, n: int, *, refuse: bool = True) -> Iterator[None]:
+        """Count a request's tokens until the block ends: of its sources times its beams, or of what it scores.
+
+        Raises `OverloadedError`, unless `refuse` is False: for more work of a request of which some has been done.
+        """
+        if refuse and self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
             raise self.overloaded("too much text is waiting")
         self._measure()
         self.n_tokens += n

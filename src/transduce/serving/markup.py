@@ -80,7 +80,7 @@ async def translate_formatted(
             options,
             seconds=seconds,
             split=split,
-            align=align,
+            extras={"alignment"} if align else (),
         )
         for (part, _), result in zip(some, results, strict=True):
             found[id(part)] = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from transduce.decoding.alignment import Link, joined_links
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
-from transduce.decoding.results import Translation
+from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, SettingsError, TransduceError, nearest
 from transduce.runs.folder import RunFolder
@@ -57,6 +57,15 @@ class Route:
     def name(self) -> str:
         """The names of the runs."""
         return "+".join(run.name for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTranslation:
+    """Sentences that were translated by way of a route. `sources`: what each of its runs translated."""
+
+    route: Route
+    sources: Sequence[Sequence[str]]
+    sentences: Sequence[Translation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,20 +234,25 @@ class Service:
                 ended.set()
                 self._requests.discard(ended)
 
+    def deadline(self, seconds: float | None = None) -> float:
+        """The time of the event loop at which a request expires. `seconds`: shorter than the limits' time, if given."""
+        return asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
+
     async def translate(
         self,
         sentences: Sequence[str],
         route: Route,
         options: TranslationOptions = _DEFAULT,
         *,
-        seconds: float | None = None,
+        end: float | None = None,
         prefixes: Sequence[str] = (),
-    ) -> list[Translation]:
-        """Translate sentences. `seconds`: shorter than the limits' deadline, if given."""
-        end = self._end(seconds)
-        sentences = await self._to_last_source(sentences, route, options, end)
-        translator = route.runs[-1].translator
-        return await translator.translate(sentences, options, seconds=_left(end), prefixes=prefixes)
+    ) -> RouteTranslation:
+        """Translate sentences until the deadline `end`, by default that of a request which begins now."""
+        end = end or self.deadline()
+        sources = await self._sources(sentences, route, options, end)
+        last = route.runs[-1].translator
+        found = await last.translate(sources[-1], options, seconds=_left(end), prefixes=prefixes)
+        return RouteTranslation(route, sources, found)
 
     async def stream(
         self,
@@ -250,49 +264,33 @@ class Service:
         prefix: str = "",
     ) -> AsyncIterator[str | Translation]:
         """Translate one sentence: see `AsyncTranslator.stream`."""
-        end = self._end(seconds)
-        (sentence,) = await self._to_last_source([sentence], route, options, end)
+        end = self.deadline(seconds)
+        *_, sentences = await self._sources([sentence], route, options, end)
         translator = route.runs[-1].translator
-        async for part in translator.stream(sentence, options, seconds=_left(end), prefix=prefix):
+        async for part in translator.stream(sentences[0], options, seconds=_left(end), prefix=prefix):
             yield part
 
-    def _end(self, seconds: float | None) -> float:
-        """The time of the event loop at which a request expires."""
-        return asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
-
-    async def _to_last_source(
+    async def _sources(
         self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float
-    ) -> Sequence[str]:
-        """Sentences in the source language of a route's last run."""
-        best = replace(options, n_best=1)
+    ) -> list[Sequence[str]]:
+        """The sentences that each run of a route translates."""
+        sources, best = [sentences], replace(options, n_best=1)
         for run in route.runs[:-1]:
-            sentences = [one.text for one in await run.translator.translate(sentences, best, seconds=_left(end))]
-        return sentences
+            found = await run.translator.translate(sources[-1], best, seconds=_left(end))
+            sources.append([one.text for one in found])
+        return sources
 
-    async def align(
-        self,
-        sentences: Sequence[str],
-        translations: Sequence[str],
-        route: Route,
-        options: TranslationOptions = _DEFAULT,
-        *,
-        seconds: float | None = None,
-    ) -> list[list[Link]]:
-        """The words of sentences with the words of their translations: see `Translator.align`.
+    async def align(self, found: RouteTranslation, end: float) -> list[list[Link]]:
+        """The words of each sentence with the words that translate them: see `AsyncTranslator.align`."""
+        texts = [*found.sources, [one.text for one in found.sentences]]
+        steps = zip(found.route.runs, texts, texts[1:], strict=False)
+        links = [await run.translator.align(srcs, tgts, end=end) for run, srcs, tgts in steps]
+        return [reduce(joined_links, one) for one in zip(*links, strict=True)]
 
-        By way of a third language, the sentences are translated to it again, with the same options.
-        """
-        end = self._end(seconds)
-        *before, last = route.runs
-        steps: list[list[list[Link]]] = []
-        sources = list(sentences)
-        for run in before:
-            best = replace(options, n_best=1)
-            middle = [one.text for one in await run.translator.translate(sources, best, seconds=_left(end))]
-            steps.append(await run.translator.align(sources, middle, end=end))
-            sources = middle
-        steps.append(await last.translator.align(sources, translations, end=end))
-        return [reduce(joined_links, links) for links in zip(*steps, strict=True)]
+    async def score(self, found: RouteTranslation, end: float) -> list[Score]:
+        """The log-probabilities of the tokens of each best translation, given what its last run translated."""
+        last = found.route.runs[-1].translator
+        return await last.score(found.sources[-1], [one.ids for one in found.sentences], end=end)
 
     async def drain(self) -> bool:
         """Take no more requests, and wait for those that run; False if they did not end in the limits' time."""

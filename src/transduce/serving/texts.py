@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
-from transduce.decoding.results import Translation
+from transduce.decoding.results import Score, Translation
 from transduce.serving.service import Route, Service
 from transduce.text.sentences import join_sentences, split_sentences
 
 _DEFAULT = TranslationOptions()
+
+
+Extra = Literal["alignment", "scores"]
+"""What can be found about translations: which words translate which, and the log-probability of each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +25,14 @@ class TextTranslation:
     """The translation of a text.
 
     parts: the text as `split_sentences` cuts it. sentences: the translations of its sentences. links: of the words of
-    each sentence, where they were asked for.
+    each sentence; scores: of the tokens of its best translation; both where they were asked for.
     """
 
     parts: tuple[str, ...]
     sentences: tuple[Translation, ...]
     route: Route
     links: tuple[list[Link], ...] = ()
+    scores: tuple[Score, ...] = ()
 
     @property
     def text(self) -> str:
@@ -53,7 +59,7 @@ async def translate_texts(
     seconds: float | None = None,
     split: bool = True,
     prefixes: Sequence[str] = (),
-    align: bool = False,
+    extras: Collection[Extra] = (),
 ) -> list[TextTranslation]:
     """Translate texts; a translation depends on its own text only.
 
@@ -62,36 +68,34 @@ async def translate_texts(
         texts: The texts; line breaks and blank lines stay.
         routes: The languages of each text.
         options: How to translate sentences.
-        seconds: See `Service.translate`.
+        seconds: See `Service.deadline`.
         split: False: each text is one sentence.
         prefixes: What the translation of each text starts with, if there are any.
-        align: Also find which words translate which.
+        extras: What else to find.
     """
     cut = [split_sentences(text, route.source) if split else [text] for text, route in zip(texts, routes, strict=True)]
     starts = list(prefixes) or [""] * len(texts)
     results: list[TextTranslation | None] = [None] * len(texts)
+    deadline = service.deadline(seconds)
 
     async def translate(route: Route, places: Sequence[int]) -> None:
         """The texts at these places, which have the same languages."""
-        began = asyncio.get_running_loop().time()
-        sentences = [sentence for place in places for sentence in cut[place][::2]]
         found = await service.translate(
-            sentences,
+            [sentence for place in places for sentence in cut[place][::2]],
             route,
             options,
-            seconds=seconds,
+            end=deadline,
             prefixes=[start for place in places for start in (starts[place], *[""] * (len(cut[place][::2]) - 1))],
         )
-        links: list[list[Link]] = []
-        if align:
-            best = [one.text for one in found]
-            allowed = min(seconds or service.limits.seconds, service.limits.seconds)
-            left = allowed - (asyncio.get_running_loop().time() - began)
-            links = await service.align(sentences, best, route, options, seconds=max(left, 1e-9))
+        links = await service.align(found, deadline) if "alignment" in extras else []
+        scores = await service.score(found, deadline) if "scores" in extras else []
         end = 0
         for place in places:
             first, end = end, end + len(cut[place][::2])
-            results[place] = TextTranslation(tuple(cut[place]), tuple(found[first:end]), route, tuple(links[first:end]))
+            here = slice(first, end)
+            results[place] = TextTranslation(
+                tuple(cut[place]), tuple(found.sentences[here]), route, tuple(links[here]), tuple(scores[here])
+            )
 
     groups: dict[str, list[int]] = {}
     for place, route in enumerate(routes):

@@ -12,6 +12,7 @@ import pytest
 
 import marians
 from transduce import TranslationOptions, Translator
+from transduce.decoding.alignment import words_of_tokens
 from transduce.decoding.native_library import load_library
 from transduce.errors import RunFolderError, SettingsError
 from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
@@ -22,6 +23,7 @@ from transduce.text.markup import MarkupRules
 
 LINES = marians.LINES[:20]
 OPTIONS = TranslationOptions(beam=2, n_best=2)
+SHORT = TranslationOptions(max_length=12)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +59,9 @@ def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -
 
     async def work(service: Service) -> None:
         calls = (service.translate([line], service.route(), OPTIONS) for line in LINES * 3)
-        found = [one for (one,) in await asyncio.gather(*calls)]
+        found = [one.sentences[0] for one in await asyncio.gather(*calls)]
         assert found == expected * 3
-        first, *rest, last = await service.translate(["", *LINES, " "], service.route(), OPTIONS)
+        first, *rest, last = (await service.translate(["", *LINES, " "], service.route(), OPTIONS)).sentences
         assert rest == expected and first.text == last.text == ""
         assert service.workload() == {"requests": 0, "tokens": 0}
 
@@ -69,7 +71,7 @@ def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -
 def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
     async def work(service: Service) -> None:
         with pytest.raises(ExpiredError):
-            await service.translate(LINES, service.route(), seconds=1e-9)
+            await service.translate(LINES, service.route(), end=service.deadline(1e-9))
         tasks = [asyncio.ensure_future(service.translate(LINES, service.route())) for _ in range(5)]
         await asyncio.sleep(0)
         for task in tasks:
@@ -77,7 +79,7 @@ def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks) and service.workload()["tokens"] == 0
         await service.runs[0].translator.drained()
-        assert (await service.translate(LINES[:1], service.route()))[0].text
+        assert (await service.translate(LINES[:1], service.route())).sentences[0].text
 
     serve(work, f"en-de={run}")
 
@@ -85,7 +87,7 @@ def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
 def test_a_stream_ends_with_the_translation(run: Path) -> None:
     async def work(service: Service) -> None:
         for options in (TranslationOptions(beam=1), OPTIONS):
-            (expected,) = await service.translate(LINES[:1], service.route(), options)
+            (expected,) = (await service.translate(LINES[:1], service.route(), options)).sentences
             *parts, last = [part async for part in service.stream(LINES[0], service.route(), options)]
             assert len(parts) > 1 or options.beam != 1 or isinstance(load_library(), str)
             assert last == expected
@@ -123,7 +125,7 @@ def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
             ("en", "fr", "x+y"),
         ]
         found = await service.translate(LINES[:5], service.route("EN", "fr"))
-        assert found == second.translate([one.text for one in first.translate(LINES[:5])])
+        assert found.sentences == second.translate([one.text for one in first.translate(LINES[:5])])
         with pytest.raises(SettingsError, match=r"from fr to any; available: en-de, de-fr, en-fr"):
             service.route("fr")
         with pytest.raises(SettingsError, match="did you mean 'x'"):
@@ -146,8 +148,8 @@ def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> N
         running = asyncio.ensure_future(service.translate(LINES, service.route()))
         await asyncio.sleep(0)
         assert await service.reload() == ["x"]
-        assert await running == old != new
-        assert await service.translate(LINES, service.route()) == new
+        assert (await running).sentences == old != new
+        assert (await service.translate(LINES, service.route())).sentences == new
 
     serve(work, f"en-de={path}")
 
@@ -174,24 +176,72 @@ def test_runs_that_cannot_be_read(text: str) -> None:
         RunSpec.parse(text)
 
 
+def copy_of(run: Path) -> Path:
+    second = run.parent / "y"
+    if not second.exists():
+        shutil.copytree(run, second)
+    return second
+
+
 def test_alignments(run: Path, engine: str) -> None:
     translator = Translator.load(run)
     text = f"{LINES[0]}\n\n{LINES[1]}"
 
     async def work(service: Service) -> None:
-        (found,) = await translate_texts(service, [text], [service.route("en", "de")], align=True)
+        (found,) = await translate_texts(service, [text], [service.route("en", "de")], SHORT, extras=["alignment"])
         best = [one.text for one in found.sentences]
         assert list(found.links) == translator.align(found.parts[::2], best)
-        (pivoted,) = await translate_texts(service, [LINES[0]], [service.route("en", "fr")], align=True)
+        (pivoted,) = await translate_texts(
+            service, [LINES[0]], [service.route("en", "fr")], SHORT, extras=["alignment"]
+        )
         for a, b, c, d in pivoted.links[0]:
             assert 0 <= a < b <= len(LINES[0]) and 0 <= c < d <= len(pivoted.text)
+        sentences = await service.translate([*LINES[:3], "", "long " * 5000], service.route("en", "de"), SHORT)
         with pytest.raises(ExpiredError):
-            await service.align(LINES, LINES, service.route("en", "de"), seconds=1e-9)
+            await service.align(sentences, service.deadline(1e-9))
+        running = asyncio.ensure_future(service.align(sentences, service.deadline()))
+        await asyncio.sleep(0)
+        pairs = [(line, one.text) for line, one in zip(LINES[:3], sentences.sentences, strict=False)]
+        n_words = [
+            len(words_of_tokens(src, translator.tokenizers.src.encode_with_offsets(src)[1])[1]) for src, _ in pairs
+        ]
+        n_tokens = [
+            len(translator.tokenizers.src.encode(a)) + len(translator.tokenizers.tgt.encode(b)) for a, b in pairs
+        ]
+        assert service.workload()["tokens"] == sum((n + 1) * m for n, m in zip(n_words, n_tokens, strict=True))
+        assert (await running)[-2:] == [[], []] and service.workload()["tokens"] == 0
 
-    second = run.parent / "y"
-    if not second.exists():
-        shutil.copytree(run, second)
-    serve(work, f"en-de={run}", f"de-fr={second}", pivot=True)
+    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
+
+
+def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
+    translator = Translator.load(run)
+    lines = [*LINES[:3], "", "long " * 5000]
+
+    async def work(service: Service) -> None:
+        route = service.route("en", "fr")
+        (found,) = await translate_texts(
+            service, ["\n".join(lines[:3])], [service.route("en", "de")], extras=["scores"]
+        )
+        expected = translator.score(lines[:3], [one.ids for one in found.sentences])
+        assert list(found.scores) == expected
+        for one, score in zip(found.sentences, found.scores, strict=True):
+            assert sum(score.token_log_probs[: len(one.ids) + one.finished]) == pytest.approx(one.log_prob, rel=1e-4)
+        pivoted = await translate_texts(service, lines, [route] * len(lines), split=False, extras=["scores"])
+        assert [len(one.scores) for one in pivoted] == [1] * len(lines)
+        assert [one.scores[0].n_tokens for one in pivoted[-2:]] == [0, 0]
+        texts = [one.text for one in translator.translate(lines[:3])]
+        middle = translator.translate(texts)
+        expected = translator.score(texts, [one.ids for one in middle])
+        assert [one.scores[0] for one in pivoted[: len(lines[:3])]] == expected
+        running = asyncio.ensure_future(service.score(await service.translate(lines[:3], route), service.deadline()))
+        await asyncio.sleep(0)
+        assert service.workload()["tokens"] == sum(
+            len(translator.tokenizers.src.encode(text)) + len(one.ids) for text, one in zip(texts, middle, strict=True)
+        )
+        await running
+
+    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True, limits=Limits(seconds=60))
 
 
 def test_documents_and_kept_parts(run: Path, engine: str) -> None:

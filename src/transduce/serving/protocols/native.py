@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
@@ -13,12 +12,11 @@ from starlette.responses import Response, StreamingResponse
 
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
-from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError, TransduceError
 from transduce.serving.http import Call, Endpoint, json_response
 from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.service import Route
-from transduce.serving.texts import TextTranslation, translate_texts
+from transduce.serving.texts import Extra, TextTranslation, translate_texts
 from transduce.text.markup import MarkupRules
 from transduce.text.protected import DEFAULT_KINDS, Kind
 
@@ -71,6 +69,11 @@ class TranslateRequest(BaseModel):
         rules = None if self.format == "text" else MarkupRules(kind=self.format)
         return TextFormat(rules, protect=kinds)
 
+    def extras(self) -> list[Extra]:
+        """What else to find."""
+        known: tuple[tuple[bool, Extra], ...] = ((self.alignment, "alignment"), (self.words, "scores"))
+        return [name for wanted, name in known if wanted]
+
     def options(self) -> TranslationOptions:
         """How to search. Scores are computed by beam search anyway."""
         return TranslationOptions(
@@ -89,8 +92,6 @@ async def translate(call: Call) -> Response:
     options = asked.options()
     call.service.limits.check_options(options)
     route = call.service.route(asked.source, asked.target, name=asked.model)
-    if asked.words and len(route.runs) > 1:
-        raise SettingsError(f"words: not by way of a third language, {route.name}; leave it out")
     if (form := asked.text_format()) is not None:
         routes = [route] * len(texts)
         formatted = await translate_formatted(
@@ -114,25 +115,9 @@ async def translate(call: Call) -> Response:
         seconds=asked.timeout,
         split=asked.split,
         prefixes=prefixes if any(prefixes) else (),
-        align=asked.alignment,
+        extras=asked.extras(),
     )
-    answers = [_text(one) for one in found]
-    if asked.words:
-        sentences = [sentence for answer in answers for sentence in answer["sentences"]]
-        with call.service.admission.tokens(sum(len(sentence["source"]) for sentence in sentences) // 4):
-            await _add_words(route.runs[0].translator.translator, sentences)
-    return json_response({**_route(route), "translations": answers})
-
-
-async def _add_words(translator: Translator, sentences: Sequence[dict[str, Any]]) -> None:
-    """Give each sentence its words with their log-probabilities."""
-    known = [sentence for sentence in sentences if sentence["text"]]
-    decode = translator.tokenizers.tgt.decode
-    ids = translator.tokenizers.tgt.encode_batch([sentence["text"] for sentence in known])
-    scores = await asyncio.to_thread(translator.score, [sentence["source"] for sentence in known], ids)
-    for sentence, tokens, score in zip(known, ids, scores, strict=True):
-        ends = [len(decode(tokens[:n])) for n in range(1, len(tokens) + 1)]
-        sentence["words"] = word_log_probs(sentence["text"], ends, score.token_log_probs)
+    return json_response({**_route(route), "translations": [_text(one) for one in found]})
 
 
 def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -> list[tuple[str, float]]:
@@ -178,9 +163,21 @@ def _translation(translation: Translation) -> dict[str, Any]:
 
 
 def _text(found: TextTranslation) -> dict[str, Any]:
-    links = [{"alignment": one} for one in found.links] or [{} for _ in found.sentences]
-    triples = zip(found.parts[::2], found.sentences, links, strict=True)
-    sentences = [{"source": source, **_translation(one), **aligned} for source, one, aligned in triples if source]
+    decode = found.route.runs[-1].translator.translator.tokenizers.tgt.decode
+
+    def extras(place: int) -> dict[str, Any]:
+        known: dict[str, Any] = {"alignment": found.links[place]} if found.links else {}
+        if found.scores:
+            one = found.sentences[place]
+            ends = [len(decode(one.ids[:n])) for n in range(1, len(one.ids) + 1)]
+            known["words"] = word_log_probs(one.text, ends, found.scores[place].token_log_probs)
+        return known
+
+    sentences = [
+        {"source": source, **_translation(one), **extras(place)}
+        for place, (source, one) in enumerate(zip(found.parts[::2], found.sentences, strict=True))
+        if source
+    ]
     return {"text": found.text, "sentences": sentences}
 
 
