@@ -4,8 +4,8 @@
     python benchmarks/serving.py mixed shutdown --run RUN --text test.en --scale 0.01
 
 RUN is a run folder that translates; the text has one sentence per line. The server is `transduce serve` in a process of
-its own with the options after `--serve`. `--scale` multiplies numbers of requests and seconds. Exit code 1: a property
-does not hold (a wrong answer, a lost request, an error 5xx, growing memory, a hang).
+its own with the options of `--serve=--OPTION=VALUE`, which may be repeated. `--scale` multiplies numbers of requests
+and seconds. Exit code 1: a property does not hold (a wrong answer, a lost request, a 5xx, growing memory, a hang).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=1000, help="sentences to use; throughput needs 1,000")
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--serve", nargs="*", default=[], metavar="--OPTION=VALUE", help="of transduce serve")
+    parser.add_argument("--serve", action="append", default=[], metavar="--OPTION=VALUE", help="of transduce serve")
     args = parser.parse_args()
     lines = list(dict.fromkeys(args.text.read_text().splitlines()))
     lines = [line for line in lines if len(split_sentences(line, "en")) == 1][: args.lines]

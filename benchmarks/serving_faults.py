@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import statistics
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +18,9 @@ import uvloop
 from memory import judge
 from serving_setup import BEAMS, CLIENTS, TRANSLATE, Setup, check_answers, report, watch_memory
 
-from http_load import Connection, Load, LostError, Outcome, request
+from http_load import HANG, Connection, Load, LostError, Outcome, request
 from malformed import malformed
 from servers import Server
-
-HANG = 60.0  # seconds without an answer
 
 
 @dataclass(slots=True)
@@ -119,7 +118,7 @@ def shutdown(setup: Setup) -> bool:
     n, total, lost = setup.times(50, 3), Counter[str](), 0
     for round_ in range(n):
         with setup.server() as server:
-            outcomes, stopped, code = uvloop.run(_terminated(setup, server, random.Random(round_).uniform(0.05, 0.5)))
+            outcomes, stopped, code = _terminated(setup, server, random.Random(round_).uniform(0.05, 0.5))
         check_answers(setup, outcomes, allowed=(0, 200, 503))
         lost += sum(o.partial or (o.status == 0 and o.sent < stopped) for o in outcomes) + (code != 0)
         total.update(str(o.status) for o in outcomes)
@@ -127,14 +126,17 @@ def shutdown(setup: Setup) -> bool:
     return report("SIGTERM", text, good=not lost)
 
 
-async def _terminated(setup: Setup, server: Server, seconds: float) -> tuple[list[Outcome], float, int]:
-    load = Load(server.port, setup.single)
-    clients = asyncio.create_task(load.clients(16, itertools.count()))
-    await asyncio.sleep(seconds)
-    stopped = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
-    await asyncio.wait_for(clients, HANG)
-    return load.outcomes, stopped, await asyncio.to_thread(server.process.wait, 40)
+def _terminated(setup: Setup, server: Server, seconds: float) -> tuple[list[Outcome], float, int]:
+    """The outcomes of clients, the time of the signal, and the exit code."""
+    load, stopped = Load(server.port, setup.single), list[float]()
+
+    def stop() -> None:
+        stopped.append(time.monotonic())
+        server.process.send_signal(signal.SIGTERM)
+
+    threading.Timer(seconds, stop).start()
+    load.clients(16, itertools.count())
+    return load.outcomes, stopped[0], server.process.wait(40)
 
 
 def restart(setup: Setup) -> bool:
@@ -143,7 +145,9 @@ def restart(setup: Setup) -> bool:
     with setup.server() as first:
         port = first.port
         for _ in range(setup.times(10, 2)):
-            uvloop.run(_killed(setup, first))
+            threading.Timer(0.3, first.process.kill).start()
+            Load(port, setup.single).clients(16, itertools.count())
+            first.process.wait()
             began = time.monotonic()
             first = Server(f"en-de={setup.run}", *setup.serve, port=port)
             status, _ = first.request("/ready")
@@ -152,15 +156,6 @@ def restart(setup: Setup) -> bool:
         first.stop()
     text = f"ready after {statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s"
     return report("kill -9", text)
-
-
-async def _killed(setup: Setup, server: Server) -> None:
-    load = Load(server.port, setup.single)
-    clients = asyncio.create_task(load.clients(16, itertools.count()))
-    await asyncio.sleep(0.3)
-    server.process.kill()
-    await asyncio.wait_for(clients, HANG)
-    await asyncio.to_thread(server.process.wait)
 
 
 def malformed_requests(setup: Setup) -> bool:

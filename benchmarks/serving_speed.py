@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import uvloop
 from serving_setup import CLIENTS, Setup, check_answers, report, watch_memory
 
 from http_load import Load, percentile
@@ -51,7 +50,7 @@ def plain_throughput(setup: Setup, kind: str, n: int) -> None:
             load = Load(port, setup.single)
             while not load.outcomes:
                 time.sleep(0.2)
-                uvloop.run(load.clients(1, iter(range(1))))
+                load.clients(1, iter(range(1)))
             speed, p50, p99 = saturate(setup, port, n, compare=False)
         finally:
             server.terminate()
@@ -90,7 +89,7 @@ def offline_speed(setup: Setup) -> tuple[float, float]:
 def saturate(setup: Setup, port: int, n: int, *, compare: bool = True) -> tuple[float, float, float]:
     """Sentences per second of 64 clients, after a tenth of the requests; median and p99 in milliseconds."""
     load = Load(port, setup.single)
-    uvloop.run(load.clients(CLIENTS, iter(range(n + n // 10))))
+    load.clients(CLIENTS, iter(range(n + n // 10)))
     if compare:
         check_answers(setup, load.outcomes)
     elif failed := [one for one in load.outcomes if one.status != 200]:
@@ -106,8 +105,8 @@ def latency(setup: Setup) -> bool:
     with setup.server() as server:
         speed, *_ = saturate(setup, server.port, n)
         alone, half = Load(server.port, setup.single), Load(server.port, setup.single)
-        uvloop.run(alone.clients(1, iter(range(min(n, len(setup.lines))))))
-        uvloop.run(half.at_rate(speed / 2, 2 * n / speed))
+        alone.clients(1, iter(range(min(n, len(setup.lines)))))
+        half.at_rate(speed / 2, 2 * n / speed)
         check_answers(setup, half.outcomes)
     one = statistics.median(1000 * o.seconds for o in alone.outcomes)
     times = [1000 * o.seconds for o in half.outcomes]
@@ -122,7 +121,7 @@ def overload(setup: Setup) -> bool:
     with setup.server() as server, watch_memory(server) as memory:
         speed, _, saturated = saturate(setup, server.port, n)
         load = Load(server.port, setup.single)
-        uvloop.run(load.at_rate(10 * speed, seconds))
+        load.at_rate(10 * speed, seconds)
         accepted = check_answers(setup, load.outcomes, allowed=(200, 429, 504))
         first, last = memory[len(memory) // 2].resident, memory[-1].resident
     refused = [1000 * o.seconds for o in load.outcomes if o.status == 429]

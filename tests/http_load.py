@@ -1,19 +1,23 @@
-"""HTTP clients that load a server: raw sockets of asyncio, so that a client costs little beside the server."""
+"""HTTP clients that load a server and cost little beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 HOST = "127.0.0.1"
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a closed connection is reset
+HANG = 60.0  # seconds without an answer
+LATE = 0.01  # seconds
 IDLE = 5.0  # seconds after which a connection is not used again, as the server may be closing it
 
 
@@ -114,67 +118,123 @@ class Outcome:
     partial: bool = False
 
 
-@dataclass(slots=True)
 class Load:
-    """What clients send, and what came of it; `make` gives the bytes of a request by its number."""
+    """Clients that share one thread: raw sockets and epoll, so that they leave the cores to the server.
 
-    port: int
-    make: Callable[[int], bytes]
-    outcomes: list[Outcome] = field(default_factory=list)
-    is_stopped: bool = False
+    `make` gives the bytes of a request by its number; `outcomes` has what came of those that were sent.
+    """
 
-    async def clients(self, n_clients: int, numbers: Iterator[int]) -> None:
-        """So many clients, each of which sends a request when the last was answered."""
-        await asyncio.gather(*(self._client(numbers) for _ in range(n_clients)))
+    def __init__(self, port: int, make: Callable[[int], bytes]) -> None:
+        self.outcomes: list[Outcome] = []
+        self._port, self._make = port, make
+        self._epoll = select.epoll()
+        self._busy: dict[int, _Client] = {}  # by the number of its socket
+        self._free: list[_Client] = []
 
-    async def _client(self, numbers: Iterator[int]) -> None:
-        connection = Connection(self.port)
-        for number in numbers:
-            if self.is_stopped or not await self._ask(connection, number, time.monotonic()):
+    def clients(self, n_clients: int, numbers: Iterator[int]) -> None:
+        """So many clients, each of which sends a request after the last answer, until the server stops listening."""
+        self._free = [_Client(self._port) for _ in range(n_clients)]
+        while True:
+            while self._free and (number := next(numbers, None)) is not None:
+                self._send(number, time.monotonic())
+            if not self._busy:
                 break
-        connection.close()
+            self._receive(HANG)
+        self._close()
 
-    async def at_rate(self, rate: float, seconds: float, *, most: int = 900, seed: int = 1) -> None:
+    def at_rate(self, rate: float, seconds: float, *, most: int = 900, seed: int = 1) -> None:
         """Requests that arrive at random (Poisson), whatever becomes of those before.
 
-        None is sent while `most` have no answer. The outcome's seconds are counted from the arrival. A client that is
-        too slow for the rate sends fewer: no arrival is earlier than 10 ms ago.
+        None is sent while `most` have no answer. The outcome's seconds are counted from the arrival. Arrivals that
+        are 10 ms late, as these clients are too slow for the rate, are left out.
         """
         draw, number, due = random.Random(seed), 0, time.monotonic()
-        end, free, running = due + seconds, list[Connection](), set[asyncio.Task[None]]()
+        end = due + seconds
+        self._free = [_Client(self._port) for _ in range(most)]
+        while due < end or self._busy:
+            while (now := time.monotonic()) >= due and due < end:
+                if self._free and now - due < LATE:
+                    self._send(number, due)
+                number, due = number + 1, due + draw.expovariate(rate)
+            self._receive(min(due - now, HANG) if due < end else HANG)
+        self._close()
 
-        async def ask(number: int, due: float) -> None:
-            connection = free.pop() if free else Connection(self.port)
-            await self._ask(connection, number, due)
-            free.append(connection)
-
-        while due < end:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            due = max(due, time.monotonic() - 0.01)
-            if len(running) < most:
-                task = asyncio.create_task(ask(number, due))
-                running.add(task)
-                task.add_done_callback(running.discard)
-            number, due = number + 1, due + draw.expovariate(rate)
-        await asyncio.gather(*running)
-        for connection in free:
-            connection.close()
-
-    async def _ask(self, connection: Connection, number: int, due: float) -> bool:
-        """Send a request and keep the outcome; False: the server does not listen."""
+    def _send(self, number: int, due: float) -> None:
+        """Send a request by the client that was used last; a client that cannot connect is given up."""
+        client = self._free.pop()
         try:
-            await connection.send(self.make(number))
+            place = client.send(self._make(number), self._epoll)
         except OSError:
-            return False
-        outcome = Outcome(number, 0, time.monotonic(), 0.0)
+            return
+        client.outcome = Outcome(number, 0, due, 0.0)
+        self._busy[place] = client
+
+    def _receive(self, seconds: float) -> None:
+        """Handle what has arrived; wait for it until the time is over. The precision of epoll's own limit is 1 ms."""
+        if not select.select([self._epoll], [], [], max(seconds, 0.0))[0] and seconds == HANG:
+            raise SystemExit(f"FAILED: {len(self._busy)} requests had no answer for {HANG:g} seconds")
+        for place, _ in self._epoll.poll(0):
+            client = self._busy.get(place)
+            if client is None or not client.receive():
+                continue
+            client.outcome.seconds = time.monotonic() - client.outcome.sent
+            self.outcomes.append(client.outcome)
+            self._free.append(self._busy.pop(place))
+
+    def _close(self) -> None:
+        for client in self._free:
+            client.close()
+        self._epoll.close()
+
+
+class _Client:
+    """A connection that is kept open between requests; opened again where the server closed it."""
+
+    def __init__(self, port: int) -> None:
+        self.outcome = Outcome(0, 0, 0.0, 0.0)
+        self._port, self._used = port, 0.0
+        self._socket: socket.socket | None = None
+        self._answer = b""
+
+    def send(self, data: bytes, epoll: select.epoll) -> int:
+        """Send a request; returns the number of the socket."""
+        now = time.monotonic()
+        if now - self._used > IDLE:
+            self.close()
+        self._used, self._answer = now, b""
+        if self._socket is None:
+            self._socket = socket.create_connection((HOST, self._port))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            epoll.register(self._socket, select.EPOLLIN)
+        with suppress(ConnectionError):  # it is noticed when the answer is read
+            self._socket.sendall(data)
+        return self._socket.fileno()
+
+    def receive(self) -> bool:
+        """Read what has arrived; True: the answer is complete, or the connection has ended."""
+        assert self._socket is not None
         try:
-            answer = await connection.receive()
-            outcome.status, outcome.body = answer.status, answer.body
-        except LostError as error:
-            outcome.partial = error.partial
-        outcome.seconds = time.monotonic() - due
-        self.outcomes.append(outcome)
+            data = self._socket.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        self._answer += data
+        head, end, body = self._answer.partition(b"\r\n\r\n")
+        fields = head.lower()
+        if not data:
+            self.outcome.partial = bool(self._answer)
+        elif not end or len(body) < int(fields.split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0]):
+            return False
+        else:
+            self.outcome.status, self.outcome.body = int(head[9:12]), body
+        if not data or b"\r\nconnection: close" in fields:
+            self.close()
         return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def percentile(values: Sequence[float], share: float) -> float:

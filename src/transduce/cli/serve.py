@@ -26,7 +26,7 @@ def serve(
     ] = None,
     pivot: Annotated[bool, Option("--pivot", help="Join two runs through a third language.")] = False,
     watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0,
-    max_requests: Annotated[int, Option(help="Requests waiting or running; more get status 429.", min=1)] = 512,
+    max_requests: Annotated[int, Option(help="Requests waiting or running; more get status 429.", min=1)] = 128,
     max_tokens: Annotated[int, Option(help="Source tokens times beams, waiting or running.", min=1)] = 500_000,
     max_wait: Annotated[
         float, Option(help="Seconds that what waits may take, as estimated; more requests get status 429.", min=0.01)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from transduce.decoding.options import TranslationOptions
 from transduce.errors import SettingsError, TransduceError
 
-_MEASURED = 0.5  # seconds of work after which the speed is estimated again
+_BATCH = 4000  # source tokens times beams: about the batch with which engines reach their full speed
+_MEASURED = 0.5  # seconds with such batches after which the speed is estimated again
 
 
 class OverloadedError(TransduceError):
@@ -36,7 +37,8 @@ class Limits:
     Attributes:
         max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`.
         max_tokens: Source tokens of all these requests, at most, each counted once per beam.
-        max_wait: Seconds that what waits may take, as estimated from the recent speed; more requests are refused.
+        max_wait: Seconds that what waits or runs may take, as estimated from the recent speed; more requests are
+            refused. Two batches are never too much: one that runs, and one that waits.
         seconds: Deadline of a request; a request may ask for a shorter one.
         max_texts: Texts per request.
         max_characters: Characters of all texts of a request.
@@ -47,7 +49,7 @@ class Limits:
         drain_seconds: Time that running requests get at a shutdown.
     """
 
-    max_requests: int = 512
+    max_requests: int = 128
     max_tokens: int = 500_000
     max_wait: float = 1.0
     seconds: float = 10.0
@@ -84,14 +86,14 @@ class Admission:
     def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self.n_requests = self.n_tokens = 0
-        self._rate = 0.0  # tokens per busy second, recently; 0: nothing is known yet
+        self._rate = 0.0  # tokens per second with full batches, recently; 0: nothing is known yet
         self._since, self._busy, self._ended = clock(), 0.0, 0
 
     def refusal(self) -> OverloadedError | None:
         """The error of a request that arrives now; None: there is a place for it."""
         if self.n_requests >= self._limits.max_requests:
             return self.overloaded("too many requests are waiting")
-        if self.seconds_to_wait() > self._limits.max_wait:
+        if self.n_tokens >= 2 * _BATCH and self.seconds_to_wait() > self._limits.max_wait:
             return self.overloaded("what waits takes too long")
         return None
 
@@ -118,7 +120,8 @@ class Admission:
         self.n_tokens += n
         try:
             yield
-            self._ended += n  # not if it was cancelled
+            if self.n_tokens >= _BATCH:
+                self._ended += n  # not if it was cancelled
         finally:
             self._measure()
             self.n_tokens -= n
@@ -133,9 +136,9 @@ class Admission:
         return self.n_tokens / self._rate if self._rate else 0.0
 
     def _measure(self) -> None:
-        """Estimate the speed (source tokens times beams) from time in which there was work."""
+        """Estimate the speed from time with enough work: a few sentences take as long as many, or nearly so."""
         now = self._clock()
-        if self.n_tokens:
+        if self.n_tokens >= _BATCH:
             self._busy += now - self._since
         self._since = now
         if self._busy >= _MEASURED and self._ended:

@@ -31,21 +31,21 @@ def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() ->
 def test_requests_are_refused_while_what_waits_takes_too_long() -> None:
     now = 0.0
     admission = Admission(Limits(max_wait=4), clock=lambda: now)
-    with admission.tokens(1000), admission.request():
+    with admission.tokens(5000), admission.request():
         assert admission.overloaded("").retry_after == 1  # nothing has ended yet
-        now = 100.0  # 10 tokens per second
+        now = 10.0  # 500 tokens per second
     now = 200.0  # nothing to do: does not count
-    with admission.tokens(40), admission.request():
-        now = 202.0
-        with pytest.raises(KeyError), admission.tokens(10):
-            assert admission.overloaded("").retry_after == 5
+    with admission.tokens(100):  # a small batch: neither do 100 tokens in 10 seconds
+        now = 210.0
+    with admission.request(), admission.tokens(8000):
+        now = 226.0
+        with pytest.raises(KeyError), admission.tokens(1000):
+            assert admission.overloaded("").retry_after == 18
             with pytest.raises(OverloadedError, match="takes too long"), admission.request():
                 pass
             raise KeyError  # cancelled: says nothing of the speed
-        with admission.request():
-            pass
-    with admission.tokens(60):  # 40 tokens in 2 seconds
-        assert admission.seconds_to_wait() == 4
+    with admission.tokens(7900), admission.request():  # one batch that runs and one that waits, however long they take
+        assert admission.seconds_to_wait() > 4
 
 
 def test_limits_of_a_request() -> None:
