@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import html
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.serving.service import Route, Service
 from transduce.serving.texts import TextTranslation, translate_texts
@@ -15,6 +17,7 @@ from transduce.text.markup import MarkupRules, Segment, parse_markup
 from transduce.text.projection import Element, Word, project, words_of
 from transduce.text.protected import DEFAULT_KINDS, Kind, protect, use_glossary
 from transduce.text.sentences import joined_parts
+from transduce.text.special import Span
 
 _DEFAULT = TranslationOptions()
 
@@ -99,12 +102,23 @@ def _spaced(segment: Segment, text: str) -> str:
 
 
 def _formatted(segment: Segment, found: TextTranslation, escape: Callable[[str], str]) -> str:
-    """The translation of a segment with its elements."""
-    parts = joined_parts([one.text for one in found.sentences], found.parts, found.route.source, found.route.target)
-    sources = list(accumulate(map(len, found.parts), initial=0))[::2]
+    """The translation of a segment with its elements. Sentences without words between their kept parts stay."""
+    starts = list(accumulate(map(len, found.parts), initial=0))[::2]
+    sentences = [(start, start + len(text)) for start, text in zip(starts, found.parts[::2], strict=False)]
+    gaps = _between([(leaf.start, leaf.end) for leaf in segment.root.leaves()], len(segment.text))
+    texts, links = [one.text for one in found.sentences], list(found.links)
+    for number, (first, last) in enumerate(sentences):
+        if not any(any(map(str.isalnum, segment.text[max(a, first) : min(b, last)])) for a, b in gaps):
+            texts[number] = found.parts[2 * number]
+            links[number] = [Link(*m.span(), *m.span()) for m in re.finditer(r"\S+", texts[number])]
+    parts = joined_parts(texts, found.parts, found.route.source, found.route.target)
     targets = list(accumulate(map(len, parts), initial=0))[::2]
-    sentences = [(start, start + len(text)) for start, text in zip(sources, found.parts[::2], strict=False)]
     words: list[Word] = []
-    for number, (one, links) in enumerate(zip(found.sentences, found.links, strict=True)):
-        words += words_of(one.text, links, src=sources[number], tgt=targets[number], number=number)
+    for number, (text, some) in enumerate(zip(texts, links, strict=True)):
+        words += words_of(text, some, src=sentences[number][0], tgt=targets[number], number=number)
     return project(segment.root, segment.text, "".join(parts), words, sentences, escape)
+
+
+def _between(spans: Sequence[Span], length: int) -> list[Span]:
+    """The parts of a text of this length around spans, which are in order."""
+    return [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *spans, (length, length)])]

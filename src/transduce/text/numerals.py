@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 
+from transduce.text.scripts import LETTER
+
 _SPACES = r"[ \u00a0\u2009\u202f]"
 NUMBER = (
-    r"(?<!\w)(?<!\w[-./_'’])"  # not the end of a word such as B2 or COVID-19
+    rf"(?<!{LETTER})(?<!{LETTER}[-./_'’])"  # not the end of a word such as B2 or COVID-19
     r"(?:(?<![^\s(\[])[-+−])?"
-    rf"(?>\d{{1,3}}(?:{_SPACES}\d{{3}}(?!\d))+|\d+)(?>(?:[-.,:/'’–٫٬T]\d+)*)Z?(?!\w)"
-    rf"(?:{_SPACES}?[%‰](?!\w))?"
+    rf"(?>\d{{1,3}}(?:{_SPACES}\d{{3}}(?!\d))+|\d+)(?>(?:[-.,:/'’–٫٬T]\d+)*)Z?(?!{LETTER})"
+    rf"(?:{_SPACES}?[%‰](?!{LETTER}))?"
 )
 """A pattern for integers, decimals with either separator, thousands, percentages, and dates and times."""
 
 OTHER = 2
 """Place in `forms_of` of the pattern for other numbers."""
 
+_EDGE = re.compile(LETTER)
 _WHOLE = re.compile(NUMBER)
 
 
@@ -28,10 +31,14 @@ def forms_of(text: str) -> list[str]:
     [False, True, True]
     """
     if not _WHOLE.fullmatch(text):
-        return [rf"(?<!\w){re.escape(text)}(?!\w)"]
+        before, after = (
+            rf"(?{look}{LETTER})" * bool(_EDGE.match(edge)) for look, edge in (("<!", text[:1]), ("!", text[-1:]))
+        )
+        return [before + re.escape(text) + after]
     digits = r"[^\w\n]?".join(re.findall(r"\d", text))
     sign = "[-+−]" if text[0] in "-+−" else ""
     percent = rf"\s?{text[-1]}" if text[-1] in "%‰" else ""
-    return [rf"(?<!\w)(?<!\d[^\w\s]){form}(?!\w|[^\w\s]\d)" for form in (re.escape(text), sign + digits + percent)] + [
-        NUMBER
-    ]
+    return [
+        rf"(?<!{LETTER})(?<!\d[^\w\s]){form}(?!{LETTER}|[^\w\s]\d)"
+        for form in (re.escape(text), sign + digits + percent)
+    ] + [NUMBER]

@@ -13,9 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
+from typing import Literal
 
 from transduce.text.numerals import OTHER, forms_of
 from transduce.text.special import Span
+
+_OPENING, _CLOSING = (
+    "([{<«„“‘¿¡'\"",
+    ".,;:!?)]}>»”’…%。，、；：！？'\"",
+)  # what follows, and what precedes, touches these
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +114,7 @@ def project(
     """
     words, removed = _claim(root, source, target, words)
     _find_paths(root, words, sentences)
-    return _Projection(source, target, words, removed, escape).render(root, (0, len(words)), (0, len(target)))
+    return _Projection(source, target, words, removed, escape).write(root)
 
 
 def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tuple[list[Word], set[Word]]:
@@ -204,8 +210,18 @@ def _shared(one: Sequence[Element], other: Sequence[Element]) -> list[Element]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of the result: text, a tag, or a part that stays. is_new: it replaces no words of the translation."""
+
+    text: str
+    tag: Literal["", "start", "end"] = ""
+    leaf: Element | None = None
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Projection:
-    """Writes the translation of an element."""
+    """Writes the translation of a text with elements."""
 
     source: str
     target: str
@@ -213,19 +229,47 @@ class _Projection:
     removed: set[Word]
     escape: Callable[[str], str]
 
-    def render(self, element: Element, here: Span, place: Span) -> str:
+    def write(self, root: Element) -> str:
+        """The translation; parts that were put between its words get the spaces that they need."""
+        out = list[str]()
+        spot, last = 0, _Piece("")  # where a space goes: behind the tags that end after the last text
+        for piece in self._pieces(root, (0, len(self.words)), (0, len(self.target))):
+            if piece.text and not piece.tag:
+                if last.text and self._needs_space(last, piece):
+                    out.insert(spot, " ")
+                last = piece
+            out.append(piece.text)
+            if piece.text and piece.tag != "start":
+                spot = len(out)
+        return "".join(out)
+
+    def _pieces(self, element: Element, here: Span, place: Span) -> Iterator[_Piece]:
         """An element that has these words, and these characters of the target."""
         if element.verbatim is not None:
-            return element.verbatim
-        parts = self._placed(element, here)
-        out, end = [], place[0]
-        for inside, child in parts:
+            yield _Piece(element.verbatim, leaf=element, is_new=place[0] == place[1])
+            return
+        yield _Piece(element.before, tag="start")
+        end = place[0]
+        for inside, child in self._placed(element, here):
             first, last = self._characters(inside, place, child)
-            out.append(self._text(end, first))
-            before = next((one for one in reversed(out) if one), self.target[:first])
-            out.append(self._padded(child, self.render(child, inside, (first, last)), (first, last), before))
+            yield _Piece(self._text(end, first))
+            yield from self._pieces(child, inside, (first, last))
             end = max(end, last)
-        return element.before + "".join([*out, self._text(end, place[1])]) + element.after
+        yield _Piece(self._text(end, place[1]))
+        yield _Piece(element.after, tag="end")
+
+    def _needs_space(self, one: _Piece, two: _Piece) -> bool:
+        """Whether a part that was put between two words touches what should be apart from it."""
+        if not (one.is_new or two.is_new):
+            return False
+        if one.leaf is not None and two.leaf is not None:
+            return one.leaf.end != two.leaf.start
+        if two.leaf is not None:
+            here, there, joined = one.text[-1], self.source[: two.leaf.start][-1:], _OPENING
+        else:
+            assert one.leaf is not None
+            here, there, joined = two.text[0], self.source[one.leaf.end :][:1], _CLOSING
+        return here.isalnum() or not (there.strip() or here.isspace() or here in joined)
 
     def _placed(self, element: Element, here: Span) -> list[tuple[Span, Element]]:
         """The words of each child, in the order of the target; a child without words is between two."""
@@ -279,15 +323,6 @@ class _Projection:
         if (starts_word or at < place[0]) and inside[0] < len(self.words) and self.words[inside[0]].start <= place[1]:
             at = self.words[inside[0]].start
         return (min(max(at, place[0]), place[1]),) * 2
-
-    def _padded(self, child: Element, text: str, place: Span, before: str) -> str:
-        """A part that stays, with the spaces of the source where it is put between two words."""
-        if child.verbatim is None or place[0] < place[1]:
-            return text
-        after = self.target[place[1] :][:1]
-        opens = not self.source[: child.start][-1:].strip() and before and not before[-1].isspace()
-        closes = after.isalnum() or (self.source[child.end :][:1].isspace() and after and not after.isspace())
-        return " " * bool(opens) + text + " " * bool(closes)
 
     def _text(self, start: int, end: int) -> str:
         gone = [(w.start, w.end) for w in self.removed if start <= w.start and w.end <= end]

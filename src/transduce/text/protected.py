@@ -8,6 +8,7 @@ from typing import Literal
 
 from transduce.text.numerals import NUMBER
 from transduce.text.projection import Element
+from transduce.text.scripts import LETTER
 
 MOST_PARTS = 100
 """Parts of a text that are kept; others are translated like any text."""
@@ -29,7 +30,8 @@ KINDS: dict[Kind, str] = {
 DEFAULT_KINDS: tuple[Kind, ...] = ("urls", "emails", "placeholders")
 """Without numbers, which languages write in different ways."""
 
-_WORD = re.compile(r"\w\w")
+_WORD = re.compile(LETTER * 2)
+_BORDER = re.compile(rf"(?<!{LETTER}).|.(?<!{LETTER})", re.DOTALL)
 
 
 def protect(root: Element, text: str, escape: Callable[[str], str], kinds: Collection[Kind] = DEFAULT_KINDS) -> None:
@@ -46,7 +48,7 @@ def use_glossary(root: Element, text: str, terms: Mapping[str, str], escape: Cal
 def _terms(text: str, terms: Mapping[str, str]) -> Iterator[tuple[int, int, str]]:
     lengths = sorted({len(term) for term in terms}, reverse=True)
     end = 0
-    for border in re.finditer(r"\b\w|\W", text):
+    for border in _BORDER.finditer(text):
         start = border.start()
         for length in lengths if start >= end else ():
             stop = start + length

@@ -16,6 +16,9 @@ _NAMED = {
     "MASCULINE": "Latin",
     "MICRO": "Greek",
 }
+LETTER = r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+"""A pattern for letters and digits, but not those of Han, Kana, Thai, Lao, Khmer and Myanmar: words without spaces."""
+
 _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 

@@ -261,5 +261,11 @@ def test_documents_and_kept_parts(run: Path, engine: str) -> None:
         assert same == [one.text for one in await translate_texts(service, [plain, "", " "], [route] * 3)]
         (kept,) = await translate_formatted(service, [LINES[0] + " {x}"], [route], TextFormat(terms={"reads": "liest"}))
         assert kept.count("{x}") == kept.count("liest") == 1
+        form = TextFormat(terms={"reads": "liest"})
+        for alone, expected in (("http://x.y/z", "http://x.y/z"), ("a@b.de: {x}!", "a@b.de: {x}!"), ("reads", "liest")):
+            text = f"{LINES[0]}\n\n {alone} "
+            (kept,) = await translate_formatted(service, [text], [route], form)
+            assert kept.endswith(f"\n\n {expected} ")
+            assert await translate_formatted(service, [alone], [route], form) == [expected]
 
     serve(work, f"en-de={run}")

@@ -142,6 +142,58 @@ def test_glossary_terms_are_whole_words() -> None:
     assert found == "der Rotkappe &amp; Co von Hattie, eine Mütze"
 
 
+def test_scripts_without_spaces_between_words() -> None:
+    source, root = "用户{n}有3个红帽子", Element(0, 11)
+    use_glossary(root, source, {"帽子": "HUT", "用户{": "no"}, str)
+    protect(root, source, str, KINDS)
+    assert [leaf.copy for leaf in root.leaves()] == ["no", "3", "HUT"]
+    source, root = "user {n} has 3 files", Element(0, 20)
+    protect(root, source, str, KINDS)
+    target = "用户{n}有3个文件"
+    found = words_of(target, [(0, 4, 0, 2), (5, 8, 2, 5), (9, 12, 5, 6), (15, 20, 8, 10)], src=0, tgt=0, number=0)
+    assert project(root, source, target, found, [(0, 20)]) == target
+
+
+@pytest.mark.parametrize(
+    ("document", "target", "order", "expected"),
+    [
+        ("<code>a</code> {b}", "Zwei", [1], "<code>a</code> {b}"),
+        (
+            "x <i>{a} <code>b</code></i> <b><code>c</code> d</b>",
+            "",
+            [],
+            "<i>{a} <code>b</code></i> <b><code>c</code></b>",
+        ),
+        ("x {a}{b} (<b>{c}</b>) y.", "Ü Ö .", [0, 3, -1], "Ü {a}{b} <b>{c}</b> Ö ."),
+        ("x <b>{a}</b> y", "X (Y)", [0, 2], "X <b>{a}</b> (Y)"),
+    ],
+)
+def test_parts_side_by_side_keep_their_distance(document: str, target: str, order: list[int], expected: str) -> None:
+    (segment,) = parse_markup(document, HTML)
+    assert isinstance(segment, Segment)
+    protect(segment.root, segment.text, quoted)
+    found = words(segment.text, target, order)
+    assert project(segment.root, segment.text, target, found, [(0, len(segment.text))], quoted).strip() == expected
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["a", "<b>", "</b>", "<i>", "</i>", "{}", "{}", ",", "<br>"]), max_size=16), st.data())
+def test_kept_parts_never_touch_words_or_each_other(tokens: list[str], draw: st.DataObject) -> None:
+    document = "".join(f"{{{i}}} " if one == "{}" else f"{one} " for i, one in enumerate(tokens))
+    for segment in parse_markup(document, HTML):
+        if isinstance(segment, Segment):
+            protect(segment.root, segment.text, quoted)
+            source = segment.text
+            parts = [leaf.copy for leaf in segment.root.leaves()]
+            target = " ".join(draw.draw(st.lists(st.sampled_from(["x", "y.", *parts]), max_size=8, unique=True)))
+            n = len(target.split())
+            order = draw.draw(st.lists(st.integers(-1, len(source.split()) - 1), min_size=n, max_size=n))
+            found = project(segment.root, source, target, words(source, target, order), [(0, len(source))], quoted)
+            visible = re.sub(r"<[^>]*>", "", found.replace("<br>", " "))
+            assert sorted(re.findall(r"\{\d+\}", visible)) == sorted(parts)
+            assert not re.search(r"\w\{|\}\w|\}\{", visible), (document, target, found)
+
+
 def test_only_running_text_is_cut_out() -> None:
     document = (
         "<!DOCTYPE html><html><head><title>A t</title><style>p > b {}</style></head>\n"
