@@ -230,6 +230,13 @@ int32_t transduce_client_new(transduce_queue* queue, transduce_client** client) 
     });
 }
 
+int32_t transduce_client_fd(transduce_client* client, int32_t* fd) {
+    return guarded([&] {
+        require(client && fd, "client and fd must not be null");
+        *fd = client->client.queue->fd(client->client);
+    });
+}
+
 void transduce_client_close(transduce_client* client) {
     if (client) client->client.queue->close(client->client);
 }

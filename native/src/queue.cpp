@@ -1,7 +1,12 @@
 #include "queue.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <stdexcept>
+#include <system_error>
 
 #include "denormals.h"
 
@@ -12,6 +17,25 @@ constexpr int kTokensAtOnce = 256;  // source tokens that are encoded together
 constexpr auto kLongWait = std::chrono::hours(1);
 
 }  // namespace
+
+Bell::Bell() {
+    if (pipe(ends_)) throw std::system_error(errno, std::generic_category(), "pipe");
+    for (const int end : ends_) fcntl(end, F_SETFD, FD_CLOEXEC), fcntl(end, F_SETFL, O_NONBLOCK);
+}
+
+Bell::~Bell() {
+    for (const int end : ends_) close(end);
+}
+
+void Bell::ring() const {
+    const ssize_t n = write(ends_[1], "!", 1);
+    (void)n;  // full: it rings already
+}
+
+void Bell::silence() const {
+    char bytes[64];
+    while (read(ends_[0], bytes, sizeof bytes) == sizeof bytes) continue;
+}
 
 Queue::Queue(const Model& model, int n_workers, double patience) : model_(model), patience_(patience) {
     for (int i = 0; i < n_workers; i++) {
@@ -46,11 +70,18 @@ void Queue::submit(Client& client, std::vector<std::shared_ptr<Request>> request
 }
 
 bool Queue::cancel(Client& client, int64_t ticket) {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
     const auto found = client.open.find(ticket);
     if (found == client.open.end()) return false;
     end(*std::shared_ptr<Request>(found->second), Outcome::cancelled);
+    unlock(lock);
     return true;
+}
+
+int Queue::fd(Client& client) {
+    const Lock lock(mutex_);
+    if (!client.bell) client.bell = std::make_shared<const Bell>();
+    return client.bell->fd();
 }
 
 void Queue::close_client(Client& client) {
@@ -60,8 +91,9 @@ void Queue::close_client(Client& client) {
 }
 
 void Queue::close(Client& client) {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
     close_client(client);
+    unlock(lock);
 }
 
 void Queue::leave(Client& client) {
@@ -73,16 +105,19 @@ void Queue::leave(Client& client) {
 void Queue::collect(Client& client, Time until) {
     Lock lock(mutex_);
     client.collected.clear();
+    if (client.bell) client.bell->silence();
+    client.rung = false;
     while (client.events.empty() && !client.closed && Clock::now() < until)
         client.arrived.wait_until(lock, std::min(until, Clock::now() + kLongWait));
     client.events.swap(client.collected);
 }
 
 void Queue::close() {
-    const Lock lock(mutex_);
+    Lock lock(mutex_);
     closed_ = true;
     for (Client* client : clients_) close_client(*client);
     wake(idle_.size());
+    unlock(lock);
 }
 
 void Queue::close_and_wait() {
@@ -104,9 +139,18 @@ Load Queue::load() {
 void Queue::report(Client& client, Event event) {
     client.events.push_back(std::move(event));
     client.arrived.notify_all();
+    if (client.bell && !client.rung) bells_.push_back(client.bell), client.rung = true;
     if (!client.open.empty()) return;
     for (Waiter* waiter : idle_)
         if (waiter->client == &client) waiter->wake.notify_one();
+}
+
+// Wakes event loops too: not before the lock is free, which they take at once.
+void Queue::unlock(Lock& lock) {
+    std::vector<std::shared_ptr<const Bell>> bells;
+    bells.swap(bells_);
+    lock.unlock();
+    for (const auto& bell : bells) bell->ring();
 }
 
 void Queue::end(Request& request, Outcome outcome, std::vector<Finished> hypotheses) {
@@ -191,7 +235,7 @@ void Queue::drive(Worker& worker, Lock& lock, const Client* client, Time until) 
         if (!stays(client, until)) break;
         admit(worker);
         if (worker.empty()) break;
-        lock.unlock();
+        unlock(lock);
         bool failed = false;
         try {
             worker.step();
@@ -207,6 +251,8 @@ void Queue::drive(Worker& worker, Lock& lock, const Client* client, Time until) 
         }
     }
     free_workers_.push_back(&worker);
+    unlock(lock);
+    lock.lock();
 }
 
 int64_t Queue::work(const Client* client, Time until) {

@@ -23,6 +23,21 @@ struct Event {
     std::vector<Finished> hypotheses;  // `tokens`: one, with the tokens that are new
 };
 
+// A pipe that wakes an event loop: it can be read while it rings.
+class Bell {
+public:
+    Bell();
+    ~Bell();
+    Bell(const Bell&) = delete;
+    Bell& operator=(const Bell&) = delete;
+    int fd() const { return ends_[0]; }
+    void ring() const;
+    void silence() const;
+
+private:
+    int ends_[2];
+};
+
 class Queue;
 
 // Sentences of one caller. All is the queue's and under its lock, except `collected`, which is the collecting thread's.
@@ -32,6 +47,8 @@ struct Client {
     std::unordered_map<int64_t, std::shared_ptr<Request>> open;  // sentences that have not ended
     std::vector<Event> events, collected;
     std::condition_variable arrived;
+    std::shared_ptr<const Bell> bell;  // of an event loop that collects
+    bool rung = false;                 // since the last `collect`
     bool closed = false;
 };
 
@@ -52,6 +69,8 @@ public:
     void submit(Client& client, std::vector<std::shared_ptr<Request>> requests, bool works);
     // The sentence ends at the next step. False if it has ended already.
     bool cancel(Client& client, int64_t ticket);
+    // A file descriptor that can be read when there is something to collect.
+    int fd(Client& client);
     // Cancels all sentences and takes no more.
     void close(Client& client);
     // Decodes in this thread until all sentences of the client have ended (null: until the queue is closed), or until a time.
@@ -90,6 +109,7 @@ private:
     void expire();
     void end(Request& request, Outcome outcome, std::vector<Finished> hypotheses = {});
     void report(Client& client, Event event);
+    void unlock(Lock& lock);
     void close_client(Client& client);
 
     const Model& model_;
@@ -105,6 +125,7 @@ private:
     std::vector<std::unique_ptr<Worker>> workers_;
     std::vector<Worker*> free_workers_;  // without a thread, the longest first
     std::vector<Waiter*> idle_;
+    std::vector<std::shared_ptr<const Bell>> bells_;  // to ring
 };
 
 }  // namespace transduce

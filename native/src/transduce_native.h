@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 7
+#define TRANSDUCE_ABI_VERSION 8
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -88,6 +88,9 @@ typedef struct {
 TRANSDUCE_API int32_t transduce_queue_load(transduce_queue* queue, transduce_load* load);
 
 TRANSDUCE_API int32_t transduce_client_new(transduce_queue* queue, transduce_client** client);
+/* A file descriptor that can be read when there is something to collect that there was not at the last `transduce_collect`, for event
+ * loops. `transduce_collect` reads it; it is closed with the client. */
+TRANSDUCE_API int32_t transduce_client_fd(transduce_client* client, int32_t* fd);
 /* Cancels its sentences and takes no more; `transduce_collect` no longer waits. */
 TRANSDUCE_API void transduce_client_close(transduce_client* client);
 TRANSDUCE_API void transduce_client_free(transduce_client* client);

@@ -7,6 +7,7 @@ with the native library starts without it.
 from __future__ import annotations
 
 import math
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -150,8 +151,11 @@ class Engine(Protocol):
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
         """`options.n_best` hypotheses per source, best first; drawn instead where `options.sampling` is set."""
 
-    def backends(self, deliver: Deliver) -> Sequence[Backend]:
-        """What translates for a `TranslationQueue`: the first that takes a sentence gets it, and the last takes all."""
+    def backends(self, deliver: Deliver, loop: AbstractEventLoop | None) -> Sequence[Backend]:
+        """What translates for a `TranslationQueue`: the first that takes a sentence gets it, and the last takes all.
+
+        `loop`: where events are delivered; None: in threads of the backends.
+        """
 
     def sample(
         self, prompts: Sequence[Source], sampling: Sampling, *, seed: int, watch: Watch | None = None

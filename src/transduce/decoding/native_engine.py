@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,9 +17,10 @@ import numpy as np
 from transduce.config import DecodingSettings, GPTSettings, resolve_preset
 from transduce.data.examples import Example, RowExample
 from transduce.decoding.engine import Backend, Deliver, Engine, Hypothesis, Source, Watch
+from transduce.decoding.native_backend import NativeBackend
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, Weights, why_not
-from transduce.decoding.native_queue import NativeBackend, NativeQueue, native_options, sampling_options
+from transduce.decoding.native_queue import NativeQueue, native_options, sampling_options
 from transduce.decoding.native_scoring import Head, NativeScorer
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import BatchingBackend
@@ -116,10 +118,10 @@ class NativeEngine:
             return self._reference().translate(sources, options)
         return self._queue.translate(sources, native_options(options, self.settings), seed=options.seed)
 
-    def backends(self, deliver: Deliver) -> list[Backend]:
+    def backends(self, deliver: Deliver, loop: asyncio.AbstractEventLoop | None) -> list[Backend]:
         """See `Engine.backends`."""
-        native = NativeBackend(self._queue, self.settings, self._takes, deliver)
-        return [native, BatchingBackend(self.translate, deliver)]
+        native = NativeBackend(self._queue, self.settings, self._takes, deliver, loop)
+        return [native, BatchingBackend(self.translate, deliver, loop)]
 
     def close(self) -> None:
         """End the threads; what is being translated is cancelled. Without it, they end when the engine is collected."""

@@ -9,13 +9,20 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from transduce.config import DecodingSettings, GPTSettings
-from transduce.decoding.engine import OUTCOMES, PATIENCE, Deliver, Event, Hypothesis, Order, Source, sample_numbers
+from transduce.decoding.engine import (
+    OUTCOMES,
+    PATIENCE,
+    Event,
+    Hypothesis,
+    Outcome,
+    Source,
+    sample_numbers,
+)
 from transduce.decoding.native_library import address, check, packed
 from transduce.decoding.native_model import NativeModel
 from transduce.decoding.options import Sampling, TranslationOptions
@@ -191,6 +198,15 @@ class NativeClient:
         self._handle = ctypes.c_void_p()
         check(self._library, self._library.transduce_client_new(queue.handle, ctypes.byref(self._handle)))
         self.closed = False
+        self._sizes = (ctypes.c_int64 * 3)()  # of events, hypotheses and tokens
+        first = ctypes.addressof(self._sizes)
+        self._size_addresses = tuple(first + i * ctypes.sizeof(ctypes.c_int64) for i in range(3))
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read when there is something to collect."""
+        found = ctypes.c_int32()
+        check(self._library, self._library.transduce_client_fd(self._handle, ctypes.byref(found)))
+        return found.value
 
     def submit(
         self,
@@ -240,25 +256,23 @@ class NativeClient:
 
     def collect(self, seconds: float) -> list[Event]:
         """What has come of the sentences; waits for it. Empty when time is up or the client is closed."""
-        sizes = [ctypes.c_int64() for _ in range(3)]
-        check(self._library, self._library.transduce_collect(self._handle, seconds, *map(ctypes.byref, sizes)))
-        n_events, n, n_tokens = (size.value for size in sizes)
+        check(self._library, self._library.transduce_collect(self._handle, seconds, *self._size_addresses))
+        n_events, n, n_tokens = self._sizes
         if not n_events:
             return []
-        tickets, outcomes = np.empty(n_events, np.int64), np.empty(n_events, np.int32)
-        counts, lengths, finished = np.empty(n_events, np.int32), np.empty(n, np.int32), np.empty(n, np.bool_)
-        log_probs, scores = np.empty(n, np.float32), np.empty(n, np.float32)
-        tokens = np.empty(n_tokens, np.int32)
-        arrays = (tickets, outcomes, counts, lengths, log_probs, scores, finished, tokens)
-        check(self._library, self._library.transduce_results(self._handle, *(array.ctypes.data for array in arrays)))
-        ids, ends = tokens.tolist(), lengths.cumsum().tolist()
-        columns = zip(ends, lengths.tolist(), log_probs.tolist(), scores.tolist(), finished.tolist(), strict=True)
-        found = [
-            Hypothesis(tuple(ids[end - length : end]), log_prob, score, done)
-            for end, length, log_prob, score, done in columns
-        ]
-        stops = zip(tickets.tolist(), outcomes.tolist(), counts.cumsum().tolist(), counts.tolist(), strict=True)
-        return [_event(ticket, outcome, found[stop - count : stop]) for ticket, outcome, stop, count in stops]
+        columns = zip("qiiiffbi", (*[n_events] * 3, *[n] * 4, n_tokens), strict=True)
+        arrays = [array(kind, [0]) * max(1, size) for kind, size in columns]
+        check(self._library, self._library.transduce_results(self._handle, *map(address, arrays)))
+        tickets, outcomes, counts, lengths, log_probs, scores, finished, tokens = arrays
+        events, place, end = [], 0, 0
+        for ticket, outcome, count in zip(tickets, outcomes, counts, strict=True):
+            found = []
+            for _ in range(count):
+                ids = tuple(tokens[end : (end := end + lengths[place])])
+                found.append(Hypothesis(ids, log_probs[place], scores[place], finished[place] == 1))
+                place += 1
+            events.append(_event(ticket, OUTCOMES[outcome], found))
+        return events
 
     def close(self) -> None:
         """Cancel all and take no more; `collect` no longer waits."""
@@ -290,61 +304,8 @@ def _packed_lists(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([_NONE, *lists], dtype=np.int32), offsets
 
 
-def _event(ticket: int, code: int, hypotheses: list[Hypothesis]) -> Event:
-    outcome = OUTCOMES[code]
+def _event(ticket: int, outcome: Outcome, hypotheses: list[Hypothesis]) -> Event:
     if outcome == "tokens":
         return Event(ticket, outcome, tokens=hypotheses[0].ids)
     reason = "the native library ran out of memory" if outcome == "failed" else ""
     return Event(ticket, outcome, hypotheses, reason=reason)
-
-
-class NativeBackend:
-    """A backend of `TranslationQueue` that admits sentences at every decoding step."""
-
-    def __init__(
-        self,
-        queue: NativeQueue,
-        settings: DecodingSettings,
-        takes: Callable[[Source, TranslationOptions], bool],
-        deliver: Deliver,
-    ) -> None:
-        self._takes, self._queue = takes, queue
-        self._native_options = lru_cache(partial(native_options, settings=settings))
-        queue.start_threads()
-        self._client = NativeClient(queue)
-        self._thread = threading.Thread(target=_deliver_all, args=(self._client, deliver), name="deliver", daemon=True)
-        self._thread.start()
-
-    def takes(self, source: Source, options: TranslationOptions) -> bool:
-        """See `Backend.takes`."""
-        return self._takes(source, options)
-
-    def submit(self, order: Order) -> None:
-        """See `Backend.submit`."""
-        options = self._native_options(order.options, stream=order.stream)
-        seconds, seed = order.deadline - order.submitted, order.options.seed
-        self._client.submit([order.source], options, first_ticket=order.ticket, seconds=seconds, seed=seed)
-
-    def cancel(self, ticket: int) -> None:
-        """See `Backend.cancel`."""
-        self._client.cancel(ticket)
-
-    def workload(self) -> dict[str, int]:
-        """See `Backend.load`."""
-        return {name: n for name, n in self._queue.workload().items() if name != "n_open"}
-
-    def close(self) -> None:
-        """See `Backend.close`."""
-        self._client.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-
-def _deliver_all(client: NativeClient, deliver: Deliver) -> None:
-    while True:
-        closed = client.closed  # looked at first: what `close` reports is still delivered
-        events = client.collect(math.inf)
-        for event in events:
-            deliver(event)
-        if closed and not events:
-            return

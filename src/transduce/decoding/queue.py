@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import sys
@@ -39,17 +40,25 @@ class TranslationQueue:
     >>> ticket = queue.submit(source, options, seconds=10)                                         # doctest: +SKIP
     """
 
-    def __init__(self, engine: Engine, deliver: Deliver, *, max_open: int = 100_000) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        deliver: Deliver,
+        *,
+        max_open: int = 100_000,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         """Open a queue.
 
         Args:
             engine: What translates.
             deliver: Called for every event by threads of the queue. It should return at once.
             max_open: Sentences that have not ended at one time, at most.
+            loop: The event loop that is running; it calls `deliver` instead of threads.
         """
         self._max_open, self._tickets = max_open, itertools.count(1)
         self._open = _OpenTickets(deliver)
-        self._backends = tuple(engine.backends(self._open.deliver))
+        self._backends = tuple(engine.backends(self._open.deliver, loop))
         self._finalizer = weakref.finalize(self, _close_all, self._backends)
 
     def submit(
@@ -158,8 +167,10 @@ class BatchingBackend:
         self,
         translate: Callable[[Sequence[Source], TranslationOptions], list[list[Hypothesis]]],
         deliver: Deliver,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        self._translate, self._deliver = translate, deliver
+        self._translate = translate
+        self._deliver = deliver if loop is None else lambda event: loop.call_soon_threadsafe(deliver, event)
         self._changed = threading.Condition()
         self._waiting: dict[int, Order] = {}
         self._closed = False

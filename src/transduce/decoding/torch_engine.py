@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -72,9 +73,9 @@ class TorchEngine:
                 found[place] = of_source
         return found
 
-    def backends(self, deliver: Deliver) -> list[Backend]:
+    def backends(self, deliver: Deliver, loop: asyncio.AbstractEventLoop | None) -> list[Backend]:
         """See `Engine.backends`."""
-        return [BatchingBackend(self.translate, deliver)]
+        return [BatchingBackend(self.translate, deliver, loop)]
 
     def _translate(
         self, batch: Sequence[Source], options: TranslationOptions, decoding: DecodingSettings

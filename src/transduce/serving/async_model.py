@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -34,11 +32,9 @@ class AsyncModel:
         self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, tuple[_Call, int]] = {}  # by ticket
-        self._events: deque[Event] = deque()
-        self._lock, self._is_scheduled = threading.Lock(), False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._queue = TranslationQueue(engine, self._deliver, max_open=MAX_OPEN)
+        self._queue = TranslationQueue(engine, self._handle, max_open=MAX_OPEN, loop=self._loop)
 
     def _admitted(self, n_tokens: int, *, counted: bool = True, refuse: bool = True) -> AbstractContextManager[None]:
         """Count tokens as work until the block ends, if `counted`: see `Admission.tokens`."""
@@ -88,28 +84,15 @@ class AsyncModel:
             if not self._calls:
                 self._idle.set()
 
-    def _deliver(self, event: Event) -> None:
-        """Collect events of the queue's threads; the event loop is woken once for all that wait."""
-        self._events.append(event)
-        with self._lock:
-            if self._is_scheduled:
-                return
-            self._is_scheduled = True
-        self._loop.call_soon_threadsafe(self._handle_events)
-
-    def _handle_events(self) -> None:
-        with self._lock:
-            self._is_scheduled = False
-        while self._events:
-            event = self._events.popleft()
-            if event.outcome == "tokens":
-                call, _ = self._calls.get(event.ticket, (None, 0))
-                if call is not None and call.tokens is not None:
-                    call.tokens.put_nowait(event.tokens)
-                continue
-            call, place = self._calls.pop(event.ticket, (None, 0))
-            if call is not None:
-                call.end(place, event)
+    def _handle(self, event: Event) -> None:
+        if event.outcome == "tokens":
+            call, _ = self._calls.get(event.ticket, (None, 0))
+            if call is not None and call.tokens is not None:
+                call.tokens.put_nowait(event.tokens)
+            return
+        call, place = self._calls.pop(event.ticket, (None, 0))
+        if call is not None:
+            call.end(place, event)
 
     def workload(self) -> dict[str, int]:
         """What the engine's queue has to do: see `TranslationQueue.workload`."""

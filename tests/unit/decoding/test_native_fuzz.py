@@ -217,7 +217,8 @@ def test_null_pointers_are_refused() -> None:
     null, lib = ctypes.c_void_p(), library()
     assert lib.transduce_model_new(null, null, 0, null, 0, null) == lib.transduce_queue_new(null, 1, 1.0, null) == 1
     assert lib.transduce_client_new(null, null) == lib.transduce_submit(null, null, null, 0, 1.0, 0) == 1
-    assert lib.transduce_cancel(null, 0) == lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
+    assert lib.transduce_client_fd(null, null) == lib.transduce_cancel(null, 0) == 1
+    assert lib.transduce_work(null, 1.0, null) == lib.transduce_serve(null) == 1
     assert lib.transduce_collect(null, 0.0, null, null, null) == lib.transduce_results(*[null] * 9) == 1
     assert lib.transduce_score(null, null, null, null, 0, null) == lib.transduce_queue_load(null, null) == 1
     assert lib.transduce_model_size(null, null) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import random
@@ -100,6 +101,31 @@ def test_a_result_does_not_depend_on_company_options_or_cancelled_neighbours(n_t
     for options in OPTIONS:  # and in the batches of `translate`
         chosen = [i for i, (_, o) in enumerate(asked) if o == options]
         assert engine.translate([asked[i][0] for i in chosen], options) == [alone[i] for i in chosen]
+
+
+@pytest.mark.parametrize("make", [native, pytorch])
+def test_an_event_loop_delivers_in_its_own_thread(make: Make) -> None:
+    engine, asked = make(2), sources(40, limit=9)
+    delivered: list[Event] = []
+
+    def deliver(event: Event) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        delivered.append(event)
+
+    async def use() -> list[int]:
+        queue = TranslationQueue(engine, deliver, loop=asyncio.get_running_loop())
+        assert not n_threads_named("deliver")
+        tickets = [queue.submit(source, OPTIONS[2]) for source in asked]
+        while len(delivered) < len(asked):
+            await asyncio.sleep(0.001)
+        long = queue.submit(Source((0,), [5, 6], 400), OPTIONS[2])
+        await asyncio.to_thread(queue.close)
+        assert delivered[-1].ticket == long and queue.n_open == 0
+        return tickets
+
+    tickets = asyncio.run(use())
+    found = {event.ticket: event.hypotheses for event in delivered}
+    assert [found[ticket] for ticket in tickets] == engine.translate(asked, OPTIONS[2])
 
 
 @pytest.mark.parametrize("options", OPTIONS)
