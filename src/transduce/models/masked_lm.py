@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transduce.config import BertClassifierSettings, BertSettings, EncoderSettings, PoolingSettings
 from transduce.models.parts import ENCODER_OPTIONS, Parts, TokenPredictor, initialize
 from transduce.nn.dropout import Dropout
+from transduce.nn.embedding import SegmentEmbedding
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.linear import Linear
 from transduce.nn.masks import padding_mask
@@ -25,15 +26,15 @@ class TextEncoder(nn.Module):
     def __init__(self, settings: EncoderSettings, *, n_src: int, n_tgt: int) -> None:
         """`n_tgt`: the size of the one vocabulary."""
         super().__init__()
-        parts = Parts(settings)
+        s, parts = settings, Parts(settings)
         self.embedding = parts.embedding(n_tgt, causal=False)
-        self.segment_embedding = nn.Embedding(settings.n_segments, settings.d_model) if settings.n_segments else None
-        self.encoder = parts.encoder(settings.encoder_pattern)
+        self.segment_embedding = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else None
+        self.encoder = parts.encoder(s.encoder_pattern)
 
     def encode(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
         """The last hidden states [B, S, D]. `segments`: each token's segment (default: 0)."""
         table = self.segment_embedding
-        more = None if table is None else table.weight[0] if segments is None else table(segments)
+        more = None if table is None else table(segments)
         x = self.embedding(ids, more=more)
         return self.encoder(x, mask=padding_mask(ids), positions=self.embedding.positions)
 

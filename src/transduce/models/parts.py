@@ -18,6 +18,7 @@ from transduce.config import (
     ModelSettings,
     OutputSettings,
     PatternSettings,
+    StarClassifierSettings,
 )
 from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
@@ -51,11 +52,16 @@ ENCODER_OPTIONS = {**OPTIONS, "encoder_pattern": PATTERNS, "factors": SPREADS}
 DECODER_OPTIONS = {**OPTIONS, "decoder_pattern": PATTERNS, "factors": SPREADS}
 
 
+def head_problems(s: BlockSettings | StarClassifierSettings) -> Iterator[str]:
+    """Heads have the same width."""
+    if s.d_model % s.n_heads:
+        yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
+
+
 def size_problems(s: AttentionSettings) -> Iterator[str]:
     """What is inconsistent in settings whose option names are known."""
     kv = s.n_kv_heads or s.n_heads
-    if s.d_model % s.n_heads:
-        yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
+    yield from head_problems(s)
     if s.n_heads % kv:
         yield f"model.n_heads = {s.n_heads} is not divisible by model.n_kv_heads = {kv}"
     if s.projection == "shared" and kv != s.n_heads:

@@ -19,17 +19,11 @@ from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.models.causal_lm import CausalLM
 from transduce.models.convs2s import CONVS2S_OPTIONS, ConvS2S
 from transduce.models.masked_lm import POOLING_OPTIONS, Classifier, MaskedLM, PooledEncoder
-from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, stack_problems, unused_by_stacks
+from transduce.models.parts import DECODER_OPTIONS, ENCODER_OPTIONS, head_problems, stack_problems, unused_by_stacks
 from transduce.models.rnn import RECURRENT_OPTIONS, RecurrentModel, recurrent_problems, unused_by_rnn
-from transduce.models.star import (
-    CLASSIFIER_OPTIONS,
-    STAR_OPTIONS,
-    StarClassifier,
-    StarTransformer,
-    classifier_problems,
-)
+from transduce.models.star import CLASSIFIER_OPTIONS, STAR_OPTIONS, StarClassifier, StarTransformer
 from transduce.models.transformer import TRANSFORMER_OPTIONS, Transformer, transformer_problems
-from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL, transformer_xl_problems
+from transduce.models.transformer_xl import TRANSFORMER_XL_OPTIONS, TransformerXL
 
 Attentions = Mapping[Literal["encoder", "relay", "decoder", "cross"], str]
 
@@ -130,7 +124,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         exports=(),
         attention=_DECODER,
         options=TRANSFORMER_XL_OPTIONS,
-        problems=transformer_xl_problems,
+        problems=head_problems,
     ),
     "bert": Architecture(MaskedLM, **_BERT, options=ENCODER_OPTIONS),
     "bert-encoder": Architecture(PooledEncoder, **_BERT, options=POOLING_OPTIONS),
@@ -142,7 +136,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         exports=(),
         attention=_RELAY,
         options=CLASSIFIER_OPTIONS,
-        problems=classifier_problems,
+        problems=head_problems,
     ),
 }
 """By `model.kind`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from transduce.config import StarClassifierSettings, StarSettings
 from transduce.models.parts import DECODER_OPTIONS, EncoderDecoder, Parts, initialize
 from transduce.nn.cache import DecoderState
 from transduce.nn.dropout import Dropout
-from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.embedding import SegmentEmbedding, TokenEmbedding
 from transduce.nn.linear import Linear
 from transduce.nn.masks import pad_memory
 from transduce.nn.positions import POSITIONS
@@ -23,12 +23,6 @@ from transduce.nn.star import StarBlock, StarEncoder, pool_star
 _ADDED = {name: POSITIONS[name] for name in ("learned", "sinusoidal", "none")}
 CLASSIFIER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"positions": _ADDED}
 STAR_OPTIONS: Mapping[str, Mapping[str, Any]] = {**DECODER_OPTIONS, "positions": _ADDED}
-
-
-def classifier_problems(s: StarClassifierSettings) -> Iterator[str]:
-    """What is inconsistent in the settings."""
-    if s.d_model % s.n_heads:
-        yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
 
 
 class StarTransformer(EncoderDecoder[DecoderState]):
@@ -86,7 +80,7 @@ class StarClassifier(nn.Module):
         assert s.n_labels is not None, "n_labels is not set"
         positions = POSITIONS[s.positions](d_model=s.d_model, d_head=s.d_model, max_positions=s.max_positions)
         self.embedding = TokenEmbedding(n_tgt, s.d_model, positions=positions, dropout=s.dropout)
-        self.segment_embedding = nn.Embedding(s.n_segments, s.d_model) if s.n_segments else None
+        self.segment_embedding = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else None
         self.encoder = StarEncoder(
             StarBlock(s.d_model, n_heads=s.n_heads, dropout=s.dropout) for _ in range(s.n_encoder_layers)
         )
@@ -100,7 +94,7 @@ class StarClassifier(nn.Module):
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B 1 D"]]:
         """A vector per token, and the relay node. `segments`: each token's segment (default: 0)."""
         table = self.segment_embedding
-        more = None if table is None else table.weight[0] if segments is None else table(segments)
+        more = None if table is None else table(segments)
         return self.encoder(self.embedding(ids, more=more), real=ids != 0)
 
     def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:

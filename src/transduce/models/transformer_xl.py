@@ -26,12 +26,6 @@ TRANSFORMER_XL_OPTIONS = {
 _SEGMENT = 128  # tokens, where neither the settings nor a task have chosen
 
 
-def transformer_xl_problems(s: TransformerXLSettings) -> Iterator[str]:
-    """What is inconsistent in the settings."""
-    if s.d_model % s.n_heads:
-        yield f"model.d_model = {s.d_model} is not divisible by model.n_heads = {s.n_heads}"
-
-
 class TransformerXL(TokenPredictor):
     """Embedding, a decoder with a memory, output matrix. Id 0 is padding, at the end, where no other token sees it.
 

@@ -114,6 +114,13 @@ def merge_heads(x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B T D"]:
     return x.transpose(1, 2).flatten(2)  # [B, T, H*K]
 
 
+def head_width(d_model: int, n_heads: int) -> int:
+    """The width of each head; a `ValueError` if they would differ."""
+    if d_model % n_heads:
+        raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}")
+    return d_model // n_heads
+
+
 class FullProjection(Linear):
     """Several projections of one input in one product; each head has its own columns (paper 3.2.2)."""
 
@@ -197,11 +204,9 @@ class MultiHeadAttention(Attention):
         """`d_key`: width of a head's queries and keys (default: d_model / n_heads); `projection`: of PROJECTIONS."""
         super().__init__()
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
-        if d_model % n_heads:
-            raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}")
         if n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads {n_heads} is not divisible by n_kv_heads {self.n_kv_heads}")
-        self.d_head = d_model // n_heads
+        self.d_head = head_width(d_model, n_heads)
         self.d_key = d_key or self.d_head
         self.dropout = Dropout(dropout)
         self.output = Linear(d_model, d_model, bias=bias)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transduce.nn.masks import attention_bias
 from transduce.nn.patterns import Bias, FullPattern, sequence_bias, step_bias
 from transduce.nn.positions import Positions
+from transduce.nn.state import rows_of
 
 
 @dataclass(slots=True)
@@ -148,7 +149,7 @@ class DecoderState:
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         """Keep only these sentences, with all their beams."""
-        rows = (sentences[:, None] * self.n_beams + torch.arange(self.n_beams, device=sentences.device)).flatten()
+        rows = rows_of(sentences, self.n_beams)
         for layer in self.layers:
             if layer.keys is not None and layer.values is not None:
                 layer.keys, layer.values = (self._selected(x, sentences) for x in (layer.keys, layer.values))

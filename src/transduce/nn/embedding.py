@@ -11,6 +11,14 @@ from transduce.nn.dropout import Dropout
 from transduce.nn.positions import Positions
 
 
+class SegmentEmbedding(nn.Embedding):
+    """A vector for each segment of a text: of a pair, for example (Devlin et al. 2019)."""
+
+    def forward(self, segments: Int[Tensor, "B T"] | None) -> Float[Tensor, "*T D"]:
+        """The vector of each token's segment; without segments that of segment 0, [D]."""
+        return self.weight[0] if segments is None else super().forward(segments)
+
+
 class TokenEmbedding(nn.Module):
     """E[ids] * scale + positions, then a norm if there is one, then dropout. Tied tables share one tensor."""
 

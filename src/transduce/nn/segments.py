@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transduce.nn.state import rows_of
+
 
 @dataclass(slots=True)
 class SegmentCache:
@@ -112,7 +114,7 @@ class SegmentState:
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         """Keep only these sentences, with all their beams."""
-        rows = (sentences[:, None] * self.n_beams + torch.arange(self.n_beams, device=sentences.device)).flatten()
+        rows = rows_of(sentences, self.n_beams)
         self.n_sentences = len(sentences)
         for layer in self.layers:
             layer.take(rows)

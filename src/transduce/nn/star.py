@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.nn.attention import CrossAttention, FullProjection
+from transduce.nn.attention import CrossAttention, FullProjection, head_width
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear
 from transduce.nn.masks import attention_bias
@@ -57,9 +57,7 @@ class SatelliteAttention(nn.Module):
 
     def __init__(self, d_model: int, *, n_heads: int, bias: bool = True) -> None:
         super().__init__()
-        if d_model % n_heads:
-            raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}")
-        self.n_heads = n_heads
+        self.n_heads, self.scale = n_heads, head_width(d_model, n_heads) ** -0.5
         self.query = Linear(d_model, d_model, bias=bias)
         self.key_value = FullProjection(d_model, (1, 1), d_head=d_model, bias=bias)
         self.output = Linear(d_model, d_model, bias=bias)
@@ -69,7 +67,7 @@ class SatelliteAttention(nn.Module):
     ) -> Float[Tensor, "B S D"]:
         """The tokens' vectors x after attention."""
         sizes = [x.shape[1], x.shape[1], 1]
-        query = self.query(x) * (x.shape[2] // self.n_heads) ** -0.5
+        query = self.query(x) * self.scale
         pair = (part[:, 0] for part in self.key_value(torch.cat([x, embedded, relay], dim=1)))
         parts = (y.split(sizes, dim=1) for y in pair)
         keys, values = ([*ring.neighbours(own), *others] for own, *others in parts)

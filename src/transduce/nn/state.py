@@ -18,6 +18,15 @@ models that have none. No gradient flows through it.
 """
 
 
+def rows_of(sentences: Int[Tensor, " b"], n_beams: int) -> Int[Tensor, " N"]:
+    """The rows of all beams of these sentences.
+
+    >>> rows_of(torch.tensor([0, 2]), 2).tolist()
+    [0, 1, 4, 5]
+    """
+    return (sentences[:, None] * n_beams + torch.arange(n_beams, device=sentences.device)).flatten()
+
+
 @runtime_checkable
 class DecodingState(Protocol):
     """What a decoder keeps between steps: passed in, changed in place, never stored in a module.
@@ -72,7 +81,7 @@ class RowState:
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         """Keep only these sentences, with all their beams."""
-        rows = (sentences[:, None] * self.n_beams + torch.arange(self.n_beams, device=sentences.device)).flatten()
+        rows = rows_of(sentences, self.n_beams)
         self._change_rows(lambda kept: kept.index_select(0, rows))
         self.sentences = {name: kept.index_select(0, sentences) for name, kept in self.sentences.items()}
 

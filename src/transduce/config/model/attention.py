@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from transduce.config.model.base import ModelSettings, OutputSettings
+from transduce.config.model.base import ModelSettings, OutputSettings, PositionSettings
 from transduce.config.section import MAX_TOKENS
 
 
@@ -57,7 +57,7 @@ class BlockSettings(ModelSettings):
         return self.n_attentions * (20 * self.d_model + 4 * self.d_ff + 128 * self.n_heads)
 
 
-class AttentionSettings(BlockSettings):
+class AttentionSettings(BlockSettings, PositionSettings):
     """Fields of the Transformers whose attention is that of the paper, with any positional scheme."""
 
     n_kv_heads: int | None = Field(None, ge=1, description="Number of key and value heads (default: n_heads).")
@@ -70,17 +70,11 @@ class AttentionSettings(BlockSettings):
     )
     kernel_size: int = Field(1, ge=1, le=1024, description="Kernel size of the conv feed-forward network.")
     projection: str = Field("full", description="Head projections: full, or shared (one matrix for all heads).")
-    max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
 
     @property
     def key_width(self) -> int:
         """Width of the queries and keys of one head."""
         return self.d_key or self.d_head
-
-    @property
-    def position_limit(self) -> int | None:
-        """Learned positions have a limit."""
-        return self.max_positions if self.positions == "learned" else None
 
     @property
     def separates_documents(self) -> bool:

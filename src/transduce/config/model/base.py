@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from transduce.config.section import Section
+from transduce.config.section import MAX_TOKENS, Section
 
 Tie = Literal["three_way", "two_way", "none"]
 Blocks = Annotated[int, Field(ge=0, le=1024)]
@@ -84,6 +84,18 @@ class ModelSettings(Section):
     @abstractmethod
     def layer_activations(self) -> int:
         """Numbers per token that all layers keep for the gradient, roughly."""
+
+
+class PositionSettings(ModelSettings):
+    """What architectures with positions share; which schemes they know differs."""
+
+    positions: str = Field(description="Positional scheme.")
+    max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
+
+    @property
+    def position_limit(self) -> int | None:
+        """Learned positions have a limit."""
+        return self.max_positions if self.positions == "learned" else None
 
 
 class OutputSettings(ModelSettings):

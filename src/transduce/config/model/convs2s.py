@@ -6,11 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transduce.config.model.base import Blocks, OutputSettings, Preset
-from transduce.config.section import MAX_TOKENS
+from transduce.config.model.base import Blocks, OutputSettings, PositionSettings, Preset
 
 
-class ConvS2SSettings(OutputSettings):
+class ConvS2SSettings(OutputSettings, PositionSettings):
     """Gated convolutions with attention in every decoder layer (Gehring et al. 2017)."""
 
     task = "translation"
@@ -25,12 +24,6 @@ class ConvS2SSettings(OutputSettings):
     d_conv: int = Field(128, ge=1, le=1 << 16, description="Width of the convolutions.")
     kernel_size: int = Field(3, ge=1, le=1024, description="Number of positions that a convolution sees.")
     positions: str = Field("learned", description="Positional scheme: learned (paper) or none.")
-    max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
-
-    @property
-    def position_limit(self) -> int | None:
-        """Learned positions have a limit."""
-        return self.max_positions if self.positions == "learned" else None
 
     @property
     def summary(self) -> str:

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from transduce.config.model.attention import DecoderSettings
-from transduce.config.model.base import Blocks, ModelSettings, Preset
-from transduce.config.section import MAX_TOKENS
+from transduce.config.model.base import Blocks, PositionSettings, Preset
 
 
 class StarSettings(DecoderSettings):
@@ -43,7 +42,7 @@ class StarSettings(DecoderSettings):
         return 4 * self.n_attentions * self.d_model**2 + 2 * self.n_decoder_layers * self.d_model * self.d_ff
 
 
-class StarClassifierSettings(ModelSettings):
+class StarClassifierSettings(PositionSettings):
     """A text classifier (Guo et al. 2019)."""
 
     task = "classification"
@@ -56,7 +55,6 @@ class StarClassifierSettings(ModelSettings):
     n_encoder_layers: Blocks = Field(2, description="Number of rounds.")
     n_heads: int = Field(4, ge=1, le=1 << 16, description="Number of attention heads.")
     positions: str = Field("learned", description="Positional scheme: learned (paper), sinusoidal or none.")
-    max_positions: int = Field(1024, ge=1, le=MAX_TOKENS, description="Longest sequence for learned positions.")
     n_segments: int = Field(2, ge=0, le=1024, description="Number of learned segment embeddings; 0: none.")
     n_labels: int | None = Field(None, ge=2, le=1 << 20, description="Number of labels (default: from the data).")
 
@@ -64,11 +62,6 @@ class StarClassifierSettings(ModelSettings):
     def width_step(self) -> int:
         """Heads of equal, even width."""
         return 2 * self.n_heads
-
-    @property
-    def position_limit(self) -> int | None:
-        """Learned positions have a limit."""
-        return self.max_positions if self.positions == "learned" else None
 
     @property
     def summary(self) -> str:
