@@ -38,9 +38,9 @@ class Setup:
         return max(least, round(n * self.scale))
 
     @contextmanager
-    def server(self) -> Iterator[Server]:
+    def server(self, *options: str) -> Iterator[Server]:
         """A server, whose log must have no traceback; killed if it does not end."""
-        server = Server(f"en-de={self.run}", *self.serve)
+        server = Server(f"en-de={self.run}", *self.serve, *options)
         try:
             yield server
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -26,7 +27,9 @@ def serve(
     ] = None,
     pivot: Annotated[bool, Option("--pivot", help="Join two runs through a third language.")] = False,
     watch: Annotated[float, Option(help="Look every N seconds for replaced runs; 0: only on SIGHUP.", min=0.0)] = 0.0,
-    max_requests: Annotated[int, Option(help="Requests waiting or running; more get status 429.", min=1)] = 128,
+    max_requests: Annotated[
+        int | None, Option(help="Requests waiting or running; more get status 429 (default: 32 per core).", min=1)
+    ] = None,
     max_tokens: Annotated[int, Option(help="Source tokens times beams, waiting or running.", min=1)] = 500_000,
     max_wait: Annotated[
         float, Option(help="Seconds that what waits may take, as estimated; more requests get status 429.", min=0.01)
@@ -84,7 +87,9 @@ def serve(
         certificate_key=certificate_key,
     )
     specs = [RunSpec.parse(run) for run in runs]
-    limits = Limits(max_requests=max_requests, max_tokens=max_tokens, max_wait=max_wait, seconds=deadline)
+    limits = Limits(max_tokens=max_tokens, max_wait=max_wait, seconds=deadline)
+    if max_requests is not None:
+        limits = replace(limits, max_requests=max_requests)
 
     glossaries = Glossaries(glossary_file)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transduce.decoding.options import TranslationOptions
 from transduce.errors import SettingsError, TransduceError
+from transduce.process import n_cores
 
-_BATCH = 4000  # source tokens times beams: about the batch with which engines reach their full speed
-_MEASURED = 0.5  # seconds with such batches after which the speed is estimated again
+_MEASURED = 0.5  # seconds with full batches after which the speed is estimated again
 
 
 class OverloadedError(TransduceError):
@@ -35,8 +35,10 @@ class Limits:
     """What a service accepts.
 
     Attributes:
-        max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`.
+        max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`. A core decodes
+            about 24 sentences with 5 beams at a time, and has some to go on with.
         max_tokens: Source tokens of all these requests, at most, each counted once per beam.
+        batch_tokens: The same in one batch with which the engine is about as fast as it gets.
         max_wait: Seconds that what waits or runs may take, as estimated from the recent speed; more requests are
             refused. Two batches are never too much: one that runs, and one that waits.
         seconds: Deadline of a request; a request may ask for a shorter one.
@@ -49,8 +51,9 @@ class Limits:
         drain_seconds: Time that running requests get at a shutdown.
     """
 
-    max_requests: int = 128
+    max_requests: int = field(default_factory=lambda: 32 * n_cores())
     max_tokens: int = 500_000
+    batch_tokens: int = field(default_factory=lambda: 2000 * n_cores())
     max_wait: float = 1.0
     seconds: float = 10.0
     max_texts: int = 128
@@ -93,7 +96,7 @@ class Admission:
         """The error of a request that arrives now; None: there is a place for it."""
         if self.n_requests >= self._limits.max_requests:
             return self.overloaded("too many requests are waiting")
-        if self.n_tokens >= 2 * _BATCH and self.seconds_to_wait() > self._limits.max_wait:
+        if self.n_tokens >= 2 * self._limits.batch_tokens and self.seconds_to_wait() > self._limits.max_wait:
             return self.overloaded("what waits takes too long")
         return None
 
@@ -120,7 +123,7 @@ class Admission:
         self.n_tokens += n
         try:
             yield
-            if self.n_tokens >= _BATCH:
+            if self.n_tokens >= self._limits.batch_tokens:
                 self._ended += n  # not if it was cancelled
         finally:
             self._measure()
@@ -138,7 +141,7 @@ class Admission:
     def _measure(self) -> None:
         """Estimate the speed from time with enough work: a few sentences take as long as many, or nearly so."""
         now = self._clock()
-        if self.n_tokens >= _BATCH:
+        if self.n_tokens >= self._limits.batch_tokens:
             self._busy += now - self._since
         self._since = now
         if self._busy >= _MEASURED and self._ended:

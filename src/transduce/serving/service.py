@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -178,8 +178,7 @@ class Service:
                     continue
                 self._runs = tuple(new if run is old else run for run in self._runs)
                 names.append(new.name)
-                for request in tuple(self._requests):
-                    await request.wait()  # it may still need the old run
+                await self._requests_ended()  # they may still need the old run
                 await old.translator.drained()
                 await old.translator.close()
         if errors:
@@ -295,10 +294,14 @@ class Service:
     async def drain(self) -> bool:
         """Take no more requests, and wait for those that run; False if they did not end in the limits' time."""
         self.is_draining = True
-        end = asyncio.get_running_loop().time() + self.limits.drain_seconds
-        while self.admission.n_requests and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(0.02)
-        return not self.admission.n_requests
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._requests_ended(), self.limits.drain_seconds)
+        return not self._requests
+
+    async def _requests_ended(self) -> None:
+        """Wait for the requests that run now."""
+        for request in tuple(self._requests):
+            await request.wait()
 
     async def close(self) -> None:
         """Cancel what runs and end all threads."""

@@ -30,7 +30,7 @@ def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() ->
 
 def test_requests_are_refused_while_what_waits_takes_too_long() -> None:
     now = 0.0
-    admission = Admission(Limits(max_wait=4), clock=lambda: now)
+    admission = Admission(Limits(max_wait=4, batch_tokens=4000), clock=lambda: now)
     with admission.tokens(5000), admission.request():
         assert admission.overloaded("").retry_after == 1  # nothing has ended yet
         now = 10.0  # 500 tokens per second

@@ -110,8 +110,11 @@ def test_more_than_the_limits_is_refused(run: Path) -> None:
             with pytest.raises(DrainingError), service.request():
                 pass
         assert await draining
+        service.is_draining = False
+        with service.request():
+            assert not await service.drain()
 
-    serve(work, f"en-de={run}", limits=Limits(max_tokens=1000))
+    serve(work, f"en-de={run}", limits=Limits(max_tokens=1000, drain_seconds=0.5))
 
 
 def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
