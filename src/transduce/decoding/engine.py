@@ -149,7 +149,10 @@ class Engine(Protocol):
         """The PyTorch model, in eval mode. An engine that does not use it loads it when it is first asked for."""
 
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
-        """`options.n_best` hypotheses per source, best first; drawn instead where `options.sampling` is set."""
+        """`options.n_best` hypotheses per source, best first; drawn instead where `options.sampling` is set.
+
+        A language model draws one continuation per source.
+        """
 
     def backends(self, deliver: Deliver, loop: AbstractEventLoop | None) -> Sequence[Backend]:
         """What translates for a `TranslationQueue`: the first that takes a sentence gets it, and the last takes all.

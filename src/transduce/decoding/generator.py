@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ import numpy as np
 from transduce.config import Settings, resolved
 from transduce.data.examples import RowExample
 from transduce.data.store import TextStore
-from transduce.decoding.engine import Engine, Source
+from transduce.decoding.engine import Engine, Hypothesis, Source
+from transduce.decoding.growing_text import GrowingText
 from transduce.decoding.loading import GIVEN, EngineChoice, EngineModel, open_engine
 from transduce.decoding.options import GenerationOptions
 from transduce.decoding.precision import AnyPrecision
@@ -38,18 +38,30 @@ class _Abandoned(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """A text in progress: the numbers of its prompt and sample, all its ids, and how many of them are the prompt's."""
+class Continuation:
+    """A text in progress.
+
+    key: the numbers of its prompt and sample. ids: all, of which the prompt has n_given. limit: most new ones. part:
+    number of contexts that it has filled.
+    """
 
     key: tuple[int, int]
     ids: tuple[int, ...]
     n_given: int
+    limit: int
+    part: int = 0
     log_prob: float = 0.0
     finished: bool = False
 
     @property
-    def n_new(self) -> int:
-        return len(self.ids) - self.n_given
+    def new_ids(self) -> tuple[int, ...]:
+        """Those that continue the prompt."""
+        return self.ids[self.n_given :]
+
+    def extended(self, new: Hypothesis) -> Continuation:
+        """The text with what an engine found for `Generator.next_source`."""
+        log_prob = self.log_prob + new.log_prob
+        return replace(self, ids=self.ids + new.ids, part=self.part + 1, log_prob=log_prob, finished=new.finished)
 
 
 class Generator(EngineModel):
@@ -109,20 +121,17 @@ class Generator(EngineModel):
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list of texts, not one text: generate([text])")
-        encoded = [self._prompt(text, number, options) for number, text in enumerate(prompts)]
-        jobs = [_Job((n, i), ids, len(ids)) for n, ids in enumerate(encoded) for i in range(options.n_samples)]
-        found = []
-        for job in self._run(jobs, options):
-            new = job.ids[job.n_given :]
-            found.append(Generation(prompts[job.key[0]], self.tokenizer.decode(new), new, job.log_prob, job.finished))
-        return found
+        return [
+            Generation(prompts[one.key[0]], self.tokenizer.decode(one.new_ids), one.new_ids, one.log_prob, one.finished)
+            for one in self._run(self.start(prompts, options), options)
+        ]
 
     def stream(self, prompt: str, options: GenerationOptions = _DEFAULT) -> Iterator[str]:
         """Yield what `generate` returns for one prompt in parts, as it is written. No part ends within a character.
 
         Closing the iterator stops the computation.
         """
-        ids = self._prompt(prompt, 0, options)
+        texts, growing = self.start([prompt], replace(options, n_samples=1)), GrowingText(self.tokenizer)
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         abandoned = threading.Event()  # Ctrl-C, a closed pipe, `close()`
 
@@ -131,19 +140,39 @@ class Generator(EngineModel):
                 raise _Abandoned
             tokens.put(token)
 
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(self._run, [_Job((0, 0), ids, len(ids))], options, on_token)
+            done = pool.submit(self._run, texts, options, on_token)
             done.add_done_callback(lambda _: tokens.put(None))
             try:
                 while (token := tokens.get()) is not None:
-                    if text := decoder.decode(self.tokenizer.bytes_of[token]):
+                    if text := growing.add([token]):
                         yield text
                 done.result()
             finally:
                 abandoned.set()  # the thread stops at its next token
-        if text := decoder.decode(b"", final=True):
+        if text := growing.end():
             yield text
+
+    def start(self, prompts: Sequence[str], options: GenerationOptions) -> list[Continuation]:
+        """The texts of `generate`, of which nothing is written yet. Raises as it does."""
+        limit = self.settings.decoding.max_length if options.max_length is None else options.max_length
+        encoded = [self._prompt(text, number, options) for number, text in enumerate(prompts)]
+        samples = range(options.n_samples)
+        return [Continuation((n, i), ids, len(ids), limit) for n, ids in enumerate(encoded) for i in samples]
+
+    def next_source(self, text: Continuation) -> Source | None:
+        """What an engine continues next; None: the text is complete.
+
+        The engine reads the whole text, or its last half context where the text fills the context.
+        """
+        left = text.limit - len(text.new_ids)
+        if text.finished or not left:
+            return None
+        if self.memory is not None:
+            return Source((text.part, *text.key), text.ids, left)
+        window = text.ids if len(text.ids) <= self.context else text.ids[-(self.context // 2) :]
+        room = self.context + 1 - len(window)  # the last token is never read
+        return Source((text.part, *text.key), window, min(left, room))
 
     def score(self, texts: Sequence[str], *, batch_tokens: int | None = None) -> list[Score]:
         """Log-probability of each text as a whole document, token by token; the last token is the end.
@@ -223,45 +252,26 @@ class Generator(EngineModel):
             ids = ids[-self.context :]
         return tuple(ids)
 
-    def _run(self, jobs: list[_Job], options: GenerationOptions, on_token: OnToken | None = None) -> list[_Job]:
-        """All jobs, finished. `on_token` sees the tokens of the only one as they are written.
+    def _run(
+        self, texts: list[Continuation], options: GenerationOptions, on_token: OnToken | None = None
+    ) -> list[Continuation]:
+        """All texts, complete. `on_token` sees the tokens of the only one as they are written.
 
-        Jobs advance in rounds: in each, all until their context is full.
+        Texts advance in rounds: in each, all until their context is full.
         """
-        limit = self.settings.decoding.max_length if options.max_length is None else options.max_length
-        for part in count():
-            places = [place for place, job in enumerate(jobs) if not job.finished and job.n_new < limit]
-            if not places:
-                break
-            extended = self._extend([jobs[place] for place in places], limit, part, options, on_token)
-            for place, job in zip(places, extended, strict=True):
-                jobs[place] = job
-        return jobs
-
-    def _window(self, job: _Job) -> tuple[int, ...]:
-        """What the model reads: the whole text, or its last half context where the text fills the context."""
-        fits = len(job.ids) <= self.context or self.memory is not None
-        return job.ids if fits else job.ids[-(self.context // 2) :]
-
-    def _extend(
-        self, jobs: Sequence[_Job], limit: int, part: int, options: GenerationOptions, on_token: OnToken | None
-    ) -> list[_Job]:
-        """Jobs, each extended to `limit` new tokens or a full context."""
 
         def watch(places: list[int], tokens: list[list[int]]) -> None:
             if on_token and places[0] == 0 and tokens[0][0] != PAD:
                 on_token(tokens[0][0])
 
-        prompts = []
-        for job in jobs:
-            window = self._window(job)
-            room = limit if self.memory is not None else self.context + 1 - len(window)  # the last token is never read
-            prompts.append(Source((part, *job.key), window, min(limit - job.n_new, room)))
-        found = self.engine.sample(prompts, options.sampling, seed=options.seed, watch=watch if on_token else None)
-        return [
-            replace(job, ids=job.ids + new.ids, log_prob=job.log_prob + new.log_prob, finished=new.finished)
-            for job, new in zip(jobs, found, strict=True)
-        ]
+        while sources := {
+            place: source for place, text in enumerate(texts) if (source := self.next_source(text)) is not None
+        }:
+            prompts = list(sources.values())
+            found = self.engine.sample(prompts, options.sampling, seed=options.seed, watch=watch if on_token else None)
+            for place, new in zip(sources, found, strict=True):
+                texts[place] = texts[place].extended(new)
+        return texts
 
     def _log_probs(self, rows: Sequence[np.ndarray], batch_tokens: int | None) -> list[list[float]]:
         """Log-probability of every token of each row but the first, given those before it."""

@@ -22,11 +22,14 @@ from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import MAX_ROWS, BatchingBackend
 from transduce.decoding.sample import sample
 from transduce.decoding.search import beam_search
+from transduce.models.registry import ARCHITECTURES
 from transduce.text.tokenizer import PAD
 
 MAX_WORKERS = 4  # with more, threads mostly wait for each other's Python
 _SAMPLED_ROWS = 64  # prompts per batch: each has keys and values of a whole context
 _SCORED_ROWS = 1024  # of logits in memory at once when outputs are scored
+
+_LANGUAGE_MODELS = {one.build for one in ARCHITECTURES.values() if one.shape == "decoder"}
 
 _POOL_LOCK = threading.Lock()
 InT = TypeVar("InT")
@@ -58,6 +61,9 @@ class TorchEngine:
     def translate(self, sources: Sequence[Source], options: TranslationOptions) -> list[list[Hypothesis]]:
         """See `Engine.translate`. The order and the batch of a source do not change its hypotheses."""
         assert not self.model.training, "a model translates in eval mode"
+        if type(self.model) in _LANGUAGE_MODELS:
+            assert options.sampling is not None, "a language model draws what continues a source"
+            return [[one] for one in self.sample(sources, options.sampling, seed=options.seed)]
         decoding = options.over(self.settings)
         width = decoding.beam if options.sampling is None else options.n_best
         batches = make_batches(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 from transduce.decoding.engine import Engine, Event, Hypothesis, Source
 from transduce.decoding.options import TranslationOptions
@@ -15,6 +16,12 @@ from transduce.serving.limits import Admission, ExpiredError
 
 MAX_OPEN = 100_000
 EXPIRED = "the deadline has passed; send less text, or try again later"
+
+
+PartT = TypeVar("PartT")
+ResultT = TypeVar("ResultT")
+OnTokens = Callable[[int, tuple[int, ...]], bool]
+"""Called in the event loop with the place of a source and tokens of its best hypothesis; True: no more are needed."""
 
 
 class AsyncModel:
@@ -43,41 +50,24 @@ class AsyncModel:
         return self._admission.tokens(n_tokens, refuse=refuse)
 
     async def _decode(
-        self, sources: Sequence[Source], options: TranslationOptions, *, seconds: float = math.inf
+        self,
+        sources: Sequence[Source],
+        options: TranslationOptions,
+        *,
+        seconds: float = math.inf,
+        on_tokens: OnTokens | None = None,
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each source. Raises `ExpiredError`: `seconds` have passed."""
-        call = _Call(self._loop, len(sources))
-        with self._open(call, sources, options, seconds):
-            return await call.future
-
-    async def _stream(
-        self, source: Source, options: TranslationOptions, *, seconds: float = math.inf
-    ) -> AsyncGenerator[tuple[int, ...] | list[Hypothesis]]:
-        """Tokens of the best hypothesis as they become certain, then the hypotheses."""
-        call = _Call(self._loop, 1)
-        call.tokens = asyncio.Queue()
-        call.future.add_done_callback(lambda _: call.stop_stream())
-        with self._open(call, [source], options, seconds):
-            while (tokens := await call.tokens.get()) is not None:
-                yield tokens
-            (hypotheses,) = await call.future
-            yield hypotheses
-
-    @contextmanager
-    def _open(
-        self, call: _Call, sources: Sequence[Source], options: TranslationOptions, seconds: float
-    ) -> Iterator[None]:
-        """Submit the sources of a call; at the end, cancel those that have not ended."""
+        call = _Call(self._loop, len(sources), on_tokens)
         tickets: list[int] = []
         self._idle.clear()
         try:
             for place, source in enumerate(sources):
-                ticket = self._queue.submit(source, options, seconds=seconds, stream=call.tokens is not None)
+                ticket = self._queue.submit(source, options, seconds=seconds, stream=on_tokens is not None)
                 self._calls[ticket] = call, place
                 tickets.append(ticket)
-            yield
+            return await call.future
         finally:
-            call.future.cancel()  # of a stream that is left early
             for ticket in tickets:
                 if self._calls.pop(ticket, None) is not None:
                     self._queue.cancel(ticket)
@@ -85,14 +75,17 @@ class AsyncModel:
                 self._idle.set()
 
     def _handle(self, event: Event) -> None:
-        if event.outcome == "tokens":
-            call, _ = self._calls.get(event.ticket, (None, 0))
-            if call is not None and call.tokens is not None:
-                call.tokens.put_nowait(event.tokens)
+        call, place = self._calls.get(event.ticket, (None, 0))
+        if call is None:
             return
-        call, place = self._calls.pop(event.ticket, (None, 0))
-        if call is not None:
+        if event.outcome != "tokens":
             call.end(place, event)
+        elif call.on_tokens is None or not call.on_tokens(place, event.tokens):
+            return
+        else:  # it needs no more
+            self._queue.cancel(event.ticket)
+            call.take(place, [])
+        del self._calls[event.ticket]
 
     def workload(self) -> dict[str, int]:
         """What the engine's queue has to do: see `TranslationQueue.workload`."""
@@ -110,29 +103,43 @@ class AsyncModel:
 class _Call:
     """The sources of one caller, and the future of their hypotheses."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, n_sources: int) -> None:
-        self.found: list[list[Hypothesis]] = [[]] * n_sources
+    def __init__(self, loop: asyncio.AbstractEventLoop, n_sources: int, on_tokens: OnTokens | None) -> None:
         self.future: asyncio.Future[list[list[Hypothesis]]] = loop.create_future()
-        self.tokens: asyncio.Queue[tuple[int, ...] | None] | None = None
+        self.on_tokens = on_tokens
+        self._found: list[list[Hypothesis]] = [[]] * n_sources
         self._n_open = n_sources
         if not n_sources:
-            self.future.set_result(self.found)
+            self.future.set_result(self._found)
 
     def end(self, place: int, event: Event) -> None:
         """Take the end of one source."""
-        if self.future.done():
-            return
         if event.outcome == "done":
-            self.found[place] = event.hypotheses
-            self._n_open -= 1
-            if not self._n_open:
-                self.future.set_result(self.found)
+            self.take(place, event.hypotheses)
+        elif self.future.done():
+            return
         elif event.outcome == "expired":
             self.future.set_exception(ExpiredError(EXPIRED))
         else:
             self.future.set_exception(TransduceError(event.reason or f"the work was {event.outcome}"))
 
-    def stop_stream(self) -> None:
-        """End the stream of tokens."""
-        if self.tokens is not None:
-            self.tokens.put_nowait(None)
+    def take(self, place: int, hypotheses: list[Hypothesis]) -> None:
+        """Take the hypotheses of one source."""
+        self._found[place] = hypotheses
+        self._n_open -= 1
+        if not self._n_open and not self.future.done():
+            self.future.set_result(self._found)
+
+
+async def in_parts(
+    work: Callable[[Callable[[PartT], object]], Awaitable[ResultT]],
+) -> AsyncGenerator[PartT | ResultT]:
+    """What `work` passes to the function that it is given, as it comes, then its result. Leaving it cancels `work`."""
+    parts: asyncio.Queue[PartT | None] = asyncio.Queue()
+    running = asyncio.ensure_future(work(parts.put_nowait))
+    running.add_done_callback(lambda _: parts.put_nowait(None))
+    try:
+        while (part := await parts.get()) is not None:
+            yield part
+        yield await running
+    finally:
+        running.cancel()

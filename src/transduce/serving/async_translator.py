@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 from transduce.decoding.alignment import Link, n_scored_tokens
@@ -12,7 +12,7 @@ from transduce.decoding.engine import Source
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
-from transduce.serving.async_model import EXPIRED, AsyncModel
+from transduce.serving.async_model import EXPIRED, AsyncModel, in_parts
 from transduce.serving.limits import Admission, ExpiredError
 
 _DEFAULT = TranslationOptions()
@@ -99,14 +99,20 @@ class AsyncTranslator(AsyncModel):
             yield source
             return
         known: list[int] = []
+
+        async def run(on_part: Callable[[str], object]) -> Translation:
+            def on_tokens(place: int, tokens: tuple[int, ...]) -> bool:
+                known.extend(tokens)
+                on_part(self.translator.tokenizers.tgt.decode(known))
+                return False
+
+            (found,) = await self._decode([source], options, seconds=seconds, on_tokens=on_tokens)
+            return self.translator.decode(source, found)
+
         with self._admitted(self._cost([source], options)):
-            async with aclosing(self._stream(source, options, seconds=seconds)) as parts:
+            async with aclosing(in_parts(run)) as parts:
                 async for part in parts:
-                    if isinstance(part, list):
-                        yield self.translator.decode(source, part)
-                    else:
-                        known.extend(part)
-                        yield self.translator.tokenizers.tgt.decode(known)
+                    yield part
 
     def _cost(self, sources: Sequence[Source], options: TranslationOptions) -> int:
         """Tokens of the sources, once for each beam."""

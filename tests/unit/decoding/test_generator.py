@@ -158,7 +158,7 @@ def test_errors_reach_the_reader_of_a_stream(generator: Generator) -> None:
         raise MemoryError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(Generator, "_extend", broken)
+        patch.setattr(Generator, "next_source", broken)
         list(generator.stream("x"))
 
 
