@@ -22,7 +22,10 @@ BERT: dict[str, Any] = {
     "kind": "bert", "embedding_norm": True, "scale_embeddings": False, "positions": "learned", "n_segments": 2,
     "output_bias": True, "activation": "gelu",
 }  # fmt: skip
-TASKS = {"gpt": "causal", "bert": "masked", "bert-classifier": "classification", "bert-encoder": "encoding"}
+TASKS = {
+    "gpt": "causal", "transformer-xl": "causal", "bert": "masked", "bert-classifier": "classification",
+    "bert-encoder": "encoding",
+}  # fmt: skip
 LABELS = ["no", "yes", "perhaps"]
 
 

@@ -1,19 +1,24 @@
-"""OpenAI's client with `transduce serve`: a translation as a chat."""
+"""OpenAI's client with `transduce serve` of a translator and a language model: completions, and chats with both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 import marians
+import text_runs
 from servers import Server
-from transduce import TranslationOptions, Translator
+from transduce import GenerationOptions, Generator, Sampling, TranslationOptions, Translator
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:4]
+PROMPTS = ["Der Hund", ""]
+SAMPLING: dict[str, Any] = {"temperature": 1.1, "top_p": 0.9, "extra_body": {"top_k": 50}}
+OPTIONS = GenerationOptions(sampling=Sampling(1.1, 50, 0.9), max_length=50, seed=4, n_samples=2)
 TEXT = f"{LINES[0]}\n\n{LINES[1]}\n"
 
 
@@ -28,16 +33,31 @@ def translator(run: Path) -> Translator:
 
 
 @pytest.fixture(scope="module")
-def client(run: Path) -> Iterator[openai.OpenAI]:
-    server = Server(f"en-de={run}")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_runs.make_run(tmp_path_factory.mktemp("runs") / "gpt", **text_runs.GPT)
+
+
+@pytest.fixture(scope="module")
+def generator(gpt: Path) -> Generator:
+    return Generator.load(gpt, precision="auto")
+
+
+@pytest.fixture(scope="module")
+def server(run: Path, gpt: Path) -> Iterator[Server]:
+    server = Server(gpt, f"en-de={run}")
+    yield server
     assert server.stop() == 0
     assert not any("Traceback" in line for line in server.log)
 
 
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["toy", "en-de"]
+    assert [model.id for model in client.models.list()] == ["toy", "en-de", "gpt"]
 
 
 @pytest.mark.parametrize("model", ["en-de", "toy"])
@@ -85,9 +105,90 @@ def test_bad_requests(client: openai.OpenAI) -> None:
     create = client.chat.completions.create
     with pytest.raises(openai.BadRequestError, match="no message has the role 'user'"):
         create(model="en-de", messages=[])
-    with pytest.raises(openai.BadRequestError, match="available: toy"):
+    with pytest.raises(openai.BadRequestError, match="available: toy, gpt"):
         create(model="gpt-9", messages=[{"role": "user", "content": "a"}])
     with pytest.raises(openai.BadRequestError, match="a stream has one"):
         create(model="toy", messages=[{"role": "user", "content": "a"}], n=2, stream=True)
     with pytest.raises(openai.BadRequestError, match="at most 16"):
         create(model="toy", messages=[{"role": "user", "content": "a"}], n=17)
+
+
+def test_completions_are_those_of_the_generator(client: openai.OpenAI, generator: Generator) -> None:
+    expected = generator.generate(PROMPTS, OPTIONS)
+    found = client.completions.create(model="gpt", prompt=PROMPTS, n=2, max_tokens=50, seed=4, **SAMPLING)
+    assert [choice.text for choice in found.choices] == [one.text for one in expected]
+    reasons = ["stop" if one.finished else "length" for one in expected]
+    assert [choice.finish_reason for choice in found.choices] == reasons and [c.index for c in found.choices] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert found.usage is not None and found.usage.completion_tokens == sum(len(one.ids) for one in expected)
+    again = [
+        client.completions.create(model="gpt", prompt=PROMPTS[0], max_tokens=20, **SAMPLING).choices[0].text
+        for _ in range(3)
+    ]
+    assert len(set(again)) > 1  # without a seed
+
+
+def test_a_stream_of_completions_ends_before_a_stop_string(client: openai.OpenAI, generator: Generator) -> None:
+    expected = [one.text for one in generator.generate(PROMPTS[:1], OPTIONS)]
+    stop = expected[0][len(expected[0]) // 2 :][:3]
+    arguments: dict[str, Any] = {"model": "gpt", "prompt": PROMPTS[0], "n": 2, "max_tokens": 50, "seed": 4, **SAMPLING}
+    whole = client.completions.create(stop=[stop, "@@@"], **arguments)
+    assert [choice.text for choice in whole.choices] == [text.partition(stop)[0] for text in expected]
+    assert whole.choices[0].finish_reason == "stop"
+    texts, last = ["", ""], None
+    for chunk in client.completions.create(stop=stop, stream=True, stream_options={"include_usage": True}, **arguments):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+        last = chunk
+    assert texts == [choice.text for choice in whole.choices] and last is not None and last.usage == whole.usage
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generator, streamed: bool) -> None:
+    messages: Any = [{"role": "system", "content": "Der"}, {"role": "user", "content": "Hund"}]
+    (expected,) = generator.generate(["Der\nHund"], GenerationOptions(max_length=20, sampling=Sampling(temperature=0)))
+    arguments: dict[str, Any] = {"model": "gpt", "messages": messages, "max_tokens": 20, "temperature": 0}
+    if streamed:
+        chunks = list(client.chat.completions.create(stream=True, **arguments))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        (choice,) = client.chat.completions.create(**arguments).choices
+        text, reason = choice.message.content or "", choice.finish_reason
+    assert (text, reason) == (expected.text, "stop" if expected.finished else "length")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_tokens": 1025}, "max_tokens = 1025.*1024"),
+        ({"n": 17}, "n = 17.*16"),
+        ({"prompt": ["a"] * 20, "n": 16}, "20 prompts"),
+        ({"prompt": "x" * 60}, "context of this model is 40"),
+        ({"temperature": -1}, "temperature = -1"),
+        ({"top_p": 1.5}, "top_p = 1.5"),
+        ({"extra_body": {"top_k": -2}}, "top_k = -2"),
+        ({"seed": -1}, "seed = -1"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"model": "gtp"}, "did you mean 'gpt'"),
+        ({"model": "toy"}, "toy.*chat/completions"),
+    ],
+)
+def test_bad_completions(client: openai.OpenAI, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=words):
+        client.completions.create(**{"model": "gpt", "prompt": "a", **arguments})
+
+
+def test_a_language_model_has_no_languages(server: Server) -> None:
+    status, found = server.request("/v1/translate", {"text": "a", "model": "gpt"})
+    assert status == 400 and "language model" in found["error"]
+    assert server.request("/v1/translate", {"text": LINES[0]})[1]["model"] == "toy"
+    assert [one["code"] for one in server.request("/languages")[1]] == ["en", "de"]
+    assert [one["language"] for one in server.request("/v2/languages?type=source")[1]] == ["EN"]
+    assert [one["model"] for one in server.request("/v1/directions")[1]["models"]] == ["toy"]

@@ -60,6 +60,12 @@ class AsyncTextGenerator(AsyncModel):
         super().__init__(generator.engine, admission=admission)
         self.generator = generator
 
+    async def warm_up(self) -> None:
+        """Generate something: the first time takes longer. Never refused."""
+        options = GenerationOptions(max_length=2)
+        texts = [_Text(one, GrowingText(self.generator.tokenizer)) for one in self.generator.start([""], options)]
+        await self._run(texts, options, math.inf, is_watched=False)
+
     async def generate(
         self,
         prompts: Sequence[str],
@@ -68,7 +74,6 @@ class AsyncTextGenerator(AsyncModel):
         stop: Sequence[str] = (),
         seconds: float = math.inf,
         on_part: Callable[[Part], object] | None = None,
-        counted: bool = True,
     ) -> Completions:
         """Continue prompts; the texts are those of `Generator.generate`, bit for bit, up to a stop string.
 
@@ -78,7 +83,6 @@ class AsyncTextGenerator(AsyncModel):
             stop: Strings before which a text ends.
             seconds: Time after which the work is given up.
             on_part: Sees the texts as they grow.
-            counted: False: never refused, however much is waiting.
 
         Raises:
             DataError: A prompt is longer than the context.
@@ -93,7 +97,7 @@ class AsyncTextGenerator(AsyncModel):
             for place, one in enumerate(started)
         ]
         n_wanted = sum(len(one.ids) + one.limit for one in started)
-        with self._admitted(n_wanted, counted=counted):
+        with self._admitted(n_wanted):
             is_watched = bool(stop) or on_part is not None
             await self._run(texts, options, self._loop.time() + seconds, is_watched=is_watched)
         n_prompt = sum(one.n_given for one in started[:: options.n_samples])
@@ -133,7 +137,9 @@ class AsyncTextGenerator(AsyncModel):
 class _Text:
     """A text in progress, as tokens and as characters."""
 
-    def __init__(self, tokens: Continuation, growing: GrowingText, *, on_part: Callable[[str], object] | None) -> None:
+    def __init__(
+        self, tokens: Continuation, growing: GrowingText, *, on_part: Callable[[str], object] | None = None
+    ) -> None:
         self._tokens, self._growing, self._on_part = tokens, growing, on_part
         self._parts: list[str] = []
 

@@ -43,11 +43,9 @@ class AsyncModel:
         self._idle.set()
         self._queue = TranslationQueue(engine, self._handle, max_open=MAX_OPEN, loop=self._loop)
 
-    def _admitted(self, n_tokens: int, *, counted: bool = True, refuse: bool = True) -> AbstractContextManager[None]:
-        """Count tokens as work until the block ends, if `counted`: see `Admission.tokens`."""
-        if self._admission is None or not counted:
-            return nullcontext()
-        return self._admission.tokens(n_tokens, refuse=refuse)
+    def _admitted(self, n_tokens: int, *, refuse: bool = True) -> AbstractContextManager[None]:
+        """Count tokens as work until the block ends: see `Admission.tokens`."""
+        return nullcontext() if self._admission is None else self._admission.tokens(n_tokens, refuse=refuse)
 
     async def _decode(
         self,

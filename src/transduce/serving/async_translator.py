@@ -37,11 +37,8 @@ class AsyncTranslator(AsyncModel):
         *,
         seconds: float = math.inf,
         prefixes: Sequence[str] = (),
-        counted: bool = True,
     ) -> list[Translation]:
         """Translate sentences; the results are those of `Translator.translate`, bit for bit.
-
-        `counted` False: never refused, however much is waiting.
 
         Raises:
             ExpiredError: `seconds` have passed.
@@ -49,9 +46,14 @@ class AsyncTranslator(AsyncModel):
         """
         encoded = list(self.translator.encode(texts, options, prefixes=prefixes))
         sources = [one for one in encoded if isinstance(one, Source)]
-        with self._admitted(self._cost(sources, options), counted=counted and bool(sources)):
+        with self._admitted(self._cost(sources, options)):
             found = iter(await self._decode(sources, options, seconds=seconds))
         return [self.translator.decode(one, next(found)) if isinstance(one, Source) else one for one in encoded]
+
+    async def warm_up(self) -> None:
+        """Translate something: the first time takes longer. Never refused."""
+        sources = [one for one in self.translator.encode(["1 2 3"], _DEFAULT) if isinstance(one, Source)]
+        await self._decode(sources, _DEFAULT)
 
     async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
         """Align sentences in another thread, one after another: see `Translator.align`. Empty ones have no links.

@@ -69,7 +69,7 @@ class Metrics:
         """What the service knows at the moment; prometheus_client calls this."""
         for name, value in self._service.workload().items():
             yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
-        loads = [(run.name, run.translator.workload()) for run in self._service.runs]
+        loads = [(run.name, run.model.workload()) for run in self._service.runs]
         families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, str]]], ...]
         families = (GaugeMetricFamily, _LOAD), (CounterMetricFamily, _WORK)
         for family, names in families:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.serving.app import make_app
+from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
 
@@ -229,13 +231,17 @@ def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> Non
     host = f"[{options.host}]" if ":" in options.host else options.host
     address = f"{scheme}://{host}:{port}"
     for run in service.runs:
-        choice = run.translator.translator.choice
-        log.say(f"{run.source} -> {run.target}: {run.path} ({choice.precision})")
+        model = run.model
+        choice = (model.generator if isinstance(model, AsyncTextGenerator) else model.translator).choice
+        what = f"{run.source} -> {run.target}" if run.source else "language model"
+        log.say(f"{what}: {run.path} ({choice.precision})")
         if (run.source, run.target) == ("src", "tgt"):
             log.warn(f"{run.path} does not know its languages; clients ask by language: serve en-de={run.path}")
         for note in choice.notes():
             log.say(note)
     log.say(f"listening on {address}")
-    route = next(service.routes())
-    pair = f'"source": "{route.source}", "target": "{route.target}"'
-    log.say(f'curl {address}/v1/translate -d \'{{"text": "Hello.", {pair}}}\'')
+    for route in islice(service.routes(), 1):
+        pair = f'"source": "{route.source}", "target": "{route.target}"'
+        log.say(f'curl {address}/v1/translate -d \'{{"text": "Hello.", {pair}}}\'')
+    for name in islice(service.generators(), 1):
+        log.say(f'curl {address}/v1/completions -d \'{{"model": "{name}", "prompt": "Once"}}\'')

@@ -8,33 +8,44 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from transduce.decoding.alignment import Link, joined_links
+from transduce.decoding.generator import Generator
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, SettingsError, TransduceError, nearest
 from transduce.runs.folder import RunFolder
+from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
 from transduce.serving.limits import Admission, DrainingError, Limits, OverloadedError
 from transduce.text.sentences import base_language
 
-_WARM_UP = "1 2 3"
 _DEFAULT, _LIMITS = TranslationOptions(), Limits()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A run in service. `identity` changes when its weights or its settings do."""
+    """A run in service.
+
+    identity: changes when its weights or its settings do. source, target: languages; empty for a language model.
+    """
 
     name: str
     path: Path
     source: str
     target: str
-    translator: AsyncTranslator
+    model: AsyncTranslator | AsyncTextGenerator
     identity: str
+
+    @property
+    def translator(self) -> AsyncTranslator:
+        """The model of a run that translates."""
+        assert isinstance(self.model, AsyncTranslator)
+        return self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +150,7 @@ class Service:
         return self._runs
 
     async def start(self) -> None:
-        """Load all runs and translate a sentence with each."""
+        """Load all runs and decode something with each."""
         for spec in self._specs:
             self._runs += (await self._load(spec),)
         names = [run.name for run in self._runs]
@@ -149,16 +160,25 @@ class Service:
 
     async def _load(self, spec: RunSpec) -> ServedRun:
         identity = await asyncio.to_thread(_identity, spec.path)
-        translator = await asyncio.to_thread(Translator.load, spec.path, device=self._device, precision=self._precision)
-        data = (await asyncio.to_thread(RunFolder.open, spec.path)).settings.data
-        served = AsyncTranslator(translator, admission=self.admission)
+        settings = (await asyncio.to_thread(RunFolder.open, spec.path)).settings
+        source, target = spec.source or settings.data.src_lang, spec.target or settings.data.tgt_lang
+        how: dict[str, Any] = {"device": self._device, "precision": self._precision}
+        model: AsyncTranslator | AsyncTextGenerator
+        if settings.task == Generator.task:
+            if spec.source is not None:
+                raise SettingsError(f"{spec.path} is a language model; serve it as {spec.path}, without languages")
+            source = target = ""
+            generator = await asyncio.to_thread(Generator.load, spec.path, **how)
+            model = AsyncTextGenerator(generator, admission=self.admission)
+        else:
+            translator = await asyncio.to_thread(Translator.load, spec.path, **how)
+            model = AsyncTranslator(translator, admission=self.admission)
         try:
-            await served.translate([_WARM_UP], counted=False)
+            await model.warm_up()
         except BaseException:
-            await served.close()
+            await model.close()
             raise
-        source, target = spec.source or data.src_lang, spec.target or data.tgt_lang
-        return ServedRun(spec.path.absolute().name, spec.path, source, target, served, identity)
+        return ServedRun(spec.path.absolute().name, spec.path, source, target, model, identity)
 
     async def reload(self) -> list[str]:
         """Load the runs whose folders have changed beside the old ones, and swap them; returns their names.
@@ -179,18 +199,19 @@ class Service:
                 self._runs = tuple(new if run is old else run for run in self._runs)
                 names.append(new.name)
                 await self._requests_ended()  # they may still need the old run
-                await old.translator.drained()
-                await old.translator.close()
+                await old.model.drained()
+                await old.model.close()
         if errors:
             raise errors[0]
         return names
 
     def routes(self) -> Iterator[Route]:
         """All routes: those of single runs, and pairs of runs for pairs of languages that no run translates."""
-        yield from (Route((run,)) for run in self._runs)
-        known = {(run.source, run.target) for run in self._runs}
-        for first in self._runs if self._pivot else ():
-            for second in self._runs:
+        runs = [run for run in self._runs if isinstance(run.model, AsyncTranslator)]
+        yield from (Route((run,)) for run in runs)
+        known = {(run.source, run.target) for run in runs}
+        for first in runs if self._pivot else ():
+            for second in runs:
                 ends = first.source, second.target
                 if first.target == second.source and ends[0] != ends[1] and ends not in known:
                     known.add(ends)
@@ -209,6 +230,10 @@ class Service:
                 fits = all(wanted is None or same(wanted) == same(has) for wanted, has in pairs)
                 if fits and name in (None, route.name):
                     return route
+        if name in self.generators():
+            raise SettingsError(f"model '{name}' is a language model, which does not translate; use /v1/completions")
+        if not routes:
+            raise SettingsError(f"no model here translates; language models: {', '.join(self.generators())}")
         if name is not None and name not in [route.name for route in routes]:
             names = [route.name for route in routes]
             raise SettingsError(f"model '{name}'{nearest(name, names)}; available: {', '.join(names)}")
@@ -218,6 +243,10 @@ class Service:
     def refusal(self) -> OverloadedError | None:
         """Why a request that arrives now is refused because of the load; None: it is not."""
         return None if self.is_draining else self.admission.refusal()
+
+    def generators(self) -> dict[str, AsyncTextGenerator]:
+        """The language models, by name."""
+        return {run.name: run.model for run in self._runs if isinstance(run.model, AsyncTextGenerator)}
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -307,7 +336,7 @@ class Service:
         """Cancel what runs and end all threads."""
         runs, self._runs = self._runs, ()
         for run in runs:
-            await run.translator.close()
+            await run.model.close()
 
     def workload(self) -> Mapping[str, int]:
         """What waits now: requests, and tokens of their sources."""

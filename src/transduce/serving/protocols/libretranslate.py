@@ -85,7 +85,7 @@ async def languages(call: Call) -> Response:
 
 async def settings(call: Call) -> Response:
     """What LibreTranslate's own page asks for."""
-    route = next(call.service.routes())
+    route = call.service.route()
     limits = call.service.limits
     return json_response(
         {

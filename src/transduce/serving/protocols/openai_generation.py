@@ -1,0 +1,137 @@
+"""Prompts that a language model continues, in OpenAI's form."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from transduce.config.section import MAX_SEED
+from transduce.decoding.options import GenerationOptions, Sampling
+from transduce.errors import SettingsError
+from transduce.serving.async_generator import AsyncTextGenerator, Completion, Completions
+from transduce.serving.http import Call, json_response
+from transduce.serving.limits import Limits
+from transduce.serving.protocols.openai_format import OpenAIRequest, stream_response, usage
+
+_MAX_STOPS, _MAX_STOP = 4, 256
+_UNSUPPORTED = ("best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty", "suffix")
+
+
+class GenerationRequest(OpenAIRequest):
+    """How to sample. top_k is an extension; without a seed, each request draws anew. Those after `stop` are refused."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    best_of: Any = None
+    echo: Any = None
+    frequency_penalty: Any = None
+    logit_bias: Any = None
+    logprobs: Any = None
+    presence_penalty: Any = None
+    suffix: Any = None
+
+    def sampling(self, default_length: int, limits: Limits) -> GenerationOptions:
+        """The options, within limits. Raises `SettingsError`: they are beyond, or not supported."""
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise SettingsError(f"{name}: not supported; leave it out")
+        n, length = self.n or 1, self.max_length or min(default_length, limits.max_length)
+        for name, value, most in (("n", n, limits.max_beam), ("max_tokens", length, limits.max_length)):
+            if value > most:
+                raise SettingsError(f"{name} = {value}: must be at most {most}")
+        return GenerationOptions(
+            max_length=length,
+            sampling=Sampling(
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_k=self.top_k or 0,
+                top_p=1.0 if self.top_p is None else self.top_p,
+            ),
+            seed=secrets.randbelow(MAX_SEED) if self.seed is None else self.seed,
+            n_samples=n,
+        )
+
+    def stops(self) -> list[str]:
+        """The strings before which a text ends."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > _MAX_STOPS or not all(0 < len(one) <= _MAX_STOP for one in stops):
+            raise SettingsError(f"stop: must be at most {_MAX_STOPS} strings of 1 to {_MAX_STOP} characters")
+        return stops
+
+
+async def generate(
+    call: Call, asked: GenerationRequest, generator: AsyncTextGenerator, prompts: Sequence[str], *, is_chat: bool
+) -> Response:
+    """Answer with `n` texts for each prompt, or with their parts as server-sent events."""
+    limits = call.service.limits
+    call.take_texts(list(prompts))
+    options, stops = asked.sampling(generator.generator.settings.decoding.max_length, limits), asked.stops()
+    if len(prompts) * options.n_samples > limits.max_texts:
+        raise SettingsError(f"{len(prompts)} prompts, n = {options.n_samples}: more than {limits.max_texts} texts")
+    form = _Chat() if is_chat else _Plain()
+    head = asked.head(form.kind)
+    if asked.stream:
+        parts = generator.stream(prompts, options, stop=stops, seconds=limits.seconds)
+        chunks = _chunks(parts, form, with_usage=asked.usage_in_stream)
+        return await stream_response({**head, "object": form.chunk_object}, chunks)
+    found = await generator.generate(prompts, options, stop=stops, seconds=limits.seconds)
+    choices = [
+        {"index": place, **form.text(one.text), "logprobs": None, "finish_reason": _reason(one)}
+        for place, one in enumerate(found.texts)
+    ]
+    return json_response({**head, "object": form.object, "choices": choices, "usage": _usage(found)})
+
+
+class _Plain:
+    """The form of a completion."""
+
+    kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def text(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class _Chat:
+    """The form of a message in a chat."""
+
+    kind, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def text(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def part(self, text: str) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": text} if text else {}}
+
+
+async def _chunks(
+    parts: AsyncIterator[tuple[int, str] | Completions], form: _Plain | _Chat, *, with_usage: bool
+) -> AsyncIterator[dict[str, Any]]:
+    async for part in parts:
+        if isinstance(part, tuple):
+            place, text = part
+            yield _chunk(place, form.part(text))
+            continue
+        for place, one in enumerate(part.texts):
+            yield _chunk(place, form.part(""), _reason(one))
+        if with_usage:
+            yield {"choices": [], "usage": _usage(part)}
+
+
+def _chunk(place: int, part: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": place, **part, "logprobs": None, "finish_reason": reason}]}
+
+
+def _reason(text: Completion) -> str:
+    return "stop" if text.finished else "length"
+
+
+def _usage(found: Completions) -> dict[str, int]:
+    return usage(found.n_prompt, found.n_new)

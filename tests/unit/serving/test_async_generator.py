@@ -1,0 +1,126 @@
+"""Language models in a service: the texts are those of `Generator`, alone and together, up to a stop string."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import text_runs
+from transduce import GenerationOptions, Generator, Sampling
+from transduce.decoding.native_library import load_library
+from transduce.errors import DataError
+from transduce.serving.async_generator import AsyncTextGenerator, Completions
+from transduce.serving.limits import Admission, ExpiredError, Limits, OverloadedError
+
+PROMPTS = ["Der Hund 😀", ""]
+OPTIONS = GenerationOptions(
+    max_length=44, sampling=Sampling(temperature=1.2, top_k=50, top_p=0.95), seed=7
+)  # context 40
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("runs")
+    return {
+        "gpt": text_runs.make_run(path / "gpt", **text_runs.GPT),
+        "transformer-xl": text_runs.make_run(path / "xl", kind="transformer-xl", memory_length=8),
+    }
+
+
+@pytest.fixture(params=["native", "torch"])
+def generator(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Generator:
+    if request.param == "native" and isinstance(load_library(), str):
+        pytest.skip("no native library")
+    return Generator.load(runs["gpt" if request.param == "native" else "transformer-xl"], device="cpu")
+
+
+def serve(
+    generator: Generator, work: Callable[[AsyncTextGenerator], Awaitable[None]], admission: Admission | None = None
+) -> None:
+    async def main() -> None:
+        served = AsyncTextGenerator(generator, admission=admission)
+        try:
+            await served.warm_up()
+            await asyncio.wait_for(work(served), 60)
+        finally:
+            await served.close()
+
+    asyncio.run(main())
+
+
+def test_texts_are_those_of_the_generator(generator: Generator) -> None:
+    expected = generator.generate(PROMPTS, replace(OPTIONS, n_samples=2))
+    alone = generator.generate(PROMPTS[1:2], OPTIONS)[0]
+
+    async def work(served: AsyncTextGenerator) -> None:
+        together, other = await asyncio.gather(
+            served.generate(PROMPTS, replace(OPTIONS, n_samples=2)), served.generate(PROMPTS[1:2], OPTIONS)
+        )
+        assert [(one.text, one.ids) for one in together.texts] == [(one.text, one.ids) for one in expected]
+        assert (other.texts[0].text, other.texts[0].finished, other.n_prompt) == (alone.text, alone.finished, 1)
+        assert together.n_new == sum(len(one.ids) for one in expected) and max(len(one.ids) for one in expected) > 40
+
+    serve(generator, work)
+
+
+def test_a_stream_is_the_texts_in_parts(generator: Generator) -> None:
+    options = replace(OPTIONS, n_samples=2)
+    expected = [one.text for one in generator.generate(PROMPTS[:2], options)]
+
+    async def work(served: AsyncTextGenerator) -> None:
+        texts, last = [""] * 4, None
+        async for part in served.stream(PROMPTS[:2], options):
+            assert last is None
+            if isinstance(part, Completions):
+                last = part
+            else:
+                texts[part[0]] += part[1]
+        assert last is not None and [one.text for one in last.texts] == texts == expected
+
+    serve(generator, work)
+
+
+def test_a_stop_string_ends_a_text(generator: Generator) -> None:
+    whole = [one.text for one in generator.generate(PROMPTS, OPTIONS)]
+    stop = [text[len(text) // 2 : len(text) // 2 + 2] for text in whole]
+
+    async def work(served: AsyncTextGenerator) -> None:
+        found = await served.generate(PROMPTS, OPTIONS, stop=stop)
+        for one, text in zip(found.texts, whole, strict=True):
+            assert one.text == text[: min(place for s in stop if (place := text.find(s)) >= 0)]
+            assert one.finished and generator.tokenizer.decode(one.ids).startswith(one.text)
+        await served.drained()
+        assert served.workload()["n_open"] == 0 or not isinstance(load_library(), str)
+
+    serve(generator, work)
+
+
+def test_limits_and_callers_that_leave(runs: dict[str, Path]) -> None:
+    generator = Generator.load(runs["gpt"], device="cpu")
+
+    async def work(served: AsyncTextGenerator) -> None:
+        with pytest.raises(ExpiredError):
+            await served.generate(PROMPTS, OPTIONS, seconds=1e-9)
+        with pytest.raises(DataError, match="prompt 2 has"):
+            await served.generate(["", "x y " * 30], OPTIONS)
+        calls = [asyncio.ensure_future(served.generate(PROMPTS, OPTIONS)) for _ in range(4)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(found[0], Completions) and isinstance(found[-1], OverloadedError)
+        stream = served.stream(PROMPTS, OPTIONS)
+        task = asyncio.ensure_future(served.generate(PROMPTS, OPTIONS))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await served.drained()
+        assert admission.n_tokens == 0
+
+    admission = Admission(Limits(max_tokens=250))
+    serve(generator, work, admission)
