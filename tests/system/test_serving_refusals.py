@@ -75,12 +75,19 @@ def test_a_refused_request_leaves_its_connection_usable(server: Server, full: so
         assert answers(connection, b"{}" + request("/health", method="GET"), 1)[0][0] == 200
 
 
+def test_a_client_that_does_not_read_is_not_read_either(server: Server, full: socket.socket) -> None:
+    with connect(server) as connection, pytest.raises(TimeoutError):
+        connection.settimeout(2)
+        for _ in range(1000):  # 100 MB
+            connection.sendall(1000 * request("/v1/translate", BODY))
+
+
 @pytest.mark.parametrize("data", [request("/translate", BODY, headers=["Connection: close"]),
                                   request("/translate", BODY).replace(b"HTTP/1.1", b"HTTP/1.0")])  # fmt: skip
 def test_a_connection_that_is_not_kept_open_ends(server: Server, full: socket.socket, data: bytes) -> None:
     with connect(server) as connection:
-        assert answers(connection, data, 1)[0][0] == 429
-        assert connection.recv(1) == b""
+        ((status, head),) = answers(connection, data, 1)
+        assert status == 429 and b"connection: close" in head and connection.recv(1) == b""
 
 
 def test_refusals_are_counted_and_logged_once_per_second(server: Server, full: socket.socket) -> None:

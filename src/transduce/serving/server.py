@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from transduce.errors import SettingsError
 from transduce.logging import Log
@@ -135,6 +135,8 @@ def _protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -
     """uvicorn's protocol; it also closes connections without headers in time, and refuses requests under overload."""
 
     class Protocol(HttpToolsProtocol):
+        _running: RequestResponseCycle | None = None
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._late = self.loop.call_later(seconds, transport.close)
@@ -145,15 +147,18 @@ def _protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            response = None
-            if self.cycle is None or self.cycle.response_complete:  # else the response before comes first
+            response, is_free = None, self.cycle is None or self.cycle.response_complete
+            if is_free and not self.flow.write_paused:  # else responses wait for those before, or for the client
                 response = refusal(self.parser.get_method(), self.url)
             self._is_refused = response is not None
             if response is None:
                 self._late.cancel()
                 super().on_headers_complete()
-            else:
-                self.transport.write(response)
+                return
+            self._is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+            if self._is_last:
+                response = response.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+            self.transport.write(response)
 
         def on_body(self, body: bytes) -> None:
             if not self._is_refused:  # else it is dropped, if it arrives in time
@@ -165,11 +170,18 @@ def _protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -
                 return
             self._late.cancel()
             self.on_response_complete()
-            if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
+            if self._is_last:
                 self.transport.close()
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._late.cancel()
+            if self._running is not None:  # uvicorn tells the last of several pipelined requests only
+                self._running.disconnected = True
+                self._running.message_event.set()
             super().connection_lost(exc)
 
     return Protocol
