@@ -16,8 +16,9 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/": {"inputs": "A dog.", "parameters": {"src_lang": "en", "tgt_lang": "de"}},
     "/detect": {"q": "A dog."},
     "/v1/chat/completions": {"model": "en-de", "messages": [{"role": "user", "content": "A dog."}], "n": 1},
+    "/v1/completions": {"model": "gpt", "prompt": "A dog.", "n": 1, "max_tokens": 5, "temperature": 0.5, "stop": "x"},
 }
-TEXT_FIELDS = ("text", "q", "inputs", "messages")
+TEXT_FIELDS = ("text", "q", "inputs", "messages", "prompt")
 FORM = "Content-Type: application/x-www-form-urlencoded"
 
 

@@ -169,6 +169,7 @@ def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generat
         ({"n": 17}, "n = 17.*16"),
         ({"prompt": ["a"] * 20, "n": 16}, "20 prompts"),
         ({"prompt": "x" * 60}, "context of this model is 40"),
+        ({"prompt": []}, "prompt"),
         ({"temperature": -1}, "temperature = -1"),
         ({"top_p": 1.5}, "top_p = 1.5"),
         ({"extra_body": {"top_k": -2}}, "top_k = -2"),
@@ -192,3 +193,20 @@ def test_a_language_model_has_no_languages(server: Server) -> None:
     assert [one["code"] for one in server.request("/languages")[1]] == ["en", "de"]
     assert [one["language"] for one in server.request("/v2/languages?type=source")[1]] == ["EN"]
     assert [one["model"] for one in server.request("/v1/directions")[1]["models"]] == ["toy"]
+
+
+def test_a_service_of_language_models_only(gpt: Path) -> None:
+    server = Server(gpt)
+    for path, content in [
+        ("/detect", {"q": "a"}),
+        ("/translate", {"q": "a", "target": "de"}),
+        ("/v1/translate", {"text": "a"}),
+        ("/v2/translate", {"text": ["a"], "target_lang": "DE"}),
+        ("/frontend/settings", None),
+    ]:
+        status, answer = server.request(path, content)
+        assert status == 400 and "no model here translates; language models: gpt" in str(answer)
+    assert server.request("/languages") == (200, [])
+    assert server.request("/v1/directions") == (200, {"models": []})
+    assert server.request("/v1/completions", {"model": "gpt", "prompt": "Der", "max_tokens": 2})[0] == 200
+    assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""`transduce serve`: an HTTP service for translation."""
+"""`transduce serve`: an HTTP service for translation and text generation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def serve(
     max_requests: Annotated[
         int | None, Option(help="Requests waiting or running; more get status 429 (default: 32 per core).", min=1)
     ] = None,
-    max_tokens: Annotated[int, Option(help="Source tokens times beams, waiting or running.", min=1)] = 500_000,
+    max_tokens: Annotated[
+        int, Option(help="Source tokens times beams, or prompt and new tokens, waiting or running.", min=1)
+    ] = 500_000,
     max_wait: Annotated[
         float, Option(help="Seconds that what waits may take, as estimated; more requests get status 429.", min=0.01)
     ] = 1.0,
@@ -53,6 +55,7 @@ def serve(
 
     \b
     transduce serve runs/en-de runs/de-en
+    transduce serve runs/gpt runs/en-de
     transduce serve en-de=runs/x --port 8000 --watch 10
     transduce serve --new-api-key alice >> keys.txt
     transduce serve runs/x --host 0.0.0.0 --api-key-file keys.txt

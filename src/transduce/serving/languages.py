@@ -38,8 +38,8 @@ def language_name(code: str) -> str:
 
 def source_languages(service: Service, target: str | None = None) -> list[str]:
     """The languages that can be translated to the target, or to any. Raises `SettingsError` if there are none."""
-    goal = service.route(None, target).target if target is not None else None
-    return list(dict.fromkeys(route.source for route in service.routes() if goal in (None, route.target)))
+    goal = service.route(None, target).target
+    return list(dict.fromkeys(one.source for one in service.routes() if target is None or one.target == goal))
 
 
 async def choose_routes(

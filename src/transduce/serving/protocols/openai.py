@@ -63,6 +63,8 @@ async def completions(call: Call) -> Response:
         route = find_route(call.service, asked.model)
         raise SettingsError(f"model '{route.name}' translates; use /v1/chat/completions")
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    if not prompts:
+        raise SettingsError("prompt: the list is empty; give at least one text")
     return await generate(call, asked, generator, prompts, is_chat=False)
 
 
