@@ -58,6 +58,8 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         able = ", ".join(kind for kind, other in ARCHITECTURES.items() if to in other.exports)
         kind, task = outgoing.settings.model.kind, outgoing.settings.task
         raise SettingsError(f"{run} has a model of kind '{kind}', task '{task}'; --to {to} takes models of kind {able}")
+    if outgoing.settings.model.reads_vectors:
+        raise UserError(f"{run} has model.source = 'vectors', which no format can express; use it with transduce")
     if isinstance(model := outgoing.settings.model, TransformerSettings) and model.decoder_self != "attention":
         raise UserError(
             f"{run} has model.decoder_self = '{model.decoder_self}', which no format can express; translate it with "

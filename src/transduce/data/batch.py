@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transduce.data.examples import Example, Ids, RowExample
 from transduce.data.masking import Masked
 from transduce.data.sentence_pairs import Packed
+from transduce.nn.masks import SourceInput, is_real
 from transduce.text.special import BOS, EOS, PAD
 
 BatchT = TypeVar("BatchT")
@@ -81,7 +83,7 @@ class _Tensors:
 class Batch(_Tensors):
     """Sentences of one batch, padded on the right with `PAD`."""
 
-    src: Int64[Tensor, "B S"]  # ids EOS
+    src: SourceInput  # ids EOS, or vectors
     tgt_in: Int64[Tensor, "B T"]  # BOS ids
     tgt_out: Int64[Tensor, "B T"]  # ids EOS
     n_targets: int  # real tokens of tgt_out: what a loss is divided by
@@ -159,7 +161,7 @@ class MaskedBatch(_Tensors):
 class LabelBatch(_Tensors):
     """Texts, and the number of each one's label."""
 
-    ids: Int64[Tensor, "B S"]
+    ids: SourceInput
     segments: Int64[Tensor, "B S"]
     targets: Int64[Tensor, " B"]
 
@@ -190,9 +192,11 @@ def collate(examples: Sequence[Example]) -> Batch:
     return Batch(src, tgt_in, tgt_out, sum(map(len, tgt)) + len(tgt))
 
 
-def pad_sources(sentences: Sequence[Ids]) -> Int64[Tensor, "B S"]:
-    """Sources to decode from, as `collate` makes them: ids, EOS, padding."""
-    return pad_rows(sentences, eos=True)
+def pad_sources(sentences: Sequence[Ids], *, eos: bool = True) -> SourceInput:
+    """What an encoder reads: ids, EOS where asked for, padding; or vectors, and NaN as padding."""
+    if not isinstance(sentences[0], np.ndarray) or sentences[0].ndim == 1:
+        return pad_rows(sentences, eos=eos)
+    return pad_sequence([torch.tensor(s) for s in sentences], batch_first=True, padding_value=torch.nan)
 
 
 def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> RowBatch:
@@ -220,7 +224,7 @@ def collate_masked(
 
 def collate_labelled(examples: Sequence[Packed], labels: Sequence[int]) -> LabelBatch:
     """Pad to the longest text."""
-    ids, segments = pad_rows([one.ids for one in examples]), pad_rows([one.segments for one in examples])
+    ids, segments = pad_sources([e.ids for e in examples], eos=False), pad_rows([e.segments for e in examples])
     return LabelBatch(ids, segments, torch.tensor(list(labels), dtype=torch.long))
 
 
@@ -242,9 +246,9 @@ def pad_rows(rows: Sequence[Ids], *, bos: bool = False, eos: bool = False) -> In
     return torch.from_numpy(padded)
 
 
-def _trimmed(rows: Int64[Tensor, "B S"]) -> Int64[Tensor, "B s"]:
+def _trimmed(rows: SourceInput) -> SourceInput:
     """Rows without the columns on the right that are padding in all of them."""
-    filled = (rows != PAD).any(0).nonzero()
+    filled = is_real(rows).any(0).nonzero()
     return rows[:, : int(filled[-1]) + 1 if len(filled) else 0]
 
 

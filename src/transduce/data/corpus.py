@@ -14,6 +14,7 @@ from transduce.config import Corpus
 from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_lines, read_rows
 from transduce.data.tmx import choose_language, read_units
 from transduce.errors import DataError, SettingsError, nearest
+from transduce.text.vectors import VectorFile, is_vectors
 
 _SPACES = re.compile(r"\s+")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
@@ -61,9 +62,14 @@ def read_labelled(path: Path | str, digests: Digests | None = None) -> Iterator[
     """Yield the examples of a file (also .gz, .xz, .zst; `-`: standard input). All have one text, or all have two.
 
     Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
-    of texts than the lines before.
+    of texts than the lines before. A file of vectors has the labels in it.
     """
     name = str(path)
+    if is_vectors(path):
+        file = VectorFile(Path(path))
+        for number, (label, text) in enumerate(zip(file.labels, file.names, strict=True), 1):
+            yield Labelled(label, (text,), (name, number))
+        return
     for number, (label, *texts) in read_rows(path, labelled_parser(), digests):
         yield Labelled(label, tuple(texts), (name, number))
 

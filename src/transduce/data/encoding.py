@@ -15,11 +15,12 @@ from transduce.config import DataSettings
 from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.corpus import Labelled, Pair, number_of
 from transduce.data.sentence_pairs import Packed, pack
-from transduce.data.store import LabelStore, SentenceStore, StoreWriter, TextStore, TokenStore, id_type
+from transduce.data.store import LabelStore, SentenceStore, StoreWriter, TextStore, TokenStore
 from transduce.data.text import Piece
 from transduce.errors import DataError
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizers
+from transduce.text.vectors import VectorReader
 
 T = TypeVar("T")
 
@@ -77,8 +78,8 @@ def encode_pairs(
         cleaner.report.require_pairs(settings, name)
         writer.facts |= {"fingerprint": fingerprint, "sizes": sizes, "cleaning": cleaner.report.to_json()}
 
-    dtypes = {"src": id_type(tokenizers.n_src), "src_offsets": np.int64}
-    return TokenStore.create(folder, dtypes | {"tgt": id_type(tokenizers.n_tgt), "tgt_offsets": np.int64}, fill)
+    dtypes = {"src": tokenizers.src.stored_as, "src_offsets": np.int64}
+    return TokenStore.create(folder, dtypes | {"tgt": tokenizers.tgt.stored_as, "tgt_offsets": np.int64}, fill)
 
 
 def encode_text(
@@ -108,7 +109,7 @@ def encode_text(
             raise DataError(f"{name}: no text found")
         writer.facts |= {"fingerprint": fingerprint, "documents": n_documents, "bytes": n_bytes}
 
-    return TextStore.create(folder, {"ids": id_type(vocabulary.vocab_size)}, fill)
+    return TextStore.create(folder, {"ids": vocabulary.stored_as}, fill)
 
 
 def encode_sentences(
@@ -148,7 +149,7 @@ def encode_sentences(
             raise DataError(f"{name}: no text found")
         writer.facts |= {"kind": "sentences, 1", "fingerprint": fingerprint, "bytes": n_bytes}
 
-    dtypes = {"ids": id_type(vocabulary.vocab_size), "offsets": np.int64, "documents": np.int64}
+    dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "documents": np.int64}
     return SentenceStore.create(folder, dtypes, fill)
 
 
@@ -177,18 +178,21 @@ def encode_labelled(
             raise DataError(f"{name}: no text found")
         writer.facts |= {"kind": "labelled texts, 1", "fingerprint": fingerprint, "longest": n_cut}
 
-    dtypes = {"ids": id_type(vocabulary.vocab_size), "offsets": np.int64, "seconds": np.int32, "labels": np.int32}
+    dtypes = {"ids": vocabulary.stored_as, "offsets": np.int64, "seconds": np.int32, "labels": np.int32}
     return LabelStore.create(folder, dtypes, fill)
 
 
 def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, longest: int) -> list[Packed]:
-    """Encode texts, or pairs of texts, as a model reads them, cut to `longest` tokens, the longer text first."""
+    """Encode texts, or pairs of texts, as a model reads them, cut to `longest` tokens, the longer text first.
+
+    Sequences of vectors get no special tokens.
+    """
     sides = [vocabulary.encode_batch(list(side)) for side in zip(*texts, strict=True)]
-    return [_cut(list(ids), longest) for ids in zip(*sides, strict=True)]
+    n_special = 0 if isinstance(vocabulary, VectorReader) else 1 + len(sides)
+    return [_cut(list(ids), longest - n_special) for ids in zip(*sides, strict=True)]
 
 
-def _cut(sides: Sequence[Sequence[int]], longest: int) -> Packed:
-    room = longest - 1 - len(sides)
+def _cut(sides: Sequence[Sequence[int]], room: int) -> Packed:
     lengths = [len(side) for side in sides]
     while sum(lengths) > room:  # half of the excess at a time, so that long texts are cut quickly
         longer = max(range(len(lengths)), key=lambda i: lengths[i])

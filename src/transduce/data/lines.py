@@ -19,6 +19,7 @@ from typing import IO, cast
 import zstandard
 
 from transduce.errors import DataError
+from transduce.text.vectors import VectorFile, is_vectors
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is accepted as text: 16 MiB."""
@@ -151,10 +152,14 @@ def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str
     r"""Yield the lines of a UTF-8 text file, or of standard input for `-`.
 
     Lines end at `\n` only, so other separators (U+2028, form feed) stay inside their line. A `\r` before the `\n` and
-    a byte order mark at the start are removed. The last line need not end in `\n`.
+    a byte order mark at the start are removed. The last line need not end in `\n`. Of a file of vectors the lines are
+    the names of its sequences.
     """
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
+        return
+    if is_vectors(path):
+        yield from VectorFile(Path(path)).names
         return
     with open_bytes(Path(path), digests) as file:
         yield from decode_lines(file, str(path))

@@ -34,18 +34,21 @@ class PairPlan:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """[CLS] A [SEP] B [SEP], and the segment of each token: 0 up to the first [SEP], 1 after it."""
+    """[CLS] A [SEP] B [SEP], and the segment of each token: 0 up to the first [SEP], 1 after it; or vectors, [S, N]."""
 
     ids: np.ndarray
     segments: np.ndarray
 
 
 def pack(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray | None = None) -> Packed:
-    """One text or two, framed.
+    """One text or two, framed; or one sequence of vectors or two, without a frame.
 
     >>> pack([7, 8], [9]).ids.tolist(), pack([7, 8], [9]).segments.tolist()
     ([2, 7, 8, 3, 9, 3], [0, 0, 0, 0, 1, 1])
     """
+    if isinstance(a, np.ndarray) and a.ndim == 2:
+        segments = np.repeat([0, 1], [len(a), 0 if b is None else len(b)])
+        return Packed(a if b is None else np.concatenate([a, b]), segments)
     parts = [[BOS], a, [EOS]] + ([] if b is None else [b, [EOS]])
     ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
     segments = np.zeros(len(ids), dtype=np.int64)

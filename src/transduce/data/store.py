@@ -61,7 +61,7 @@ class Store(ABC):
     def create(
         cls: type[StoreT],
         folder: Path | None,
-        dtypes: Mapping[str, type[np.generic]],
+        dtypes: Mapping[str, Any],
         fill: Callable[[StoreWriter], None],
     ) -> StoreT:
         """Write a store into `folder`, replacing one that is there, or into memory; `fill` appends its content.
@@ -88,12 +88,17 @@ class Store(ABC):
     def check(self, folder: Path, largest: Mapping[str, int]) -> None:
         """Raise `RunFolderError` for an array with values below 0 or above `largest[name]`.
 
-        For offsets, the values are the lengths of the sequences. `folder`: what the error names.
+        For offsets, the values are the lengths of the sequences; vectors have `largest[name]` + 1 numbers each.
+        `folder`: what the error names.
         """
         for name, most in largest.items():
             array, what = getattr(self, name), "values"
             if name.endswith("offsets"):
                 array, what = np.diff(array), "sequences of"
+            elif array.ndim == 2:  # vectors: as the table of a vocabulary has `most` + 1 rows, a matrix has columns
+                if array.shape[1] != most + 1:
+                    raise RunFolderError(f"{folder / name}.npy has vectors of {array.shape[1]} numbers, not {most + 1}")
+                continue
             low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
             if low < 0 or high > most:
                 raise RunFolderError(
@@ -124,8 +129,8 @@ class TokenStore(Store):
 
     @cached_property
     def src_lengths(self) -> np.ndarray:
-        """int32 [N]: tokens of each source sentence, including its EOS."""
-        return (np.diff(self.src_offsets) + 1).astype(np.int32)
+        """int32 [N]: tokens of each source sentence, including its EOS, or vectors of each sequence."""
+        return (np.diff(self.src_offsets) + (self.src.ndim == 1)).astype(np.int32)
 
     @cached_property
     def tgt_lengths(self) -> np.ndarray:
@@ -225,7 +230,8 @@ class LabelStore(Store):
         return np.diff(self.offsets)
 
     def __getitem__(self, i: int) -> Packed:
-        ids = np.asarray(self.ids[self.offsets[i] : self.offsets[i + 1]], dtype=np.int64)
+        ids = self.ids[self.offsets[i] : self.offsets[i + 1]]
+        ids = np.asarray(ids, dtype=np.int64 if ids.ndim == 1 else np.float32)
         return Packed(ids, (np.arange(len(ids)) >= self.seconds[i]).astype(np.int64))
 
     def _is_consistent(self) -> bool:
@@ -236,7 +242,7 @@ class LabelStore(Store):
 class StoreWriter:
     """Writes the arrays of a store piece by piece. `facts` is what store.json will contain."""
 
-    def __init__(self, folder: Path | None, arrays: Mapping[str, type[np.generic]]) -> None:
+    def __init__(self, folder: Path | None, arrays: Mapping[str, Any]) -> None:
         """`folder`: None to write into memory."""
         self.facts: dict[str, Any] = {}
         self._dtypes = {name: np.dtype(dtype) for name, dtype in arrays.items()}
@@ -248,8 +254,9 @@ class StoreWriter:
 
     def append(self, name: str, values: Iterable[int] | np.ndarray) -> None:
         """Append numbers to an array."""
-        array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=self._dtypes[name])
-        self._files[name].write(np.ascontiguousarray(array, dtype=self._dtypes[name]).data)
+        dtype = self._dtypes[name]
+        array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=dtype)
+        self._files[name].write(np.ascontiguousarray(array, dtype=dtype.base).data)
         self._counts[name] += len(array)
 
     def append_sequences(self, name: str, offsets: str, sequences: Sequences) -> None:
@@ -257,7 +264,10 @@ class StoreWriter:
         if not self._counts[offsets]:
             self.append(offsets, [0])
         self.append(offsets, self._counts[name] + np.cumsum([len(ids) for ids in sequences], dtype=np.int64))
-        self.append(name, chain.from_iterable(sequences))
+        self.append(
+            name,
+            np.concatenate(sequences) if self._dtypes[name].shape and sequences else chain.from_iterable(sequences),
+        )
 
     def arrays(self) -> list[np.ndarray]:
         """The arrays that were written into memory."""
@@ -279,10 +289,10 @@ class StoreWriter:
     def _write_headers(self) -> None:
         """Write the lengths so far. NumPy pads the header, so that a larger length still fits."""
         for name, file in self._files.items():
-            descr = np.lib.format.dtype_to_descr(self._dtypes[name])
+            dtype, shape = self._dtypes[name], (self._counts[name], *self._dtypes[name].shape)
             file.seek(0)
             np.lib.format.write_array_header_1_0(
-                file, {"descr": descr, "fortran_order": False, "shape": (self._counts[name],)}
+                file, {"descr": np.lib.format.dtype_to_descr(dtype.base), "fortran_order": False, "shape": shape}
             )
 
 
@@ -291,19 +301,14 @@ def array_names(store: type[Store]) -> list[str]:
     return [field.name for field in fields(store) if field.name != "facts"]  # type: ignore[arg-type]
 
 
-def id_type(vocab_size: int) -> type[np.generic]:
-    """The smallest type of numbers for the ids of a vocabulary."""
-    return np.uint16 if vocab_size <= 1 << 16 else np.int32
-
-
 def map_array(path: Path, expected: object) -> np.ndarray:
-    """Map a one-dimensional array of integers whose checksum is `expected`. Checking it also warms the disk cache."""
+    """Map a list of integers, or of vectors, whose checksum is `expected`. Checking it also warms the disk cache."""
     try:
         if checksum(path) != expected:
             raise ValueError("its checksum differs")
         array = np.asarray(np.lib.format.open_memmap(path, mode="r"))
-        if array.ndim != 1 or array.dtype not in _DTYPES:
-            raise ValueError(f"{array.dtype} of shape {list(array.shape)} is not a list of integers")
+        if (array.ndim != 1 or array.dtype not in _DTYPES) and (array.ndim, array.dtype) != (2, np.float32):
+            raise ValueError(f"{array.dtype} of shape {list(array.shape)} is not a list of integers or vectors")
         return array
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None

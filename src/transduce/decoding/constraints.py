@@ -13,19 +13,20 @@ from torch import Tensor
 from transduce.text.special import PAD
 
 
-def pad_prefixes(prefixes: Sequence[Sequence[int]] | None, src: Int[Tensor, "B S"]) -> Int[Tensor, "B P"]:
+def pad_prefixes(prefixes: Sequence[Sequence[int]] | None, src: Tensor) -> Int[Tensor, "B P"]:
     """The forced tokens of each sentence and place, 0 (padding) where any may come."""
     rows = prefixes or [[]] * len(src)
     longest = max(map(len, rows))
-    return src.new_tensor([[*row, *[PAD] * (longest - len(row))] for row in rows]).view(len(src), longest)
+    padded = [[*row, *[PAD] * (longest - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.int64, device=src.device).view(len(src), longest)
 
 
-def pad_lists(lists: Sequence[np.ndarray | None] | None, src: Int[Tensor, "B S"]) -> Int[Tensor, "B A"]:
+def pad_lists(lists: Sequence[np.ndarray | None] | None, src: Tensor) -> Int[Tensor, "B A"]:
     """The allowed tokens of each sentence, the last one repeated; padding where all are."""
     rows = [[PAD] if row is None else row for row in lists or []]
     most = max(map(len, rows), default=0)
     padded = [np.pad(row, (0, most - len(row)), mode="edge") for row in rows]
-    return src.new_tensor(np.array(padded, np.int64).reshape(len(src), most))
+    return torch.from_numpy(np.array(padded, np.int64).reshape(len(src), most)).to(src.device)
 
 
 def keep_tokens(known: Float[Tensor, "N V"], tokens: Int[Tensor, "N A"]) -> Float[Tensor, "N V"]:

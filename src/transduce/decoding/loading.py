@@ -131,6 +131,12 @@ def open_folder(path: str | Path, *, task: str) -> RunFolder:
     return folder
 
 
+def check_reads_text(folder: RunFolder, use: str) -> None:
+    """Refuse a model whose source is vectors. `use`: what needs text."""
+    if folder.settings.model.reads_vectors:
+        raise SettingsError(f"{folder.path} has model.source = 'vectors'; {use} needs a model whose source is text")
+
+
 def open_engine(
     path: str | Path, *, task: str, device: str, precision: AnyPrecision, memory: int | None = None
 ) -> tuple[RunFolder, Tokenizers, Engine, EngineChoice]:

@@ -72,6 +72,7 @@ def why_not(settings: NativeSettings) -> str | None:
         f"model.residual = '{s.residual}'": s.residual not in ("post", "pre"),
         f"model.decoder_pattern = '{s.decoder_pattern}'": s.decoder_pattern != "full",
         "model.encoder_pattern": isinstance(s, TransformerSettings) and s.encoder_pattern != "full",
+        "model.source = 'vectors'": s.reads_vectors,
         f"model.d_key = {s.d_key}": s.key_width != s.d_head,
     }
     return next((name for name, found in unsupported.items() if found), None)

@@ -17,6 +17,7 @@ from transduce.decoding.constraints import keep_tokens, pad_prefixes
 from transduce.decoding.engine import Hypothesis, Watch, sample_numbers
 from transduce.decoding.options import Sampling
 from transduce.decoding.search import Stepper, check_limits
+from transduce.nn.masks import SourceInput
 from transduce.text.tokenizer import BOS, EOS, PAD
 
 
@@ -58,7 +59,7 @@ def draw(probability: Float[Tensor, "N V"], number: Float[Tensor, " N"]) -> Int[
 
 def sample(
     model: Stepper,
-    src: Int[Tensor, "B S"],
+    src: SourceInput,
     *,
     max_length: int | Sequence[int],
     seeds: Sequence[tuple[int, ...]],
@@ -78,7 +79,7 @@ def sample(
     if not len(src):
         return []
     numbers = torch.from_numpy(_numbers(seeds, n_samples, int(limits.max()))).to(src.device)  # [B, n, C]
-    first = src.new_full((len(src),), BOS) if first is None else first
+    first = torch.full((len(src),), BOS, device=src.device) if first is None else first
     with torch.inference_mode():
         forced = pad_prefixes(prefixes, src)
         return _sample(model, src, first, limits.to(src.device), numbers, forced, sampling=sampling, watch=watch)
@@ -103,7 +104,7 @@ def _sample(
     n_samples, capacity = numbers.shape[1:]
     results: list[list[Hypothesis]] = [[] for _ in src]
     number = torch.arange(len(src), device=src.device)
-    ids = src.new_full((len(src), n_samples, capacity), PAD)
+    ids = torch.full((len(src), n_samples, capacity), PAD, device=src.device)
     token = first[:, None].repeat(1, n_samples)
     log_prob = torch.zeros(len(src), n_samples, dtype=torch.float64, device=src.device)
     n_ids = torch.zeros_like(token)

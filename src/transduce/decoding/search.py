@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes
 from transduce.decoding.engine import Hypothesis
+from transduce.nn.masks import SourceInput
 from transduce.nn.state import DecodingState
 from transduce.text.tokenizer import BOS, EOS, PAD
 
@@ -42,7 +43,7 @@ class Stepper(Protocol):
 
 def beam_search(
     model: Stepper,
-    src: Int[Tensor, "B S"],
+    src: SourceInput,
     *,
     max_length: int | Sequence[int],
     beam: int = 5,

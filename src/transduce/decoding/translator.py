@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from transduce.config import DecodingSettings
 from transduce.data.examples import Example
@@ -17,7 +20,6 @@ from transduce.decoding.results import Candidate, Score, Translation
 from transduce.decoding.shortlist import Shortlist, load_shortlist
 from transduce.errors import DataError, SettingsError, TransduceError
 from transduce.runs.folder import RunFolder
-from transduce.text.special import EOS
 from transduce.text.tokenizer import Tokenizers
 
 MAX_SOURCE = 4096  # tokens; the memory of attention grows with the square
@@ -143,7 +145,7 @@ class Translator(EngineModel):
                         "split the line into sentences"
                     )
         scores = [Score(()) for _ in srcs]
-        numbers = [i for i, (src, tgt) in enumerate(zip(src_ids, tgt_ids, strict=True)) if src or tgt]
+        numbers = [i for i, (src, tgt) in enumerate(zip(src_ids, tgt_ids, strict=True)) if len(src) or tgt]
         pairs = [Example(src_ids[i], tgt_ids[i]) for i in numbers]
         for i, known in zip(numbers, self.engine.score(pairs, batch_tokens=batch_tokens), strict=True):
             scores[i] = Score(tuple(known))
@@ -172,13 +174,12 @@ class Translator(EngineModel):
     ) -> list[Translation]:
         """Translate lines; `first` is the number of the first one in the text. Equal lines are searched for once."""
         found = [_EMPTY] * len(lines)
-        sources: dict[tuple[int, ...], Source] = {}
-        places: dict[tuple[int, ...], list[int]] = {}
+        sources, places = dict[tuple[Any, ...], Source](), dict[tuple[Any, ...], list[int]]()
         for place, one in enumerate(self.encode(lines, options, first=first, prefixes=starts)):
             if isinstance(one, Translation):
                 found[place] = one
                 continue
-            key = (*one.ids, EOS, *one.prefix) if options.sampling is None else (place,)
+            key = (np.asarray(one.ids).tobytes(), one.prefix) if options.sampling is None else (place,)
             sources.setdefault(key, one)
             places.setdefault(key, []).append(place)
         results = self.engine.translate(list(sources.values()), options)
@@ -201,7 +202,7 @@ class Translator(EngineModel):
             if len(ids) > self.longest:
                 note = f"not translated: {len(ids)} tokens; this model takes at most {self.longest}"
                 yield replace(_EMPTY, note=note)
-            elif not ids:
+            elif not len(ids):
                 yield _EMPTY
             else:
                 limit = options.max_length or min(self.settings.max_length, 2 * len(ids) + 16)

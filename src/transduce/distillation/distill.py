@@ -10,7 +10,7 @@ from typing import Any
 
 from transduce.config import DataSettings, Settings, model_settings, read_recipe, to_toml
 from transduce.config.model import preset_values
-from transduce.decoding.loading import open_folder
+from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.translator import Translator
 from transduce.distillation.comparison import SideBySide, compare_models
 from transduce.distillation.text import DistillationOptions, DistilledText
@@ -62,6 +62,7 @@ def distill(
     """
     log, run, given = log or Log(), Path(run), dict(changes or {})
     folder = open_folder(teacher, task=Translator.task)
+    check_reads_text(folder, "distillation")
     made = DistilledText(
         _text_folder(text, run, baseline),
         folder,

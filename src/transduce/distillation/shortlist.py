@@ -14,7 +14,7 @@ import torch
 from transduce.config.section import MAX_BEAM
 from transduce.data.corpus import Pair
 from transduce.data.lexicon import TokenPair, learn_lexicon, n_links
-from transduce.decoding.loading import open_folder
+from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.shortlist import FILE, Shortlist, vocabularies_digest
 from transduce.decoding.translator import Translator
@@ -76,6 +76,7 @@ def make_shortlist(
         UserError: The run, its text or a setting cannot be used, or the shortlist loses too much.
     """
     log, given, folder = log or Log(), dict(changes or {}), open_folder(run, task=Translator.task)
+    check_reads_text(folder, "a shortlist")
     settings = folder.settings.model_copy(update={"data": training_data(folder, given, data)})
     texts = read_training_text(folder, settings, log, check="data" not in given)
     lines = evenly_spread(((pair.src, pair.tgt) for pair in texts.train.read()), MOST_PAIRS)

@@ -245,6 +245,8 @@ def run_checks(sample: Sample, *, quick: bool = False) -> list[Finding]:
 
 def warn_of_data(settings: Settings, log: Log) -> None:
     """Check a small sample before a training, and warn of misaligned or swapped sides and unusual characters."""
+    if settings.model.reads_vectors:
+        return
     try:
         found = run_checks(take_sample(settings, seconds=0.2, most_blocks=2), quick=True)
     except UserError:  # reading the text gives a better message

@@ -32,7 +32,7 @@ from transduce.doctor.lengths import check_tokens
 from transduce.doctor.report import Diagnosis, Progress
 from transduce.doctor.sampling import Sample, select, take_sample
 from transduce.doctor.trial import measure
-from transduce.errors import DataError, UserError
+from transduce.errors import DataError, SettingsError, UserError
 from transduce.logging import Log
 from transduce.machine import Machine, this_machine
 from transduce.metrics_log import MetricsFile
@@ -71,7 +71,11 @@ def diagnose(
 
     Returns:
         The findings and measurements. No file is kept or changed.
+
+    Raises `SettingsError` for a source of vectors.
     """
+    if settings.model.reads_vectors:
+        raise SettingsError("model.source = 'vectors': the doctor checks text; try the training with --dry-run")
     began = time.monotonic()
     examination = _Examination(settings, Path(run or "runs"), log or _QUIET, began + (seconds or SECONDS), processes)
     examination.run_all(known=None if run is None else examination.existing_run())

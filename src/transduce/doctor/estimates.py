@@ -189,7 +189,7 @@ def estimate_disk(settings: Settings, trial: Trial, place: Path, *, n_tokens: fl
     training = settings.training
     checkpoints = (training.keep_checkpoints + 1) * trial.checkpoint_bytes
     snapshots = (training.average_n + 1) * trial.weight_bytes if training.average in ("last", "best") else 0
-    token_bytes = 2 if resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size") <= 1 << 16 else 4
+    token_bytes = 2 if (settings.tokenizer.vocab_size or 0) <= 1 << 16 else 4
     text = round(n_tokens * token_bytes + n_rows * 16)
     needed = checkpoints + snapshots + 2 * trial.weight_bytes + text + (4 << 20)
     where = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists())
@@ -266,7 +266,7 @@ def time_findings(settings: Settings, time: Time | None) -> list[Finding]:
 
 def warn_of_resources(settings: Settings, model: nn.Module, place: Path, machine: Machine, log: Log) -> None:
     """Warn of too little memory or disk space before a training, by a rough estimate without a trial."""
-    training, vocab_size = settings.training, resolved(settings.tokenizer.vocab_size, "tokenizer.vocab_size")
+    training, vocab_size = settings.training, settings.tokenizer.vocab_size or 0
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     saved = weights * (1.0 + _STATES[resolved(training.optimizer, "training.optimizer")] + (training.average == "ema"))
     micro = tokens_at_once(settings)

@@ -5,6 +5,8 @@ Shared weights have the same names, so that a classifier can be fine-tuned from 
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -14,24 +16,27 @@ from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import SegmentEmbedding
 from transduce.nn.feedforward import ACTIVATIONS
 from transduce.nn.linear import Linear
-from transduce.nn.masks import padding_mask
+from transduce.nn.masks import SourceInput, is_real, padding_mask
 from transduce.nn.pooling import POOLINGS, Pooler
 
 POOLING_OPTIONS = {**ENCODER_OPTIONS, "pooling": POOLINGS}
 
 
 class TextEncoder(nn.Module):
-    """What all variants share: embeddings of tokens, positions and segments, and the stack. Id 0 is padding."""
+    """What all variants share: embeddings of tokens, positions and segments, and the stack.
+
+    Id 0 is padding, as is a vector of NaN.
+    """
 
     def __init__(self, settings: EncoderSettings, *, n_src: int, n_tgt: int) -> None:
         """`n_tgt`: the size of the one vocabulary."""
         super().__init__()
         s, parts = settings, Parts(settings)
-        self.embedding = parts.embedding(n_tgt, causal=False)
+        self.embedding: Any = parts.source_embedding(n_tgt)  # of tokens, except in a `Classifier` of vectors
         self.segment_embedding = SegmentEmbedding(s.n_segments, s.d_model) if s.n_segments else None
         self.encoder = parts.encoder(s.encoder_pattern)
 
-    def encode(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
+    def encode(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B S D"]:
         """The last hidden states [B, S, D]. `segments`: each token's segment (default: 0)."""
         table = self.segment_embedding
         more = None if table is None else table(segments)
@@ -96,7 +101,10 @@ class MaskedLM(TextEncoder, TokenPredictor):
 
 
 class Classifier(TextEncoder):
-    """Predicts one of `n_labels` labels for a text or a pair (Devlin et al. 2019, 4.1): pooler, dropout, linear."""
+    """Predicts one of `n_labels` labels for a text, a pair or a sequence of vectors: pooler, dropout, linear.
+
+    See Devlin et al. 2019, 4.1.
+    """
 
     def __init__(self, settings: BertClassifierSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__(settings, n_src=n_src, n_tgt=n_tgt)
@@ -106,6 +114,6 @@ class Classifier(TextEncoder):
         self.labels = Linear(settings.d_model, settings.n_labels)
         initialize(self)
 
-    def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
+    def forward(self, ids: SourceInput, segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
         """Unnormalized log-probabilities of the labels."""
-        return self.labels(self.dropout(self.pooler(self.encode(ids, segments), ids != 0)))
+        return self.labels(self.dropout(self.pooler(self.encode(ids, segments), is_real(ids))))

@@ -22,11 +22,12 @@ from transduce.config import (
 )
 from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
 from transduce.nn.block import NORMS, RESIDUALS, DecoderBlock, EncoderBlock, PostNorm
-from transduce.nn.embedding import TokenEmbedding
+from transduce.nn.embedding import TokenEmbedding, VectorEmbedding
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS, FeedForward
 from transduce.nn.linear import linear
+from transduce.nn.masks import SourceInput
 from transduce.nn.patterns import PATTERNS, SPREADS, FullPattern, make_patterns
-from transduce.nn.positions import POSITIONS
+from transduce.nn.positions import POSITIONS, Positions
 from transduce.nn.ssru import SSRU
 from transduce.nn.stack import Decoder, Encoder
 from transduce.text.special import BOS, EOS
@@ -165,12 +166,17 @@ class Parts(BlockParts):
             "projection": settings.projection,
         }
 
+    def source_embedding(self, n_src: int) -> TokenEmbedding | VectorEmbedding:
+        """What the encoder reads: one of `n_src` tokens, or a vector of `n_src` numbers, at each position."""
+        s = self.settings
+        if not s.reads_vectors:
+            return self.embedding(n_src, causal=False)
+        norm = self.norm() if s.embedding_norm else None
+        return VectorEmbedding(n_src, s.d_model, positions=self._positions(causal=False), dropout=s.dropout, norm=norm)
+
     def embedding(self, vocab_size: int, *, causal: bool) -> TokenEmbedding:
         """Token embeddings and the positional scheme of their stack; `causal`: of a decoder."""
-        s = self.settings
-        positions = POSITIONS[s.positions](
-            d_model=s.d_model, d_head=s.key_width, max_positions=s.max_positions, n_heads=s.n_heads, causal=causal
-        )
+        s, positions = self.settings, self._positions(causal=causal)
         scale, norm = None if s.scale_embeddings else 1.0, self.norm() if s.embedding_norm else None
         alias = (BOS, EOS) if isinstance(s, GPTSettings) and s.one_end else None
         return TokenEmbedding(
@@ -203,6 +209,12 @@ class Parts(BlockParts):
         assert isinstance(self.settings, DecoderSettings)
         patterns = self._patterns(self.settings.decoder_pattern, causal=True)
         return Decoder(blocks, norm=self.final_norm(), patterns=patterns)
+
+    def _positions(self, *, causal: bool) -> Positions:
+        s = self.settings
+        return POSITIONS[s.positions](
+            d_model=s.d_model, d_head=s.key_width, max_positions=s.max_positions, n_heads=s.n_heads, causal=causal
+        )
 
     def _patterns(self, name: str, *, causal: bool) -> tuple[FullPattern, ...]:
         s = self.settings
@@ -245,24 +257,25 @@ class TokenPredictor(nn.Module):
 class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
     """A model of pairs. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path."""
 
-    src_embedding: TokenEmbedding
+    src_embedding: TokenEmbedding | VectorEmbedding
     tgt_embedding: TokenEmbedding
 
     def tie(self, settings: OutputSettings, n_tgt: int) -> None:
         """Share the embeddings that `settings.tie` says, and create the output."""
         if settings.tie == "three_way":
+            assert isinstance(self.src_embedding, TokenEmbedding), "`build_model` checks this"
             self.src_embedding.table.weight = self.tgt_embedding.table.weight
         self.add_output(settings, n_tgt, tied=self.tgt_embedding.table)
 
     @abstractmethod
-    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> StateT:
+    def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> StateT:
         """The decoder's initial state, with room for `capacity` tokens per row; 0, as in training: for one step."""
 
     @abstractmethod
     def advance(self, ids: Int[Tensor, "N T"], state: StateT) -> Float[Tensor, "N T D"]:
         """Hidden states [N, T, D] of the next T tokens of every row; the state advances in place."""
 
-    def forward(self, src: Int[Tensor, "B S"], tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    def forward(self, src: SourceInput, tgt_in: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Hidden states [B, T, D] before the output matrix; position t depends on src and tgt_in[:, :t + 1]."""
         return self.advance(tgt_in, self.start(src))
 

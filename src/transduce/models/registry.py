@@ -165,9 +165,10 @@ def build_model(settings: ModelSettings, *, n_src: int, n_tgt: int) -> nn.Module
     check_model(settings)
     architecture = ARCHITECTURES[settings.kind]
     is_tied = isinstance(settings, OutputSettings) and settings.tie == "three_way"
-    if architecture.shape == "encoder-decoder" and is_tied and n_src != n_tgt:
+    if architecture.shape == "encoder-decoder" and is_tied and (n_src != n_tgt or settings.reads_vectors):
         raise SettingsError(
-            "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies"
+            "model.tie = 'three_way' needs tokenizer.joint = true; use 'two_way' for separate vocabularies, and for "
+            "vectors"
         )
     return architecture.build(settings, n_src=n_src, n_tgt=n_tgt)
 

@@ -18,7 +18,7 @@ from transduce.models.parts import (
     stack_problems,
 )
 from transduce.nn.cache import DecoderState
-from transduce.nn.masks import pad_memory, padding_mask
+from transduce.nn.masks import SourceInput, pad_memory, padding_mask
 
 TRANSFORMER_OPTIONS = {**ENCODER_OPTIONS, **DECODER_OPTIONS, "decoder_self": DECODER_SELF}
 
@@ -35,24 +35,24 @@ def transformer_problems(s: TransformerSettings) -> Iterator[str]:
 class Transformer(EncoderDecoder[DecoderState]):
     """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
 
-    Id 0 is padding: at either end of the source, at the end of the target.
+    Id 0 is padding, as is a source vector of NaN: at either end of the source, at the end of the target.
     """
 
     def __init__(self, settings: TransformerSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
         parts = Parts(settings)
-        self.src_embedding = parts.embedding(n_src, causal=False)
+        self.src_embedding = parts.source_embedding(n_src)
         self.tgt_embedding = parts.embedding(n_tgt, causal=True)
         self.encoder = parts.encoder(settings.encoder_pattern)
         self.decoder = parts.decoder(cross=True, own=settings.decoder_self)
         initialize(self)
         self.tie(settings, n_tgt)
 
-    def encode(self, src: Int[Tensor, "B S"]) -> Float[Tensor, "B S D"]:
-        """The memory [B, S, D] of source ids."""
+    def encode(self, src: SourceInput) -> Float[Tensor, "B S D"]:
+        """The memory [B, S, D] of a source."""
         return self.encoder(self.src_embedding(src), mask=padding_mask(src), positions=self.src_embedding.positions)
 
-    def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
+    def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
         """The decoder's initial state: the memory's keys and values, and room for `capacity` tokens per row.
 
         With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the source is padded to

@@ -1,4 +1,4 @@
-"""Token embeddings, scaled by sqrt(d_model), with positions, norm and dropout (paper 3.4, 3.5, 5.4)."""
+"""Embeddings of tokens (paper 3.4) and of vectors, with positions (3.5), norm and dropout (5.4)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transduce.nn.dropout import Dropout
+from transduce.nn.linear import Linear
 from transduce.nn.positions import Positions
 
 
@@ -60,3 +61,28 @@ class TokenEmbedding(nn.Module):
         x = x if more is None else x + more
         x = self.positions.add(x, offset, positions)
         return self.dropout(self.norm(x))
+
+
+class VectorEmbedding(nn.Module):
+    """W v + b of vectors v, as for image patches (Dosovitskiy et al. 2021, equation 1), then as for tokens.
+
+    A vector of NaN is padding; it is embedded as zeros.
+    """
+
+    def __init__(
+        self, width: int, d_model: int, *, positions: Positions, dropout: float = 0.0, norm: nn.Module | None = None
+    ) -> None:
+        """`width`: numbers of a vector."""
+        super().__init__()
+        self.projection = Linear(width, d_model)
+        self.positions = positions
+        self.norm = norm or nn.Identity()
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, vectors: Float[Tensor, "B S N"], *, more: Float[Tensor, "*S D"] | None = None
+    ) -> Float[Tensor, "B S D"]:
+        """The embedded vectors. `more`: other vectors to add, such as those of segments."""
+        x = self.projection(vectors.nan_to_num().to(self.projection.weight.dtype))
+        x = x if more is None else x + more
+        return self.dropout(self.norm(self.positions.add(x, 0, None)))

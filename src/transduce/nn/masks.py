@@ -13,9 +13,18 @@ HIDDEN = -1e30
 """The bias that hides a key: finite, so that a row that may attend to nothing attends evenly."""
 
 
-def padding_mask(ids: Int[Tensor, "B S"], *, pad: int = 0) -> Bool[Tensor, "B 1 S"]:
-    """Every query may attend to the positions of `ids` that are not padding."""
-    return (ids != pad)[:, None, :]
+SourceInput = Int[Tensor, "B S"] | Float[Tensor, "B S N"]
+"""What an encoder reads: ids, with 0 as padding, or vectors, with NaN as padding."""
+
+
+def is_real(inputs: SourceInput) -> Bool[Tensor, "B S"]:
+    """Which inputs are not padding."""
+    return ~inputs[..., 0].isnan() if inputs.is_floating_point() else inputs != 0
+
+
+def padding_mask(inputs: SourceInput) -> Bool[Tensor, "B 1 S"]:
+    """Every query may attend to the inputs that are not padding."""
+    return is_real(inputs)[:, None, :]
 
 
 def pad_memory(

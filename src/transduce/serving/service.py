@@ -12,6 +12,7 @@ from typing import Any
 
 from transduce.decoding.alignment import Link, joined_links
 from transduce.decoding.generator import Generator
+from transduce.decoding.loading import check_reads_text
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Score, Translation
@@ -160,7 +161,9 @@ class Service:
 
     async def _load(self, spec: RunSpec) -> ServedRun:
         identity = await asyncio.to_thread(_identity, spec.path)
-        settings = (await asyncio.to_thread(RunFolder.open, spec.path)).settings
+        folder = await asyncio.to_thread(RunFolder.open, spec.path)
+        check_reads_text(folder, "the service")  # a name of a file in a request must open nothing
+        settings = folder.settings
         source, target = spec.source or settings.data.src_lang, spec.target or settings.data.tgt_lang
         how: dict[str, Any] = {"device": self._device, "precision": self._precision}
         model: AsyncTranslator | AsyncTextGenerator

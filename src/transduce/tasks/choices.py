@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transduce.config import ModelSettings, Settings, resolved
+from transduce.config import ModelSettings, Settings
 from transduce.config.model import preset_values
 from transduce.machine import Machine
 
@@ -67,8 +67,8 @@ class Facts:
 
     @property
     def vocab_size(self) -> int:
-        """Pieces of the larger vocabulary."""
-        return resolved(self.settings.tokenizer.vocab_size, "tokenizer.vocab_size")
+        """Pieces of the larger vocabulary; 0 without one."""
+        return self.settings.tokenizer.vocab_size or 0
 
     @property
     def batch_tokens(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from transduce.config import AttentionSettings, resolve_preset
 from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_per_token
@@ -15,7 +16,14 @@ from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_
 MIN_WARMUP, MAX_WARMUP = 10, 2000
 
 
+def _of_vectors(value: Any, reason: str) -> Callable[[Facts], Answer]:
+    """A rule for models whose source is vectors."""
+    return lambda facts: (value, reason) if facts.settings.model.reads_vectors else None
+
+
 def _vocab_size(facts: Facts) -> Answer:
+    if facts.settings.model.reads_vectors and facts.settings.task == "classification":
+        return None
     if facts.settings.tokenizer.kind == "char":
         return 4_096, "upper limit: the characters of the text, and 256 bytes for all others"
     return facts.size.vocab_size, f"for {facts.text}: each piece must be frequent enough to be learned"
@@ -163,11 +171,15 @@ TRANSLATION = Defaults(
         )
     ),
     {
+        "tokenizer.joint": _of_vectors(False, "vectors have no vocabulary"),
         "tokenizer.vocab_size": _vocab_size,
+        "data.max_ratio": _of_vectors(1e6, "there may be many more vectors than tokens"),
         "model.preset": _preset,
         "model.dropout": _dropout,
         "model.residual": _PRE_NORM,
-        "model.tie": lambda facts: None if facts.asked.tokenizer.joint else ("two_way", "each side has a vocabulary"),
+        "model.tie": lambda facts: (
+            None if facts.settings.tokenizer.joint else ("two_way", "each side has a vocabulary")
+        ),
     },
     _TRAINING,
 )
@@ -242,6 +254,7 @@ BERT_CLASSIFICATION = Defaults(
         "tokenizer.vocab_size": _vocab_size,
         "model.preset": _preset,
         "model.dropout": _dropout,
+        "model.pooling": _of_vectors("mean", "vectors have no [CLS]"),
     },
     {**_TRAINING, "training.stop_by": ("accuracy", "the goal of the run")},
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from transduce.config import Settings, resolve_preset, resolved
+from transduce.config import ModelSettings, Settings, resolve_preset, resolved
 from transduce.config.model import kinds_for
 from transduce.errors import SettingsError, VocabularyTooSmall, nearest
 from transduce.logging import Log
@@ -17,6 +17,7 @@ from transduce.tasks.defaults import FINE_TUNING
 from transduce.tasks.registry import TASKS, AnyTask, find_task
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
+from transduce.text.vectors import VectorReader, is_vectors
 from transduce.training.optim import OPTIMIZERS
 from transduce.training.schedule import find_schedule
 
@@ -47,8 +48,19 @@ def check(settings: Settings) -> AnyTask:
         part = getattr(settings, section)
         if key in part.model_fields_set and getattr(part, key) != type(part).model_fields[key].default:
             raise SettingsError(f"{name} has no effect in task '{task.name}'; leave it out")
+    _check_sources(settings, model)
     task.check(settings, model)
     return task
+
+
+def _check_sources(settings: Settings, model: ModelSettings) -> None:
+    """Refuse files of vectors that the model does not read."""
+    for corpus in (*settings.data.train, *settings.data.valid, *settings.data.test):
+        if corpus.tgt is not None and is_vectors(corpus.tgt):
+            raise SettingsError(f"tgt = '{corpus.tgt}': a file of vectors; only a source can be one")
+        for path in filter(None, (corpus.src, corpus.path)):
+            if is_vectors(path) and not model.reads_vectors:
+                raise SettingsError(f"{path} is a file of vectors; set model.source = 'vectors' to read it")
 
 
 def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
@@ -65,6 +77,17 @@ def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bo
     for note in found.notes:
         (log.say if may_grow else log.warn)(note)  # a given size that is not reached is worth a warning
     return found
+
+
+def _learn_target_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
+    """A reader of source vectors, and the vocabulary of the target text if there is any."""
+    names, targets = lines()
+    reader = VectorReader.of(names)
+    log.say(f"source: vectors of {reader.width:,} numbers")
+    if next(iter(targets), None) is None:
+        return Tokenizers(reader, reader)
+    alone = settings.with_values("tokenizer", joint=True)
+    return Tokenizers(reader, learn_vocabulary(lambda: (lines()[1], ()), alone, log, may_grow=may_grow).tgt)
 
 
 def resolve(
@@ -88,8 +111,10 @@ def resolve(
     settings = settings.model_copy(update={"model": resolve_preset(settings.model)})
     check(settings)
     may_grow = asked.tokenizer.vocab_size is None
-    tokenizers = known or learn_vocabulary(lambda: task.lines(texts), settings, log, may_grow=may_grow)
-    settings = settings.with_values("tokenizer", vocab_size=max(tokenizers.n_src, tokenizers.n_tgt))
+    learn = _learn_target_vocabulary if settings.model.reads_vectors else learn_vocabulary
+    tokenizers = known or learn(lambda: task.lines(texts), settings, log, may_grow=may_grow)
+    sizes = [side.vocab_size for side in (tokenizers.src, tokenizers.tgt) if not isinstance(side, VectorReader)]
+    settings = settings.with_values("tokenizer", vocab_size=max(sizes, default=None))
     tokens = round(task.count_tokens(texts, tokenizers) * scale)
     rules = task.defaults.before_training
     if asked.training.start is not None:

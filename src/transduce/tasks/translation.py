@@ -109,6 +109,11 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             raise SettingsError(
                 "model.tie = 'three_way' needs one vocabulary: set tokenizer.joint = true, or model.tie = 'two_way'"
             )
+        if model.reads_vectors:
+            tokenizer = settings.tokenizer
+            for key, neutral in (("joint", False), ("sampling", 0.0)):
+                if key in tokenizer.model_fields_set and getattr(tokenizer, key) != neutral:
+                    raise SettingsError(f"tokenizer.{key}: the source is vectors, which have no tokens; leave it out")
         if settings.tokenizer.exact:
             raise SettingsError("tokenizer.exact = true: only for running text; leave it out")
         metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from transduce.runs.atomic import write_aside, write_json
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -40,6 +42,11 @@ class Vocabulary(ABC):
     def vocab_size(self) -> int:
         """Pieces, special ones included."""
         return len(self._pieces)
+
+    @property
+    def stored_as(self) -> np.dtype[Any]:
+        """The type of a token in a store: the smallest for the ids."""
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special ones but `UNK`."""

@@ -27,6 +27,7 @@ from transduce.runs.folder import RunFolder
 from transduce.text.hub import HubTokenizer
 from transduce.text.sampling import kind_of, resegmented
 from transduce.text.special import BOS, EOS, PAD, SPACE, SPECIAL_PIECES, UNK, Span, Vocabulary, characters
+from transduce.text.vectors import VectorReader
 
 _PROBE = "\n \n  \n"  # only an exact vocabulary gives it back
 _MANY = 1000  # texts from which on the library's threads pay
@@ -281,6 +282,8 @@ def load_vocabulary(path: Path) -> Vocabulary:
                 return PieceTokenizer(model, pieces)
             case {"kind": HubTokenizer.kind, "theirs": [*theirs]}:
                 return HubTokenizer(model, theirs)
+            case {"kind": VectorReader.kind, "width": int(width)}:
+                return VectorReader(width)
     except ValueError as error:
         raise RunFolderError(f"{path} is damaged: {error}") from None
     raise RunFolderError(f"{listed} is damaged: it does not list the pieces or ids of a vocabulary")

@@ -218,7 +218,7 @@ class PairFeeder(LengthFeeder):
         examples = [Example(*self.store[int(i)]) for i in indices]
         if self.segment is not None:
             examples = self.segment(examples, position)
-        src = np.array([len(e.src) + 1 for e in examples], dtype=np.int32)
+        src = np.array([len(e.src) + (self.store.src.ndim == 1) for e in examples], dtype=np.int32)
         tgt = np.array([len(e.tgt) + 1 for e in examples], dtype=np.int32)
         return (src, tgt), int(tgt.sum()), lambda part: collate([examples[i] for i in part])
 

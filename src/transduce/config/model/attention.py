@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from transduce.config.model.base import ModelSettings, OutputSettings, PositionSettings
@@ -99,6 +101,19 @@ class PatternSettings(AttentionSettings):
     factors: str = Field(
         "heads", description="The two factors of strided and fixed: of half the heads each, or of the layers in turn."
     )
+
+
+class SourceSettings(ModelSettings):
+    """What the encoder reads, in models that have a choice."""
+
+    source: Literal["tokens", "vectors"] = Field(
+        "tokens", description="Input of the encoder: tokens, or vectors such as image patches or frames of audio."
+    )
+
+    @property
+    def reads_vectors(self) -> bool:
+        """As `source` says."""
+        return self.source == "vectors"
 
 
 class DecoderSettings(PatternSettings, OutputSettings):

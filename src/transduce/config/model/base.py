@@ -51,6 +51,11 @@ class ModelSettings(Section):
         return None
 
     @property
+    def reads_vectors(self) -> bool:
+        """Whether the source is sequences of vectors, not of tokens."""
+        return False
+
+    @property
     def own_context(self) -> int | None:
         """The number of tokens that a language model reads at once; None: as many as data.context says."""
         return None

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transduce.config.model.attention import PatternSettings
+from transduce.config.model.attention import PatternSettings, SourceSettings
 from transduce.config.model.base import Blocks, OutputSettings, Preset
 
 _BERT: Preset = {
@@ -61,8 +61,8 @@ class BertEncoderSettings(PoolingSettings):
     kind: Literal["bert-encoder"] = Field("bert-encoder", description="Architecture: an encoder without a head.")
 
 
-class BertClassifierSettings(PoolingSettings):
-    """A text classifier."""
+class BertClassifierSettings(PoolingSettings, SourceSettings):
+    """A classifier of texts; with `source` = "vectors" a Vision Transformer (Dosovitskiy et al. 2021)."""
 
     task = "classification"
     presets: ClassVar[Mapping[str, Preset]] = {

@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transduce.config.model.attention import DecoderSettings
+from transduce.config.model.attention import DecoderSettings, SourceSettings
 from transduce.config.model.base import Blocks, Preset
 
 _FAST: Preset = {"n_encoder_layers": 6, "n_decoder_layers": 2, "decoder_self": "ssru"}  # Kim et al. 2019
 
 
-class TransformerSettings(DecoderSettings):
+class TransformerSettings(DecoderSettings, SourceSettings):
     """The encoder-decoder Transformer (Vaswani et al. 2017)."""
 
     task = "translation"
