@@ -214,3 +214,9 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def killed_command(arguments: list[str], errors: Path, what: str, number: int) -> None:
+    """Run a command that the `number`-th call of `what` kills."""
+    kill_at(what, number)
+    command(arguments, errors, {})

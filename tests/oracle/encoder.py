@@ -21,7 +21,7 @@ def encoder_weights(state: Mapping[str, Tensor], s: ModelSettings, segments: NDA
         weights["src_positions"] = known["embedding.positions.embedding.weight"][: len(segments)]
         if s.n_segments:
             weights["src_positions"] = weights["src_positions"] + known["segment_embedding.weight"][segments]
-    elif s.n_segments:
+    elif getattr(s, "n_segments", 0):
         raise NotImplementedError("segments without learned positions")
     _copy(known, "embedding.norm", weights, "src_norm")
     _copy(known, "encoder.norm", weights, "encoder.norm")

@@ -194,9 +194,10 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 def pad_sources(sentences: Sequence[Ids], *, eos: bool = True) -> SourceInput:
     """What an encoder reads: ids, EOS where asked for, padding; or vectors, and NaN as padding."""
-    if not isinstance(sentences[0], np.ndarray) or sentences[0].ndim == 1:
+    vectors = [torch.tensor(one) for one in sentences if isinstance(one, np.ndarray) and one.ndim == 2]
+    if not vectors:
         return pad_rows(sentences, eos=eos)
-    return pad_sequence([torch.tensor(s) for s in sentences], batch_first=True, padding_value=torch.nan)
+    return pad_sequence(vectors, batch_first=True, padding_value=torch.nan)
 
 
 def collate_rows(examples: Sequence[RowExample], *, separate: bool = False) -> RowBatch:
@@ -246,7 +247,7 @@ def pad_rows(rows: Sequence[Ids], *, bos: bool = False, eos: bool = False) -> In
     return torch.from_numpy(padded)
 
 
-def _trimmed(rows: SourceInput) -> SourceInput:
+def _trimmed(rows: Tensor) -> Tensor:
     """Rows without the columns on the right that are padding in all of them."""
     filled = is_real(rows).any(0).nonzero()
     return rows[:, : int(filled[-1]) + 1 if len(filled) else 0]

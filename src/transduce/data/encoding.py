@@ -14,6 +14,7 @@ import numpy as np
 from transduce.config import DataSettings
 from transduce.data.clean import Cleaner, CleanReport
 from transduce.data.corpus import Labelled, Pair, number_of
+from transduce.data.examples import Ids
 from transduce.data.sentence_pairs import Packed, pack
 from transduce.data.store import LabelStore, SentenceStore, StoreWriter, TextStore, TokenStore
 from transduce.data.text import Piece
@@ -192,7 +193,7 @@ def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, long
     return [_cut(list(ids), longest - n_special) for ids in zip(*sides, strict=True)]
 
 
-def _cut(sides: Sequence[Sequence[int]], room: int) -> Packed:
+def _cut(sides: Sequence[Ids], room: int) -> Packed:
     lengths = [len(side) for side in sides]
     while sum(lengths) > room:  # half of the excess at a time, so that long texts are cut quickly
         longer = max(range(len(lengths)), key=lambda i: lengths[i])

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from transduce.config import DecodingSettings
-from transduce.data.examples import Example, RowExample
+from transduce.data.examples import Example, Ids, RowExample
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import SettingsError
 from transduce.text.special import BOS, EOS, PAD
@@ -26,7 +26,7 @@ Watch = Callable[[list[int], list[list[int]]], None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Token ids to translate or to continue.
+    """Token ids to translate or to continue, or vectors [S, N] to translate.
 
     `key` identifies it: what is drawn for it is a function of the seed and the key. `limit`: most new tokens.
     `prefix`: tokens that every output starts with; they count in its length, its log-probability and `limit`.
@@ -34,7 +34,7 @@ class Source:
     """
 
     key: tuple[int, ...]
-    ids: Sequence[int]
+    ids: Ids
     limit: int
     prefix: tuple[int, ...] = ()
     allowed: np.ndarray | None = field(default=None, compare=False)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from transduce.config import DecodingSettings, GPTSettings
+from transduce.data.examples import Ids
 from transduce.decoding.engine import (
     OUTCOMES,
     PATIENCE,
@@ -93,7 +94,7 @@ class NativeQueue:
         self._threads: list[threading.Thread] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    def inputs(self, ids: Sequence[int]) -> Sequence[int]:
+    def inputs(self, ids: Ids) -> Ids:
         """What the model reads of a source, or of a prompt."""
         settings = self._model.settings
         if not isinstance(settings, GPTSettings):

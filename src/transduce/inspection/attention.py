@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transduce.inspection.heatmap import HeatMap
 from transduce.models.registry import architecture_of
 from transduce.nn.attention import Attention
+from transduce.nn.masks import SourceInput
 
 Attend = Callable[..., Tensor]
 _ONE_AT_A_TIME = threading.Lock()  # the attention modules are wrapped during a recording
@@ -56,10 +57,10 @@ class AttentionMaps:
 
 
 @torch.no_grad()
-def attention_maps(model: nn.Module, src: Int[Tensor, "1 S"], tgt_in: Int[Tensor, "1 T"]) -> AttentionMaps:
+def attention_maps(model: nn.Module, src: SourceInput, tgt_in: Int[Tensor, "1 T"]) -> AttentionMaps:
     """Run the model on one sentence pair and return the weights of every layer and head.
 
-    `src` ends with EOS and `tgt_in` begins with BOS, as in a `Batch` of one. Dropout is off meanwhile; the model's mode
+    Ids of `src` end with EOS, and `tgt_in` begins with BOS, as in a `Batch` of one. Dropout is off meanwhile; the model's mode
     and parameters do not change.
     """
     assert src.shape[0] == 1 and tgt_in.shape[0] == 1, "one sentence at a time"

@@ -117,6 +117,10 @@ class VectorReader(Vocabulary):
         """A vector."""
         return np.dtype((np.float32, (self.width,)))
 
+    def encode(self, text: str) -> Any:
+        """The vectors [S, N] of one name."""
+        return self.encode_batch([text])[0]
+
     def encode_batch(self, texts: Sequence[str]) -> list[Any]:
         """The vectors [S, N] of each name, float32. Raises `DataError`."""
         files = dict[Path, VectorFile]()

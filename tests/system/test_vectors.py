@@ -1,0 +1,134 @@
+"""Vectors in place of source text, through the commands: training, resume, translation, evaluation, labels, reports."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import toys
+from system.commands import small, transduce
+from transduce.runs.folder import RunFolder
+from vector_files import WIDTH, write_task, write_vectors
+
+MODEL = ("model.source=vectors", "model.dropout=0", "model.positions=rotary", "training.valid_updates=40")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vectors")
+    write_task(folder, "train", 300, seed=1)
+    write_task(folder, "test", 20, seed=2)
+    return folder
+
+
+def pairs(data: Path, run: Path, *more: str) -> list[str]:
+    files = {
+        "--src": "train.safetensors",
+        "--tgt": "train.txt",
+        "--test-src": "test.safetensors",
+        "--test-tgt": "test.txt",
+    }
+    named = [part for option, file in files.items() for part in (option, str(data / file))]
+    return ["train", *named, "--run", str(run), *small(*MODEL, *more)]
+
+
+@pytest.fixture(scope="module")
+def run(data: Path) -> Path:
+    """A finished run that has learned the symbols."""
+    path = data / "run"
+    done = transduce(*pairs(data, path, "training.max_updates=220", "evaluation.tokenize=none"))
+    assert done.code == 0, done.err
+    return path
+
+
+def test_a_sequence_of_vectors_is_translated(data: Path, run: Path) -> None:
+    done = transduce("translate", run, data / "test.safetensors")
+    expected = (data / "test.txt").read_text().splitlines()
+    right = sum(one == other for one, other in zip(done.out.splitlines(), expected, strict=True))
+    assert right >= 14, done.out
+    one = transduce("translate", run, data / "test.safetensors", "--json", "--batch-tokens", "1")
+    assert [json.loads(line)["text"] for line in one.out.splitlines()] == done.out.splitlines()
+
+
+def test_scores_attention_and_report_of_vectors(data: Path, run: Path) -> None:
+    done = transduce("evaluate", run, "--src", data / "test.safetensors", "--ref", data / "test.txt")
+    assert done.code == 0 and "BLEU" in done.out
+    done = transduce("inspect", run, f"{data / 'test.safetensors'}#3", "--html", data / "map.html")
+    assert done.code == 0, done.err
+    assert "test.safetensors" in (run / "report.html").read_text()
+    assert transduce("score", run, "--src", data / "test.safetensors", "--tgt", data / "test.txt").code == 0
+
+
+def test_a_killed_training_on_vectors_resumes_bit_by_bit(data: Path, tmp_path: Path) -> None:
+    more = ("training.max_updates=16", "training.save_updates=4")
+    assert transduce(*pairs(data, tmp_path / "whole", *more)).code == 0
+    context = multiprocessing.get_context("forkserver")
+    with pytest.MonkeyPatch.context() as patch:
+        here = Path(__file__).parents[1]
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent / "src"), str(here)]))
+        for kill in (("update", 7), ("checkpoint", 2)):
+            arguments = (pairs(data, tmp_path / "cut", *more), tmp_path / "errors", *kill)
+            process = context.Process(target=toys.killed_command, args=arguments)
+            process.start()
+            process.join(120)
+            assert process.exitcode == -signal.SIGKILL, (tmp_path / "errors").read_text()
+    assert transduce(*pairs(data, tmp_path / "cut", *more)).code == 0
+    one, other = (RunFolder.open(tmp_path / name).load_model() for name in ("whole", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_classifier_of_vectors(data: Path, tmp_path: Path) -> None:
+    run, test = tmp_path / "run", data / "test.safetensors"
+    sets = [
+        f'data.{name}=[{{path="{data / file}"}}]' for name, file in (("train", "train.safetensors"), ("test", test))
+    ]
+    values = (*MODEL, *sets, "task=classification", "model.preset=bert-tiny", "model.d_model=32", "model.d_ff=64")
+    limits = ("training.max_updates=60", "training.batch_tokens=512", "training.precision=float32")
+    arguments = [part for value in (*values, *limits) for part in ("--set", value)]
+    done = transduce("train", "--run", run, *arguments)
+    assert done.code == 0, done.err
+    assert "vectors have no [CLS]" in done.err + done.out
+    done = transduce("classify", run, test)
+    assert len(done.out.splitlines()) == 20
+    done = transduce("evaluate", run, "--labels", test, "--json")
+    assert json.loads(done.out)["accuracy"] >= 0.7, done.out
+
+
+def test_what_needs_text_refuses_vectors(data: Path, run: Path, tmp_path: Path) -> None:
+    train = ["--src", data / "train.safetensors", "--tgt", data / "train.txt"]
+    cases = {
+        "set model.source = 'vectors'": ["train", *train, "--run", tmp_path / "x"],
+        "only a source": [
+            "train",
+            "--src",
+            data / "train.txt",
+            "--tgt",
+            data / "train.safetensors",
+            "--run",
+            tmp_path / "x",
+        ],
+        "the doctor checks text": ["doctor", *train, "--set", "model.source=vectors"],
+        "no format can express": ["export", run, tmp_path / "x", "--to", "onnx"],
+        "a shortlist needs": ["shortlist", run],
+        "distillation needs": ["distill", run, "--run", tmp_path / "x"],
+        "tokenizer.joint": [*pairs(data, tmp_path / "x", "tokenizer.joint=true")],
+        "tokenizer.sampling": [*pairs(data, tmp_path / "x", "tokenizer.sampling=0.1")],
+        "names no sequence": ["translate", run, data / "train.txt"],
+    }
+    for part, arguments in cases.items():
+        done = transduce(*arguments)
+        assert (done.code, part in done.err) == (2, True), (part, done.err)
+        assert len(done.err.strip().splitlines()[-1]) < 300
+
+
+def test_vectors_of_another_width_are_refused(run: Path, tmp_path: Path) -> None:
+    other = write_vectors(tmp_path / "other.safetensors", [np.ones((2, WIDTH + 1))])
+    done = transduce("translate", run, other)
+    assert done.code == 2 and f"vectors of {WIDTH + 1} numbers; the model takes {WIDTH}" in done.err

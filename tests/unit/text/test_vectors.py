@@ -1,0 +1,114 @@
+"""Files of vectors, the names of their sequences, and the reader that turns names into vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from transduce.data.corpus import read_labelled
+from transduce.data.lines import read_lines
+from transduce.errors import DataError, RunFolderError
+from transduce.text.tokenizer import Tokenizers
+from transduce.text.vectors import VectorFile, VectorReader
+from vector_files import write_vectors
+
+GOOD = {"vectors": np.ones((3, 2), np.float32), "lengths": np.array([1, 2])}
+
+
+@pytest.fixture
+def sequences() -> list[np.ndarray]:
+    draw = np.random.default_rng(1)
+    return [draw.normal(size=(n, 3)).astype(np.float32) for n in (1, 4, 2)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_names_become_the_vectors_of_their_sequences(
+    tmp_path: Path, sequences: list[np.ndarray], dtype: type[Any]
+) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"vectors": np.concatenate(sequences).astype(dtype), "lengths": np.array([1, 4, 2])}, path)
+    names = list(read_lines(path))
+    assert names == [f"{path}#{i}" for i in range(3)]
+    reader = VectorReader.of(names)
+    found = reader.encode_batch([names[2], names[0], names[1], names[0]])
+    for i, one in zip((2, 0, 1, 0), found, strict=True):
+        assert one.dtype == np.float32
+        assert (one == sequences[i].astype(dtype)).all()
+
+
+def test_the_reader_is_saved_with_the_run(tmp_path: Path) -> None:
+    Tokenizers(VectorReader(7), VectorReader(7)).save(tmp_path)
+    assert Tokenizers.load(tmp_path).n_src == 7
+    (tmp_path / "tokenizer.src.json").write_text('{"kind": "vectors", "width": 0}')
+    with pytest.raises(RunFolderError, match=r"tokenizer\.src"):
+        Tokenizers.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"vectors": None}, "vectors"),
+        ({"lengths": None}, "lengths"),
+        ({"vectors": np.ones((3, 2))}, "F64"),
+        ({"vectors": np.ones(6, np.float32)}, "expected F32 or F16"),
+        ({"vectors": np.ones((3, 0), np.float32)}, "expected F32 or F16"),
+        ({"lengths": np.array([1, 1])}, "3 in total"),
+        ({"lengths": np.array([3, 0])}, "at least 1"),
+        ({"lengths": np.array([5, -2])}, "at least 1"),
+        ({"lengths": np.array([2**62, 2**62, 2**62, 2**62, 3])}, "3 in total"),
+        ({"lengths": np.array([], np.int64)}, "at least 1"),
+        ({"lengths": np.array([1.0, 2.0])}, "lengths is float64"),
+        ({"lengths": np.array([[3]])}, "lengths is int64"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    save_file({name: array for name, array in (GOOD | changes).items() if array is not None}, path)
+    with pytest.raises(DataError, match=r"bad\.safetensors") as error:
+        VectorFile(path)
+    assert part in str(error.value)
+
+
+def test_missing_truncated_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(DataError, match=r"cannot read .*a\.safetensors"):
+        VectorFile(path)
+    save_file(GOOD, path)
+    whole = path.read_bytes()
+    for content in (b"", whole[:20], whole[:-1], b"text\n" * 9):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.safetensors: not a file of vectors"):
+            VectorFile(path)
+
+
+def test_names_of_nothing_are_refused(tmp_path: Path) -> None:
+    path = write_vectors(tmp_path / "a.safetensors", [np.ones((2, 3)), np.full((1, 3), np.nan)])
+    reader = VectorReader(3)
+    for name in ("a dog", "", "a.txt#0", f"{path}#x", f"{path}#-1", f"{path}#{'9' * 5000}", str(path)):
+        with pytest.raises(DataError, match="names no sequence"):
+            reader.encode(name)
+    with pytest.raises(DataError, match="has 2 sequences"):
+        reader.encode(f"{path}#2")
+    with pytest.raises(DataError, match="NaN or infinity"):
+        reader.encode(f"{path}#1")
+    with pytest.raises(DataError, match="vectors of 3 numbers; the model takes 4"):
+        VectorReader(4).encode(f"{path}#0")
+
+
+def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
+    one = np.ones((1, 2))
+    path = write_vectors(tmp_path / "a.safetensors", [one, one], labels=np.array([7, -1]))
+    assert [(found.label, found.texts) for found in read_labelled(path)] == [
+        ("7", (f"{path}#0",)),
+        ("-1", (f"{path}#1",)),
+    ]
+    write_vectors(path, [one, one])
+    with pytest.raises(DataError, match="has no labels"):
+        list(read_labelled(path))
+    write_vectors(path, [one, one], labels=np.array([1]))
+    with pytest.raises(DataError, match="1 labels for 2 sequences"):
+        list(read_labelled(path))
