@@ -76,7 +76,9 @@ def _suggestion(root: type[Section], parents: Sequence[str | int], key: str, val
     here = _keys(_locate(root, parents)[0])
     if isinstance(value, Mapping):  # meant as a section
         here = [name for name in here if _locate(root, [name])[0]] if not parents else here
-    elif elsewhere := [f"{name}.{key}" for name in root.model_fields if key in _keys(_locate(root, [name])[0])]:
+    elif not any(isinstance(part, int) for part in parents) and (  # keys of a list's items are in no other section
+        elsewhere := [f"{name}.{key}" for name in root.model_fields if key in _keys(_locate(root, [name])[0])]
+    ):
         return "; did you mean " + " or ".join(f"'{name}'" for name in elsewhere) + "?"
     return nearest(key, here) or "; known: " + ", ".join(here)
 

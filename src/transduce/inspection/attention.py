@@ -60,8 +60,8 @@ class AttentionMaps:
 def attention_maps(model: nn.Module, src: SourceInput, tgt_in: Int[Tensor, "1 T"]) -> AttentionMaps:
     """Run the model on one sentence pair and return the weights of every layer and head.
 
-    Ids of `src` end with EOS, and `tgt_in` begins with BOS, as in a `Batch` of one. Dropout is off meanwhile; the model's mode
-    and parameters do not change.
+    Ids of `src` end with EOS, and `tgt_in` begins with BOS, as in a `Batch` of one. Dropout is off meanwhile; the
+    model's mode and parameters do not change.
     """
     assert src.shape[0] == 1 and tgt_in.shape[0] == 1, "one sentence at a time"
     training = model.training

@@ -22,7 +22,7 @@ from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
 from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
 from transduce.errors import DataError, RunFolderError
-from transduce.text.special import UNK
+from transduce.text.special import UNK, Vocabulary
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.training import train_tokenizers
 
@@ -95,6 +95,7 @@ def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
     class Many:
         vocab_size = 70_000
         model = b""
+        stored_as = Vocabulary.stored_as
 
         def encode_batch(self, texts: list[str]) -> list[list[int]]:
             return [[69_999] for _ in texts]
