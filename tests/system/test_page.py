@@ -137,6 +137,67 @@ def test_files(page: webdriver.Chrome, runs: tuple[Path, Path], tmp_path: Path, 
     assert path.read_text(encoding="utf-8").splitlines() == translations
 
 
+def test_files_that_are_not_text_are_refused(page: webdriver.Chrome, tmp_path: Path) -> None:
+    for content, message in ((b"K\xe4se", "not UTF-8"), (b"", "empty")):
+        file = tmp_path / f"{len(content)}.txt"
+        file.write_bytes(content)
+        page.find_element(By.ID, "file").send_keys(str(file))
+        wait(partial(lambda text: text in page.find_element(By.ID, "file-state").text, message))
+
+
+def put(page: webdriver.Chrome, text: str) -> None:
+    script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))"
+    page.execute_script(script, page.find_element(By.ID, "input"), text)
+
+
+def test_long_texts_are_sent_in_parts_and_only_changed_lines_again(
+    page: webdriver.Chrome, runs: tuple[Path, Path]
+) -> None:
+    page.execute_script(
+        "window.sent = []; const fetch = window.fetch;"
+        "window.fetch = (path, request) => { sent.push(JSON.parse(request.body).text); return fetch(path, request); }"
+    )
+    lines = [line for number in "ab" for line in [*(f"{number} {line}" for line in marians.LINES[:20]), ""]]
+    expected = [one.text for one in Translator.load(runs[0]).translate([*lines, marians.LINES[30]])]
+    put(page, "\n".join(lines))
+    wait(lambda: output(page) == "\n".join(expected[:-1]))
+    put(page, "\n".join([*lines[:5], marians.LINES[30], *lines[6:]]))
+    wait(lambda: output(page) == "\n".join([*expected[:5], expected[-1], *expected[6:-1]]))
+    *parts, last = page.execute_script("return window.sent")
+    assert len(parts) == 2 and [*parts[0], *parts[1]] == list(filter(None, lines)) and last == [marians.LINES[30]]
+
+
+def test_a_service_that_does_not_answer_is_asked_again(page: webdriver.Chrome) -> None:
+    def status() -> str:
+        return page.find_element(By.ID, "status").text
+
+    page.execute_script("window.real = window.fetch")
+    for answer, message in (
+        ("Promise.reject(new TypeError('Failed to fetch'))", "cannot be reached. Trying again"),
+        ('Promise.resolve(new Response(\'{"error": "busy"}\', {status: 429}))', "busy. Trying again"),
+    ):
+        page.execute_script(f"window.fetch = () => {answer}")
+        put(page, message)
+        wait(partial(lambda text: text in status(), message))
+        page.execute_script("window.fetch = window.real")
+        wait(lambda: "Trying" not in status() and page.find_elements(By.CSS_SELECTOR, ".word"))
+    page.execute_script('window.fetch = () => Promise.resolve(new Response(\'{"error": "no"}\', {status: 400}))')
+    put(page, "x")
+    wait(lambda: status() == "no" and output(page) == "...")
+
+
+def test_arrow_keys_and_right_to_left_text(page: webdriver.Chrome) -> None:
+    put(page, marians.LINES[0])
+    words = [word.text for word in wait(lambda: page.find_elements(By.CSS_SELECTOR, ".word"))]
+    page.find_element(By.ID, "output").send_keys(Keys.ARROW_RIGHT)
+    for place in (1, 2):
+        page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+        assert page.switch_to.active_element.text == words[min(place, len(words) - 1)]
+    assert page.find_element(By.ID, "input").value_of_css_property("direction") == "ltr"
+    put(page, "\u05e9\u05dc\u05d5\u05dd")
+    assert page.find_element(By.ID, "input").value_of_css_property("direction") == "rtl"
+
+
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_nothing_is_wider_than_the_screen_and_everything_has_a_label(page: webdriver.Chrome, width: int) -> None:
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}

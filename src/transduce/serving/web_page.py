@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from transduce.serving.http import Call, Endpoint
 
-_FILES = {"/": "index.html", "/style.css": "style.css", "/app.js": "app.js"}
+_FILES = {"/": "index.html", "/style.css": "style.css", "/app.js": "app.js", "/files.js": "files.js"}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -4,34 +4,67 @@
 const byId = (id) => document.getElementById(id);
 const WAIT = 250; // milliseconds without a key before a translation is asked for
 const LINES_PER_REQUEST = 32;
-const CHARACTERS_PER_REQUEST = 10000;
-const TRIES = 5; // of a part of a file whose deadline passes
+const CHARACTERS_PER_REQUEST = 5000;
+const TRIES = 2; // of a line whose deadline passes
+const MAY_END = [0, 429, 503, 504]; // states of the service that may end: not reached, busy, shutting down, too slow
 const BEAM = 16; // for alternatives
 const MAX_DOUBT = 3; // nats at which a word is shaded fully
 
 let directions = [];
 let running = null; // AbortController of the translation that is under way
+let looking = null; // the same of the alternatives
 let timer = 0;
-let translated = []; // per text sentence: {source, text, words}
+let known = new Map(); // line -> its translation: {sentences: [{source, text, words}], gaps: texts before, between and behind them}
+let knownRoute = "";
+let translated = []; // the sentences of all lines
 
 // --- requests -----------------------------------------------------------------------------------------------------
 
 async function ask(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   if (byId("key").value) headers.Authorization = `Bearer ${byId("key").value}`;
-  const response = await fetch(path, body === null ? { headers, signal } : { method: "POST", headers, body: JSON.stringify(body), signal });
-  const answer = await response.json().catch(() => ({}));
-  if (response.ok) return answer;
+  const request = body === null ? { headers, signal } : { method: "POST", headers, body: JSON.stringify(body), signal };
+  const response = await fetch(path, request).catch((error) => { if (signal?.aborted) throw error; return null; });
+  const answer = response ? await response.json().catch(() => ({})) : { error: "The service cannot be reached" };
+  if (response?.ok) return answer;
   const error = new Error(answer.error || `the service answered with status ${response.status}`);
-  error.status = response.status;
-  error.retryAfter = Number(response.headers.get("Retry-After")) || 1;
+  error.status = response ? response.status : 0;
+  error.retryAfter = Number(response?.headers.get("Retry-After")) || 2;
+  if (error.status === 401) byId("key-box").open = true;
   throw error;
 }
 
 const pause = (seconds, signal) => new Promise((resolve, reject) => {
   const wait = setTimeout(resolve, 1000 * seconds);
-  signal.addEventListener("abort", () => { clearTimeout(wait); reject(signal.reason); }, { once: true });
+  signal?.addEventListener("abort", () => { clearTimeout(wait); reject(signal.reason); }, { once: true });
 });
+
+// Translate lines in requests that the service accepts; take(translations, number of lines done) after each.
+async function translateLines(lines, options, signal, take, report) {
+  let most = LINES_PER_REQUEST;
+  for (let start = 0, expired = 0; start < lines.length;) {
+    const part = nextPart(lines, start, most);
+    try {
+      const answer = await ask("v1/translate", { text: part, ...options }, signal);
+      start += part.length;
+      take(answer.translations, start);
+    } catch (error) {
+      if (signal.aborted) throw error;
+      if (error.status === 504 && part.length > 1) { most = Math.ceil(part.length / 2); continue; }
+      if (error.status === 504) expired += 1;
+      if (expired > TRIES || !MAY_END.includes(error.status)) throw error;
+      report(`${error.message}. Trying again ...`);
+      await pause(error.retryAfter, signal);
+    }
+  }
+}
+
+function nextPart(lines, start, most) {
+  let end = start + 1;
+  let size = lines[start].length;
+  while (end < lines.length && end - start < most && (size += lines[end].length) <= CHARACTERS_PER_REQUEST) end += 1;
+  return lines.slice(start, end);
+}
 
 const route = () => ({ source: byId("source").value, target: byId("target").value, ...(byId("model").value ? { model: byId("model").value } : {}) });
 
@@ -80,49 +113,62 @@ function swap() {
 function translateSoon() {
   clearTimeout(timer);
   timer = setTimeout(translateNow, WAIT);
-  byId("count").textContent = byId("input").value.length ? `${byId("input").value.length} characters` : "";
+  const n = byId("input").value.length;
+  byId("count").textContent = n ? `${n.toLocaleString("en")} characters` : "";
 }
 
 async function translateNow() {
   clearTimeout(timer);
-  if (running) running.abort();
-  byId("alternatives").hidden = true;
-  const text = byId("input").value;
-  if (!text.trim()) { running = null; showTranslation(null); show(""); return; }
+  running?.abort();
+  closeAlternatives();
+  if (!directions.length) return;
   const own = (running = new AbortController());
-  byId("output").setAttribute("aria-busy", "true");
-  const start = performance.now();
+  const lines = byId("input").value.split("\n");
+  if (knownRoute !== JSON.stringify(route())) known = new Map();
+  knownRoute = JSON.stringify(route());
+  known = new Map([...new Set(lines)].filter((line) => known.has(line)).map((line) => [line, known.get(line)]));
+  const wanted = [...new Set(lines)].filter((line) => line.trim() && !known.has(line));
+  const began = performance.now();
+  const slow = setTimeout(() => show("Translating ..."), 1000);
+  byId("output").setAttribute("aria-busy", String(wanted.length > 0));
   try {
-    const answer = await ask("v1/translate", { text, ...route(), words: true }, own.signal);
-    showTranslation(answer.translations[0]);
-    const notes = answer.translations[0].sentences.map((one) => one.note).filter(Boolean);
-    show(notes.length ? notes[0] : `${Math.round(performance.now() - start)} ms`);
+    await translateLines(wanted, { ...route(), words: true }, own.signal, (answers, end) => {
+      answers.forEach((one, i) => known.set(wanted[end - answers.length + i], partsOf(one)));
+      if (end < wanted.length) { showTranslation(lines); show(`${end} of ${wanted.length} lines`); }
+    }, (message) => show(message, true));
+    showTranslation(lines);
+    show(translated.map((one) => one.note).find(Boolean) || "");
+    byId("time").textContent = wanted.length ? `${Math.round(performance.now() - began)} ms` : "";
   } catch (error) {
-    if (own.signal.aborted) return;
-    if (error.status === 401) byId("key-box").open = true;
-    show(error.message, true);
+    if (!own.signal.aborted) { showTranslation(lines); show(error.message, true); }
   }
-  if (running === own) { running = null; byId("output").setAttribute("aria-busy", "false"); }
+  clearTimeout(slow);
+  if (running === own) byId("output").setAttribute("aria-busy", "false");
+}
+
+function partsOf(translation) {
+  const gaps = [];
+  let end = 0;
+  for (const { text } of translation.sentences) {
+    const place = translation.text.indexOf(text, end);
+    gaps.push(translation.text.slice(end, place));
+    end = place + text.length;
+  }
+  return { sentences: translation.sentences, gaps: [...gaps, translation.text.slice(end)] };
 }
 
 const outputText = () => byId("output").textContent;
 
-function showTranslation(translation) {
-  const output = byId("output");
-  output.setAttribute("aria-busy", "false");
-  byId("copy").disabled = !translation;
-  translated = translation ? translation.sentences : [];
-  if (!translation) { output.replaceChildren(); return; }
+function showTranslation(lines) {
   const nodes = [];
-  let end = 0;
-  translated.forEach((sentence, number) => {
-    const place = translation.text.indexOf(sentence.text, end);
-    if (place > end) nodes.push(document.createTextNode(translation.text.slice(end, place)));
-    nodes.push(sentenceNode(sentence, number));
-    end = place + sentence.text.length;
+  translated = [];
+  lines.forEach((line, i) => {
+    const { sentences, gaps } = known.get(line) || { sentences: [], gaps: [line.trim() ? "..." : line] };
+    sentences.forEach((sentence, j) => { nodes.push(gaps[j], sentenceNode(sentence, translated.length)); translated.push(sentence); });
+    nodes.push(gaps.at(-1) + (i < lines.length - 1 ? "\n" : ""));
   });
-  nodes.push(document.createTextNode(translation.text.slice(end)));
-  output.replaceChildren(...nodes);
+  byId("output").replaceChildren(...nodes);
+  byId("copy").disabled = !translated.length;
 }
 
 function sentenceNode(sentence, number) {
@@ -135,7 +181,7 @@ function sentenceNode(sentence, number) {
     const span = document.createElement("span");
     span.textContent = word;
     span.className = logProb === null ? "word" : "word unsure";
-    span.tabIndex = 0;
+    span.tabIndex = -1; // reached by arrow keys
     span.setAttribute("role", "button");
     span.style.setProperty("--doubt", Math.min(1, -logProb / MAX_DOUBT).toFixed(2));
     span.title = `${logProb === null ? "" : `probability ${(100 * Math.exp(logProb)).toFixed(0)} %; `}choose for alternatives`;
@@ -167,20 +213,25 @@ async function markSource(span) {
   const links = await alignmentOf(number);
   if (!span.matches(":hover, :focus")) return;
   const source = Array.from(translated[number].source);
-  const marked = links.filter(([, , from, to]) => from < end && start < to).map(([from, to]) => [from, to]);
   const text = byId("input").value;
   let place = 0;
   for (let i = 0; i <= number; i++) place = text.indexOf(translated[i].source, place) + (i < number ? translated[i].source.length : 0);
   if (place < 0) return;
-  const nodes = [document.createTextNode(text.slice(0, place))];
-  source.forEach((letter, i) => {
-    const isMarked = marked.some(([from, to]) => from <= i && i < to);
-    const node = isMarked ? document.createElement("mark") : document.createTextNode("");
-    node.textContent = letter;
-    nodes.push(node);
-  });
-  byId("marks").replaceChildren(...nodes);
-  byId("marks").scrollTop = byId("input").scrollTop;
+  const nodes = [text.slice(0, place)];
+  let done = 0;
+  for (const [from, to] of links.filter(([, , first, last]) => first < end && start < last).sort((one, two) => one[0] - two[0])) {
+    const mark = document.createElement("mark");
+    mark.textContent = source.slice(Math.max(from, done), to).join("");
+    nodes.push(source.slice(done, from).join(""), mark);
+    done = Math.max(to, done);
+  }
+  byId("marks").replaceChildren(...nodes, text.slice(place + source.slice(0, done).join("").length));
+  const mark = byId("marks").querySelector("mark");
+  const input = byId("input");
+  if (mark && (mark.offsetTop < input.scrollTop || mark.offsetTop + mark.offsetHeight > input.scrollTop + input.clientHeight)) {
+    input.scrollTop = mark.offsetTop - input.clientHeight / 2;
+  }
+  byId("marks").scrollTop = input.scrollTop;
 }
 
 const toCodePoints = (text, units) => Array.from(text.slice(0, units)).length;
@@ -191,102 +242,74 @@ async function showAlternatives(span) {
   const number = Number(span.dataset.sentence);
   const sentence = translated[number];
   const before = sentence.text.slice(0, Number(span.dataset.start)).trimEnd();
+  closeAlternatives();
+  const own = (looking = new AbortController());
   show("Looking for alternatives ...");
   try {
     const body = { text: sentence.source, prefix: before, n_best: BEAM, beam: BEAM, split: false, ...route() };
-    const answer = await ask("v1/translate", body, new AbortController().signal);
+    const answer = await ask("v1/translate", body, own.signal);
     const nextWord = (text) => text.slice(before.length).trimStart().split(/\s/, 1)[0];
     const best = new Map([[nextWord(sentence.text), null]]); // the best translation with each next word
     for (const { text } of answer.translations[0].sentences[0].candidates) {
       if (text.startsWith(before) && !best.has(nextWord(text))) best.set(nextWord(text), text);
     }
     const others = [...best.values()].filter(Boolean);
-    byId("choices").replaceChildren(...others.map((text) => choice(number, text)));
+    byId("choices").replaceChildren(...others.map((text) => choice(span, text)));
     byId("alternatives").hidden = !others.length;
     show(others.length ? "" : "no alternatives");
-    if (others.length) byId("choices").querySelector("button").focus();
+    byId("choices").querySelector("button")?.focus();
   } catch (error) {
-    show(error.message, true);
+    if (!own.signal.aborted) show(error.message, true);
   }
 }
 
-function choice(number, text) {
+function closeAlternatives() {
+  looking?.abort();
+  byId("alternatives").hidden = true;
+}
+
+function choice(span, text) {
   const item = document.createElement("li");
   const button = document.createElement("button");
   button.type = "button";
+  button.dir = "auto";
   button.textContent = text;
-  button.addEventListener("click", () => choose(number, text));
+  button.addEventListener("click", () => choose(span, text));
+  button.addEventListener("keydown", (event) => { if (event.key === "Escape") { closeAlternatives(); span.focus(); } });
   item.append(button);
   return item;
 }
 
-function choose(number, text) {
-  const node = byId("output").querySelectorAll(":scope > span")[number];
-  const words = text.split(/\s+/).filter(Boolean).map((word) => [word, null]);
-  translated[number] = { source: translated[number].source, text, words, chosen: true };
-  node.replaceWith(sentenceNode(translated[number], number));
-  byId("alternatives").hidden = true;
-  byId("output").focus();
+function choose({ dataset: { sentence, word } }, text) {
+  const words = text.split(/\s+/).filter(Boolean).map((one) => [one, null]);
+  Object.assign(translated[sentence], { text, words, chosen: true, alignment: null });
+  closeAlternatives();
+  showTranslation(byId("input").value.split("\n"));
+  (byId("output").querySelector(`[data-sentence="${sentence}"][data-word="${word}"]`) || byId("output")).focus();
 }
 
-// --- files --------------------------------------------------------------------------------------------------------
-
-let job = null;
-
-async function translateFile(file) {
-  if (job) job.abort();
-  const own = (job = new AbortController());
-  const isTable = /\.tsv$/i.test(file.name);
-  const lines = (await file.text()).replace(/\r\n?/g, "\n").replace(/\n$/, "").split("\n");
-  const first = (line) => (isTable ? line.split("\t")[0] : line);
-  const results = [];
-  byId("download").hidden = true;
-  byId("file-progress").hidden = byId("stop").hidden = false;
-  const start = performance.now();
-  try {
-    while (results.length < lines.length) {
-      const part = nextPart(lines, results.length, first);
-      const answer = await askPatiently({ text: part.map(first), ...route() }, own.signal);
-      results.push(...answer.translations.map((one, i) => (isTable ? `${part[i]}\t${one.text}` : one.text)));
-      const fraction = results.length / lines.length;
-      const left = (performance.now() - start) * (1 / fraction - 1);
-      byId("progress").value = fraction;
-      byId("file-state").textContent = `${results.length} of ${lines.length} lines, ${Math.ceil(left / 1000)} s left`;
-    }
-    offer(file.name, results);
-    byId("file-state").textContent = `${lines.length} lines translated`;
-  } catch (error) {
-    byId("file-state").textContent = own.signal.aborted ? "stopped" : error.message;
-  }
-  byId("stop").hidden = true;
-}
-
-function nextPart(lines, start, textOf) {
-  let end = start + 1;
-  let size = textOf(lines[start]).length;
-  while (end < lines.length && end - start < LINES_PER_REQUEST && (size += textOf(lines[end]).length) <= CHARACTERS_PER_REQUEST) end += 1;
-  return lines.slice(start, end);
-}
-
-async function askPatiently(body, signal) {
-  for (let expired = 0; ;) {
-    try {
-      return await ask("v1/translate", body, signal);
-    } catch (error) {
-      expired += error.status === 504;
-      if (expired > TRIES || (error.status !== 429 && error.status !== 504)) throw error;
-      await pause(error.retryAfter, signal);
-    }
+function moveInOutput(event) {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const words = [...byId("output").querySelectorAll(".word")];
+  const here = words.indexOf(event.target);
+  if (step && words.length) {
+    event.preventDefault();
+    words[Math.min(Math.max(here + step, 0), words.length - 1)].focus();
+  } else if (here >= 0 && (event.key === "Enter" || event.key === " ")) {
+    event.preventDefault();
+    showAlternatives(event.target);
   }
 }
 
-function offer(name, lines) {
-  const link = byId("download");
-  URL.revokeObjectURL(link.href);
-  link.href = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], { type: "text/plain;charset=utf-8" }));
-  link.download = name.replace(/(\.[^.]*)?$/, `.${byId("target").value}$1`);
-  link.textContent = `Download ${link.download}`;
-  link.hidden = false;
+async function copyOutput() {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(outputText());
+  } else { // not on a secure origin
+    getSelection().selectAllChildren(byId("output"));
+    document.execCommand("copy");
+    getSelection().removeAllRanges();
+  }
+  show("copied");
 }
 
 // --- page ---------------------------------------------------------------------------------------------------------
@@ -294,7 +317,6 @@ function offer(name, lines) {
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   byId("theme").setAttribute("aria-pressed", String(dark));
-  byId("theme").textContent = dark ? "Light" : "Dark";
 }
 
 function connect() {
@@ -305,7 +327,7 @@ function connect() {
   byId("swap").addEventListener("click", swap);
   byId("input").addEventListener("input", translateSoon);
   byId("clear").addEventListener("click", () => { byId("input").value = ""; translateSoon(); translateNow(); byId("input").focus(); });
-  byId("copy").addEventListener("click", async () => { await navigator.clipboard.writeText(outputText()); show("copied"); });
+  byId("copy").addEventListener("click", copyOutput);
   byId("confidence").addEventListener("change", (event) => byId("output").classList.toggle("shaded", event.target.checked));
   byId("output").addEventListener("click", (event) => { if (event.target.matches(".word")) showAlternatives(event.target); });
   for (const kind of ["mouseover", "focusin"]) {
@@ -313,11 +335,7 @@ function connect() {
   }
   for (const kind of ["mouseout", "focusout"]) byId("output").addEventListener(kind, () => byId("marks").replaceChildren());
   byId("input").addEventListener("scroll", () => { byId("marks").scrollTop = byId("input").scrollTop; });
-  byId("output").addEventListener("keydown", (event) => {
-    if (event.target.matches(".word") && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); showAlternatives(event.target); }
-  });
-  byId("file").addEventListener("change", (event) => { if (event.target.files.length) translateFile(event.target.files[0]); });
-  byId("stop").addEventListener("click", () => job.abort());
+  byId("output").addEventListener("keydown", moveInOutput);
   byId("key").addEventListener("change", loadDirections);
 }
 
@@ -328,8 +346,8 @@ async function loadDirections() {
     show("");
     translateNow();
   } catch (error) {
-    if (error.status === 401) byId("key-box").open = true;
     show(error.message, true);
+    if (MAY_END.includes(error.status)) { await pause(error.retryAfter); loadDirections(); }
   }
 }
 
