@@ -80,6 +80,45 @@ class Limits:
                 raise SettingsError(f"{name} = {value}: must be at most {most}")
 
 
+class Work:
+    """Tokens that wait or run, and the time that they should take."""
+
+    def __init__(self, batch_tokens: int, clock: Callable[[], float]) -> None:
+        """`batch_tokens`: see `Limits`; only with so many tokens does work count for the speed."""
+        self._batch_tokens, self._clock = batch_tokens, clock
+        self.n_tokens = 0
+        self._rate = 0.0  # tokens per second with full batches, recently; 0: nothing is known yet
+        self._since, self._busy, self._ended = clock(), 0.0, 0
+
+    @contextmanager
+    def add(self, n: int) -> Iterator[None]:
+        """Count tokens until the block ends."""
+        self._measure()
+        self.n_tokens += n
+        try:
+            yield
+            if self.n_tokens >= self._batch_tokens:
+                self._ended += n  # not if it was cancelled
+        finally:
+            self._measure()
+            self.n_tokens -= n
+
+    def seconds(self, more: int = 0) -> float:
+        """The time that what waits or runs now should take, and so many tokens more; 0 while nothing is known."""
+        return (self.n_tokens + more) / self._rate if self._rate else 0.0
+
+    def _measure(self) -> None:
+        """Estimate the speed from time with enough work: a few sentences take as long as many, or nearly so."""
+        now = self._clock()
+        if self.n_tokens >= self._batch_tokens:
+            self._busy += now - self._since
+        self._since = now
+        if self._busy >= _MEASURED and self._ended:
+            rate = self._ended / self._busy
+            self._rate = (self._rate + rate) / 2 if self._rate else rate
+            self._busy, self._ended = 0.0, 0
+
+
 class Admission:
     """Counts the requests that have not ended and their tokens, and refuses more than the limits allow.
 
@@ -87,16 +126,20 @@ class Admission:
     """
 
     def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock = limits, clock
-        self.n_requests = self.n_tokens = 0
-        self._rate = 0.0  # tokens per second with full batches, recently; 0: nothing is known yet
-        self._since, self._busy, self._ended = clock(), 0.0, 0
+        self._limits, self.n_requests = limits, 0
+        self._translation, self._generation = (Work(limits.batch_tokens, clock) for _ in range(2))
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that wait or run."""
+        return self._translation.n_tokens + self._generation.n_tokens
 
     def refusal(self) -> OverloadedError | None:
         """The error of a request that arrives now; None: there is a place for it."""
         if self.n_requests >= self._limits.max_requests:
             return self.overloaded("too many requests are waiting")
-        if self.n_tokens >= 2 * self._limits.batch_tokens and self.seconds_to_wait() > self._limits.max_wait:
+        work = self._translation
+        if work.n_tokens >= 2 * self._limits.batch_tokens and work.seconds() > self._limits.max_wait:
             return self.overloaded("what waits takes too long")
         return None
 
@@ -117,34 +160,29 @@ class Admission:
 
         Raises `OverloadedError`, unless `refuse` is False: for more work of a request of which some has been done.
         """
-        if refuse and self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
-            raise self.overloaded("too much text is waiting")
-        self._measure()
-        self.n_tokens += n
-        try:
+        if refuse:
+            self._check_tokens(n)
+        with self._translation.add(n):
             yield
-            if self.n_tokens >= self._limits.batch_tokens:
-                self._ended += n  # not if it was cancelled
-        finally:
-            self._measure()
-            self.n_tokens -= n
+
+    @contextmanager
+    def generation(self, n: int, *, seconds: float) -> Iterator[None]:
+        """Count tokens of prompts, and those that may continue them, until the block ends.
+
+        Texts do not wait for others to end: all advance together. Raises `OverloadedError` also where they would not
+        be complete in so many seconds.
+        """
+        self._check_tokens(n)
+        if self._generation.n_tokens and self._generation.seconds(n) > seconds:
+            raise self.overloaded("what is being generated takes too long")
+        with self._generation.add(n):
+            yield
+
+    def _check_tokens(self, n: int) -> None:
+        if self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
+            raise self.overloaded("too much text is waiting")
 
     def overloaded(self, reason: str) -> OverloadedError:
-        """The error of a refused request, with the time in which what waits now should have been translated."""
-        retry_after = min(max(self.seconds_to_wait(), 1.0), 60.0)
-        return OverloadedError(f"{reason}; try again later", retry_after=retry_after)
-
-    def seconds_to_wait(self) -> float:
-        """The time that what waits or runs now should take; 0 while nothing is known."""
-        return self.n_tokens / self._rate if self._rate else 0.0
-
-    def _measure(self) -> None:
-        """Estimate the speed from time with enough work: a few sentences take as long as many, or nearly so."""
-        now = self._clock()
-        if self.n_tokens >= self._limits.batch_tokens:
-            self._busy += now - self._since
-        self._since = now
-        if self._busy >= _MEASURED and self._ended:
-            rate = self._ended / self._busy
-            self._rate = (self._rate + rate) / 2 if self._rate else rate
-            self._busy, self._ended = 0.0, 0
+        """The error of a refused request, with the time in which what waits now should be done."""
+        seconds = max(self._translation.seconds(), self._generation.seconds())
+        return OverloadedError(f"{reason}; try again later", retry_after=min(max(seconds, 1.0), 60.0))

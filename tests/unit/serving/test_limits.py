@@ -45,7 +45,22 @@ def test_requests_are_refused_while_what_waits_takes_too_long() -> None:
                 pass
             raise KeyError  # cancelled: says nothing of the speed
     with admission.tokens(7900), admission.request():  # one batch that runs and one that waits, however long they take
-        assert admission.seconds_to_wait() > 4
+        assert admission.overloaded("").retry_after > 4
+
+
+def test_generation_is_refused_if_it_cannot_end_in_time() -> None:
+    now = 0.0
+    admission = Admission(Limits(max_wait=1, batch_tokens=1000, max_tokens=8000), clock=lambda: now)
+    with admission.generation(4000, seconds=10):
+        now = 8.0  # 500 tokens per second
+    with admission.generation(9000, seconds=10), admission.request():  # alone; translations do not wait for it
+        pass
+    with admission.generation(4000, seconds=10), admission.generation(1000, seconds=10):
+        with pytest.raises(OverloadedError, match="being generated"), admission.generation(1, seconds=10):
+            pass
+        with pytest.raises(OverloadedError, match="too much text"), admission.tokens(3001):
+            pass
+        assert admission.overloaded("").retry_after == 10 and admission.n_tokens == 5000
 
 
 def test_limits_of_a_request() -> None:
