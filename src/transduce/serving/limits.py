@@ -134,9 +134,9 @@ class Admission:
         """Tokens that wait or run."""
         return self._translation.n_tokens + self._generation.n_tokens
 
-    def refusal(self) -> OverloadedError | None:
-        """The error of a request that arrives now; None: there is a place for it."""
-        if self.n_requests >= self._limits.max_requests:
+    def refusal(self, n_coming: int = 0) -> OverloadedError | None:
+        """The error of a request that arrives now, after `n_coming` that are not counted yet; None: it has a place."""
+        if self.n_requests + n_coming >= self._limits.max_requests:
             return self.overloaded("too many requests are waiting")
         work = self._translation
         if work.n_tokens >= 2 * self._limits.batch_tokens and work.seconds() > self._limits.max_wait:

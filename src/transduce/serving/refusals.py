@@ -30,20 +30,28 @@ class Refusals:
         self._endpoints = {one.path.encode(): one for one in endpoints if one.method == "POST" and not one.is_open}
         self._responses: dict[tuple[str, str, int], bytes] = {}
         self._unlogged = Counter[str]()
+        self._n_coming = 0
 
     def response(self, method: bytes, url: bytes) -> bytes | None:
         """The response to a request whose headers have arrived; None: the application answers it."""
-        error = self._server.service.refusal()
-        if error is None or method != b"POST":
-            return None
-        endpoint = self._endpoints.get(url.partition(b"?")[0])
+        endpoint = self._endpoints.get(url.partition(b"?")[0]) if method == b"POST" else None
         if endpoint is None:
+            return None
+        error = self._server.service.refusal(self._n_coming)
+        if error is None:
+            if not self._n_coming:
+                asyncio.get_running_loop().call_soon(self._forget_coming)
+            self._n_coming += 1
             return None
         self._count(endpoint.path)
         key = endpoint.path, str(error), math.ceil(error.retry_after)
         if key not in self._responses:
             self._responses[key] = self._bytes(self._server.error_response(endpoint, error))
         return self._responses[key]
+
+    def _forget_coming(self) -> None:
+        """Before the application begins with the requests that came in this step of the event loop, and counts them."""
+        self._n_coming = 0
 
     def _bytes(self, response: Response) -> bytes:
         if self._any_origin:

@@ -243,9 +243,9 @@ class Service:
         known = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
         raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {known}")
 
-    def refusal(self) -> OverloadedError | None:
-        """Why a request that arrives now is refused because of the load; None: it is not."""
-        return None if self.is_draining else self.admission.refusal()
+    def refusal(self, n_coming: int = 0) -> OverloadedError | None:
+        """Why a request that arrives now is refused because of the load; None: it is not. See `Admission.refusal`."""
+        return None if self.is_draining else self.admission.refusal(n_coming)
 
     def generators(self) -> dict[str, AsyncTextGenerator]:
         """The language models, by name."""
