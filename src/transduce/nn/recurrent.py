@@ -101,12 +101,14 @@ class LSTM(Cell):
         hidden, width = grads[0], before.shape[1]
         o, i, f, g = gates.split(width, 1)
         cell = torch.ops.aten.tanh_backward(hidden * o, squashed).add_(grads[1])
-        raw = torch.cat([hidden * squashed, cell * g, cell * before, cell * i], 1)
-        found = torch.empty_like(raw)
-        split = 3 * width
-        torch.ops.aten.sigmoid_backward(raw[:, :split], gates[:, :split], grad_input=found[:, :split])
-        torch.ops.aten.tanh_backward(raw[:, split:], g, grad_input=found[:, split:])
-        return found, found, (None, cell.mul_(f))
+        raw, split = torch.empty_like(gates), 3 * width
+        products = (hidden, squashed), (cell, g), (cell, before), (cell, i)
+        for part, (a, b) in zip(raw.split(width, 1), products, strict=True):
+            torch.mul(a, b, out=part)
+        sigmoids, tanh = raw[:, :split], raw[:, split:]
+        torch.ops.aten.sigmoid_backward(sigmoids, gates[:, :split], grad_input=sigmoids)
+        torch.ops.aten.tanh_backward(tanh, g, grad_input=tanh)
+        return raw, raw, (None, cell.mul_(f))
 
 
 class GRU(Cell):
