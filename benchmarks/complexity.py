@@ -24,9 +24,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from results import heading, row, write
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -185,24 +187,24 @@ def measure(args: argparse.Namespace) -> Found:
     return found
 
 
-def tables(found: Found, lengths: list[int]) -> str:
+def tables(found: Found, lengths: list[int]) -> list[str]:
     """Markdown: exponents and path lengths beside the theory's, then milliseconds and megabytes."""
     heads = ["layer", "theory", "time, n", "memory, n", "time, d", "memory, d", "path", *(f"n = {n}" for n in lengths)]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = heading(*heads)
     for name, points in found.items():
         kind = KINDS[name]
         torch.set_default_dtype(torch.float64)
         paths = [path_length((kind.operation or kind.make)(16, n), 16, n) for n in lengths]
         torch.set_default_dtype(torch.float32)
         cells = [name, kind.cost, *(f"{exponent(p):.2f}" for p in points.values()), kind.path, *map(str, paths)]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(row(*cells))
     for axis in "nd":
         values = list(next(iter(found.values()))[f"time, {axis}"])
-        lines += ["", f"| ms; MB | {' | '.join(f'{axis} = {v}' for v in values)} |", "|---" * (len(values) + 1) + "|"]
+        lines += ["", *heading("ms; MB", *(f"{axis} = {v}" for v in values))]
         for name, points in found.items():
             pairs = [(points[f"time, {axis}"][v], points[f"memory, {axis}"][v]) for v in values]
-            lines.append(f"| {name} | {' | '.join(f'{1e3 * s:.1f}; {b / 1e6:.1f}' for s, b in pairs)} |")
-    return "\n".join(lines) + "\n"
+            lines.append(row(name, *(f"{1e3 * s:.1f}; {b / 1e6:.1f}" for s, b in pairs)))
+    return lines
 
 
 def plot(found: Found, path: Path) -> None:
@@ -234,11 +236,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(args)
-    text = tables(found, args.paths)
-    print(text, end="")
-    if args.out:
-        args.out.with_suffix(".md").write_text(text)
-        plot(found, args.out.with_suffix(".svg"))
+    write(tables(found, args.paths), partial(plot, found), args.out)
 
 
 if __name__ == "__main__":

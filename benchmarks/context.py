@@ -15,8 +15,11 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from results import heading, row, write
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "shakespeare-xl.toml"
 MEMORIES = (0, 16, 32, 64, 128, 256, 512, 1024)
@@ -77,17 +80,14 @@ def main() -> None:
     text.write_text((args.data / "valid.txt").read_text(encoding="utf-8")[: args.characters], encoding="utf-8")
     runs = {name: train(name, args) for name in MODELS}
     losses = {name: {n: measure(folder, text, n) for n in args.memories} for name, folder in runs.items()}
-    lines = ["| trained | updates | minutes | characters/s |", "|---|---|---|---|"]
+    lines = heading("trained", "updates", "minutes", "characters/s")
     for name, folder in runs.items():
         found = facts(folder)
-        lines.append(f"| {name} | {found['updates']:,} | {found['minutes']:.1f} | {found['speed']:,.0f} |")
-    lines += ["", f"| nats per character, memory of | {' | '.join(map(str, args.memories))} |"]
-    lines.append("|---" * (len(args.memories) + 1) + "|")
+        lines.append(row(name, f"{found['updates']:,}", f"{found['minutes']:.1f}", f"{found['speed']:,.0f}"))
+    lines += ["", *heading("nats per character, memory of", *args.memories)]
     for name, by_memory in losses.items():
-        lines.append(f"| trained {name} | {' | '.join(f'{loss:.4f}' for loss in by_memory.values())} |")
-    args.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    plot(losses, args.out.with_suffix(".svg"))
+        lines.append(row(f"trained {name}", *(f"{loss:.4f}" for loss in by_memory.values())))
+    write(lines, partial(plot, losses), args.out)
 
 
 if __name__ == "__main__":

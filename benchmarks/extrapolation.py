@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
+from results import heading, row, write
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -68,9 +70,9 @@ def measure(runs: dict[str, Path], text: str) -> dict[str, dict[int, Tensor]]:
     return found
 
 
-def table(found: dict[str, dict[int, Tensor]]) -> str:
+def table(found: dict[str, dict[int, Tensor]]) -> list[str]:
     """Markdown: nats per character, and in brackets those beyond the trained length."""
-    lines = [f"| positions | {' | '.join(f'{n}x' for n in TIMES)} |", "|---" * (len(TIMES) + 1) + "|"]
+    lines = heading("positions", *(f"{n}x" for n in TIMES))
     for scheme, by_times in found.items():
         cells = list[str]()
         for n in TIMES:
@@ -78,8 +80,8 @@ def table(found: dict[str, dict[int, Tensor]]) -> str:
             trained = len(by_times[1])
             beyond = f" ({nats[trained:].mean():.3f})" if nats is not None and n > 1 else ""
             cells.append("" if nats is None else f"{nats.mean():.3f}{beyond}")
-        lines.append(f"| {scheme} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append(row(scheme, *cells))
+    return lines
 
 
 def plot(found: dict[str, dict[int, Tensor]], path: Path, *, smooth: int = 8) -> None:
@@ -111,11 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(train_all(args), (args.data / "valid.txt").read_text(encoding="utf-8"))
-    text = table(found)
-    print(text, end="")
-    if args.out:
-        args.out.with_suffix(".md").write_text(text)
-        plot(found, args.out.with_suffix(".svg"))
+    write(table(found), partial(plot, found), args.out)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,11 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from results import heading, row, write
 
 SIZES = {"n_decoder_layers": 2, "d_model": 128, "d_ff": 512, "n_heads": 4, "dropout": 0.0}
 GPT = {"kind": "gpt", "positions": "rotary"}
@@ -97,9 +100,9 @@ def measure_all(args: argparse.Namespace) -> dict[str, dict[int, dict[str, float
     return found
 
 
-def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int], tokens: int) -> str:
+def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int], tokens: int) -> list[str]:
     """Microseconds and bytes per token, and in brackets their ratio to the first length's."""
-    lines = [f"| model | per token | {' | '.join(f'{n:,}' for n in lengths)} |", "|---" * (len(lengths) + 2) + "|"]
+    lines = heading("model", "per token", *(f"{n:,}" for n in lengths))
     for name, by_length in found.items():
         for key, unit, factor in (("seconds", "µs", 1e6), ("bytes", "KB", 1e-3)):
             cells = list[str]()
@@ -107,8 +110,8 @@ def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int], tok
                 value = by_length.get(n, {}).get(key)
                 first = by_length[lengths[0]][key]
                 cells.append("" if value is None else f"{factor * value / tokens:.1f} ({value / first:.2f})")
-            lines.append(f"| {name} | {unit} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            lines.append(row(name, unit, *cells))
+    return lines
 
 
 def plot(found: dict[str, dict[int, dict[str, float]]], tokens: int, path: Path) -> None:
@@ -142,11 +145,7 @@ def main() -> None:
         print(json.dumps(measure(args.measure, args.lengths[0], args.tokens, args.rounds)))
         return
     found = measure_all(args)
-    text = table(found, args.lengths, args.tokens)
-    print(text, end="")
-    if args.out:
-        args.out.with_suffix(".md").write_text(text)
-        plot(found, args.tokens, args.out.with_suffix(".svg"))
+    write(table(found, args.lengths, args.tokens), partial(plot, found, args.tokens), args.out)
 
 
 if __name__ == "__main__":

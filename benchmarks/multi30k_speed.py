@@ -17,7 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from results import heading, row, write
 
 os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -121,15 +124,15 @@ def measure(systems: list[System], references: list[str], rounds: int) -> None:
         system.speed = len(references) / system.seconds
 
 
-def table(systems: list[System]) -> str:
+def table(systems: list[System]) -> list[str]:
     """Markdown, fastest first; bold: no other system is both faster and better."""
-    lines = ["| model | beam | precision | BLEU | sentences per CPU second | |", "|---|---|---|---|---|---|"]
+    lines = heading("model", "beam", "precision", "BLEU", "sentences per CPU second", "")
     slowest, best = min(system.speed for system in systems), pareto(systems)
     for system in sorted(systems, key=lambda one: -one.speed):
         bleu = f"**{system.bleu:.2f}**" if system in best else f"{system.bleu:.2f}"
         times = f"{system.speed / slowest:.1f} times the slowest"
-        lines.append(f"| {system.name} | {system.beam} | {system.precision} | {bleu} | {system.speed:,.0f} | {times} |")
-    return "\n".join(lines) + "\n"
+        lines.append(row(system.name, system.beam, system.precision, bleu, f"{system.speed:,.0f}", times))
+    return lines
 
 
 def pareto(systems: list[System]) -> list[System]:
@@ -185,9 +188,7 @@ def main() -> None:
         for asked in args.systems:
             systems += our_systems(asked, lines, args.beams, args.precisions)
         measure(systems, references, args.rounds)
-    args.out.with_suffix(".md").write_text(table(systems))
-    plot(systems, args.out.with_suffix(".svg"))
-    print(table(systems), end="")
+    write(table(systems), partial(plot, systems), args.out)
 
 
 if __name__ == "__main__":

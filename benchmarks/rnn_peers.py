@@ -25,6 +25,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from results import heading, row
 from rnn_speed import seconds
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -149,7 +150,7 @@ def lines(cell: str, data: list[Batch], vocab: int, args: argparse.Namespace) ->
         ratios = [b / a for a, b in zip(times["transduce"][1:], times[name][1:], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         n_weights, speed = sum(p.numel() for p in model.parameters()), n_tokens / statistics.median(times[name][1:])
-        yield f"| {name} | {cell} | {n_weights:,} | {speed:,.0f} | {middle:.2f} ({low:.2f} to {high:.2f}) |"
+        yield row(name, cell, f"{n_weights:,}", f"{speed:,.0f}", f"{middle:.2f} ({low:.2f} to {high:.2f})")
 
 
 def main() -> None:
@@ -166,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(1)
     data, vocab = batches(args.data, tokens=args.tokens, n=args.batches)
     print(f"torch {torch.__version__}, one thread, batches of {args.tokens} target tokens, {vocab:,} words, float32\n")
-    print("| program | cell | parameters | target tokens per second | time over ours |\n|---|---|---|---|---|")
+    print(*heading("program", "cell", "parameters", "target tokens per second", "time over ours"), sep="\n")
     for cell in args.cells:
         for line in lines(cell, data, vocab, args):
             print(line, flush=True)

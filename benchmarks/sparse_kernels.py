@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from results import heading, row
 
 from transduce.nn.attention import SelfAttention
 from transduce.nn.patterns import FlexBias, SplitBias, make_patterns, sequence_bias, step_bias
@@ -73,7 +74,7 @@ def line(name: str, n: int, args: argparse.Namespace) -> str:
     measured = {way: [once(layer, x, bias) for _ in range(args.rounds + 1)][1:] for way, bias in ways.items()}
     columns = [f"{min(s for s, _, _ in found) * 1e3:.2f} ms, {found[0][1] >> 20} MiB" for found in measured.values()]
     gaps = [f"{difference(measured['flex'][0][2], found[0][2]):.1e}" for found in list(measured.values())[1:]]
-    return f"| {name} | {n:,} | {' | '.join([*columns, *[''] * (3 - len(columns))])} | {', '.join(gaps)} |"
+    return row(name, f"{n:,}", *columns, *[""] * (3 - len(columns)), ", ".join(gaps))
 
 
 def main() -> None:
@@ -92,7 +93,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("sparse_kernels.py: no CUDA device; on a CPU sparse patterns are computed in blocks")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, positions {args.positions}\n")
-    print("| pattern | length | FlexAttention | blocks | dense | difference from both |\n|---|---|---|---|---|---|")
+    print(*heading("pattern", "length", "FlexAttention", "blocks", "dense", "difference from both"), sep="\n")
     for name in args.patterns:
         for n in args.lengths:
             print(line(name, n, args), flush=True)
