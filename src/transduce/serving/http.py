@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -31,6 +30,10 @@ from transduce.serving.service import Service
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _READ_ON = 16  # times the limit of a body: so much is read and forgotten, as most clients read no answer before
 _CLIENT_LEFT = 499  # nginx' number; nobody sees it but the log
+BODY_HAS_ARRIVED = "body_has_arrived"
+"""In the state of a request: its body needs no time limit."""
+ON_DISCONNECT = "on_disconnect"
+"""In the state of a request that is being worked on: what to call when its client leaves."""
 
 
 class BodyTooLargeError(UserError):
@@ -60,36 +63,34 @@ class Call:
 
     needs_key: whether clients need an API key. n_translated: characters that the service has translated so far.
     key: name of the client's API key. n_characters: of the texts of this request; texts: what the access log shows with
-    --log-text.
+    --log-text. status: of the response.
     """
 
     service: Service
     request: Request
     needs_key: bool = False
     n_translated: int = 0
-    body: bytes = b""
+    body: bytes | None = None
     key: str = ""
     n_characters: int = 0
     texts: list[str] = field(default_factory=list)
+    status: int = 500
 
     def parse(self, model: type[ModelT]) -> ModelT:
         """The body, JSON or a form, as this model; without a body, the query."""
-        kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        body, kind = self.body or b"", self.header(b"content-type").partition(";")[0].strip().lower()
         try:
-            if kind == "application/x-www-form-urlencoded" and not self.body.lstrip().startswith(b"{"):  # curl -d
-                return model.model_validate(self._form())
-            if not self.body and self.request.query_params:
+            if kind == "application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):  # curl -d
+                return model.model_validate(_form(body))
+            if not body and self.request.query_params:
                 return model.model_validate(dict(self.request.query_params))
-            return model.model_validate_json(self.body or b"{}")
+            return model.model_validate_json(body or b"{}")
         except ValidationError as error:
             raise SettingsError(_first_problem(error)) from None
 
-    def _form(self) -> dict[str, Any]:
-        try:
-            values = parse_qs(self.body.decode("utf-8"), keep_blank_values=True, strict_parsing=False, errors="strict")
-        except (UnicodeDecodeError, ValueError):
-            raise SettingsError("the form is not valid UTF-8, or has too many fields") from None
-        return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
+    def header(self, name: bytes) -> str:
+        """A header by its name in lower case, empty if there is none."""
+        return next((value.decode("latin-1") for key, value in self.request.scope["headers"] if key == name), "")
 
     def take_texts(self, texts: list[str]) -> None:
         """Refuse texts beyond the limits, and count the others."""
@@ -129,37 +130,41 @@ class Server:
         """Send the response to a request. A streamed one counts as running until its end."""
         start = time.perf_counter()
         call = Call(self.service, Request(scope, receive), self._keys.are_needed, self.metrics.n_characters)
-        status = 500
         try:
-            with nullcontext() if endpoint.is_open else await self._admit(endpoint, call):
-                response = await until_disconnected(call.request, endpoint.handler(call))
-                status = response.status_code
-                await response(scope, receive, send)
+            if endpoint.is_open:
+                await self._respond(endpoint, call, send)
+            else:
+                await self._check_key(endpoint, call)  # a request without a key takes nobody's place
+                with self.service.request():  # before the body: that of a refused request is not read
+                    if call.body is None:
+                        call.body = await read_body(call.request, self.service)
+                    await self._respond(endpoint, call, send)
         except (asyncio.CancelledError, ClientDisconnect) as error:
             if isinstance(error, asyncio.CancelledError) and not _is_gone(call.request):
                 raise
             self.metrics.cancelled.inc()
-            status = _CLIENT_LEFT
+            call.status = _CLIENT_LEFT
         except Exception as error:
             response = self.error_response(endpoint, error)
-            status = response.status_code
+            call.status = response.status_code
             await response(scope, receive, send)
         finally:
-            self._finish(endpoint, call, status, time.perf_counter() - start)
+            self._finish(endpoint, call, time.perf_counter() - start)
 
-    async def _admit(self, endpoint: Endpoint, call: Call) -> AbstractContextManager[object, bool | None]:
-        """Check the key, count the request and read its body: a request without a key takes nobody's place."""
-        key = header_key(call.request)
-        in_body = key is None and endpoint.body_key is not None and self._keys.are_needed
-        if in_body and endpoint.body_key is not None:
+    async def _respond(self, endpoint: Endpoint, call: Call, send: Send) -> None:
+        response = await until_disconnected(call.request, endpoint.handler(call))
+        call.status = response.status_code
+        await response(call.request.scope, call.request.receive, send)
+
+    async def _check_key(self, endpoint: Endpoint, call: Call) -> None:
+        """Find out whose request it is, if keys are needed: by its headers or, where the protocol does so, its body."""
+        if not self._keys.are_needed:
+            return
+        key = header_key(call)
+        if key is None and endpoint.body_key is not None:
             call.body = await read_body(call.request, self.service)
             key = endpoint.body_key(call)
         call.key = self._keys.check(key)
-        with ExitStack() as stack:
-            stack.enter_context(self.service.request())  # before the body: that of a refused request is not read
-            if not in_body:
-                call.body = await read_body(call.request, self.service)
-            return stack.pop_all()
 
     def error_response(self, endpoint: Endpoint, error: Exception) -> Response:
         """The response that tells a protocol's clients of an error; prints the cause of an internal one."""
@@ -174,13 +179,13 @@ class Server:
             headers["retry-after"] = str(math.ceil(getattr(error, "retry_after", 1)))
         return json_response(endpoint.error(status, message), status=status, headers=headers)
 
-    def _finish(self, endpoint: Endpoint, call: Call, status: int, seconds: float) -> None:
-        self.metrics.count(endpoint.path, status, seconds, call.n_characters)
+    def _finish(self, endpoint: Endpoint, call: Call, seconds: float) -> None:
+        self.metrics.count(endpoint.path, call.status, seconds, call.n_characters)
         if self.log and not endpoint.is_open:
             line: dict[str, Any] = {
                 "time": round(time.time(), 3),
                 "route": f"{endpoint.method} {endpoint.path}",
-                "status": status,
+                "status": call.status,
                 "ms": round(1000 * seconds, 1),
                 "characters": call.n_characters,
             }
@@ -196,53 +201,67 @@ def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str]
     return Response(to_json(content), status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
-def header_key(request: Request) -> str | None:
+def _form(body: bytes) -> dict[str, Any]:
+    try:
+        values = parse_qs(body.decode("utf-8"), keep_blank_values=True, strict_parsing=False, errors="strict")
+    except (UnicodeDecodeError, ValueError):
+        raise SettingsError("the form is not valid UTF-8, or has too many fields") from None
+    return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
+
+
+def header_key(call: Call) -> str | None:
     """The API key in a request's headers: Bearer (OpenAI, Hugging Face), DeepL-Auth-Key or X-API-Key."""
-    kind, _, key = request.headers.get("authorization", "").strip().partition(" ")
+    kind, _, key = call.header(b"authorization").strip().partition(" ")
     if kind.lower() in ("bearer", "deepl-auth-key") and key:
         return key.strip()
-    return request.headers.get("x-api-key")
+    return call.header(b"x-api-key") or None
 
 
 async def read_body(request: Request, service: Service) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
     limits = service.limits
-    body, size = bytearray(), 0
+    if BODY_HAS_ARRIVED in request.scope["state"]:
+        return await _read(request, limits.max_body)
     try:
         async with asyncio.timeout(limits.body_seconds):
-            async for part in request.stream():
-                size += len(part)
-                if size <= limits.max_body:
-                    body += part
-                elif size > _READ_ON * limits.max_body:
-                    break
+            return await _read(request, limits.max_body)
     except TimeoutError:
         raise BodyTimeoutError(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
-    if size > limits.max_body:
-        raise BodyTooLargeError(f"the body has more than {limits.max_body:,} bytes; send several requests")
+
+
+async def _read(request: Request, most: int) -> bytes:
+    body, size, is_last = bytearray(), 0, False
+    while not is_last and size <= _READ_ON * most:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, is_last = message.get("body", b""), not message.get("more_body", False)
+        size += len(part)
+        if size <= most:
+            body += part
+    if size > most:
+        raise BodyTooLargeError(f"the body has more than {most:,} bytes; send several requests")
     return bytes(body)
 
 
 async def until_disconnected(request: Request, work: Awaitable[Response]) -> Response:
-    """The result of `work`, which is cancelled when the client leaves."""
-    task = asyncio.current_task()
-    watch = asyncio.ensure_future(_cancel_at_disconnect(request, task))
+    """The result of `work`, which is cancelled when the client leaves: see `ON_DISCONNECT`."""
+    task, state = asyncio.current_task(), request.scope["state"]
+
+    def leave() -> None:
+        state["is_gone"] = True
+        if task is not None:
+            task.cancel()
+
+    state[ON_DISCONNECT] = leave
     try:
         return await work
     finally:
-        watch.cancel()
-
-
-async def _cancel_at_disconnect(request: Request, task: asyncio.Task[Any] | None) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    request.scope.setdefault("state", {})["is_gone"] = True
-    if task is not None:
-        task.cancel()
+        del state[ON_DISCONNECT]
 
 
 def _is_gone(request: Request) -> bool:
-    return bool(request.scope.get("state", {}).get("is_gone"))
+    return "is_gone" in request.scope["state"]
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,16 +30,15 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         own = self._registry
-        self.requests = Counter(
-            "transduce_requests", "Requests by route and status.", ["route", "status"], registry=own
-        )
-        self.seconds = Histogram(
+        requests = Counter("transduce_requests", "Requests by route and status.", ["route", "status"], registry=own)
+        self._requests: Callable[[str, int], Counter] = cache(requests.labels)  # to look one up takes longer
+        seconds = Histogram(
             "transduce_request_seconds", "Time to the response.", ["route"], buckets=_SECONDS, registry=own
         )
+        self._seconds: Callable[[str], Histogram] = cache(seconds.labels)
         self.cancelled = Counter("transduce_cancelled", "Requests whose client left before the response.", registry=own)
         self.rejected = Counter("transduce_rejected", "Requests refused because too much was waiting.", registry=own)
         self.expired = Counter("transduce_expired", "Requests whose deadline passed.", registry=own)
-        self._refused: dict[str, Counter] = {}
         self.n_characters = 0
         self.characters = Counter("transduce_characters", "Characters of the texts that were translated.", registry=own)
 
@@ -47,8 +47,8 @@ class Metrics:
         if status == 200 and n_characters:
             self.n_characters += n_characters
             self.characters.inc(n_characters)
-        self.requests.labels(route, str(status)).inc()
-        self.seconds.labels(route).observe(seconds)
+        self._requests(route, status).inc()
+        self._seconds(route).observe(seconds)
         if status == 429:
             self.rejected.inc()
         elif status == 504:
@@ -56,9 +56,7 @@ class Metrics:
 
     def count_refusal(self, route: str) -> None:
         """Count a request that was refused before its body was read."""
-        if route not in self._refused:
-            self._refused[route] = self.requests.labels(route, "429")
-        self._refused[route].inc()
+        self._requests(route, 429).inc()
         self.rejected.inc()
 
     def text(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.serving.app import make_app
 from transduce.serving.async_generator import AsyncTextGenerator
+from transduce.serving.http import BODY_HAS_ARRIVED, ON_DISCONNECT
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
 
@@ -31,6 +33,7 @@ except ImportError:  # Windows
     _loop_factory, _LISTENERS = asyncio.new_event_loop, 1  # type: ignore[assignment]
 
 _BACKLOG = 4096
+_GARBAGE = 10_000  # objects after which garbage is collected: those of about a hundred requests
 _IDLE_SECONDS = 20  # of a connection that is kept open
 
 
@@ -79,6 +82,7 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
     service = make_service()
     try:
         await service.start()
+        _settle_garbage()
         app, refusals = make_app(
             service, keys=options.keys, cors=options.cors, log=options.log, log_text=options.log_text
         )
@@ -166,6 +170,7 @@ def _protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -
 
         def on_message_complete(self) -> None:
             if not self._is_refused:
+                self.cycle.scope["state"][BODY_HAS_ARRIVED] = True
                 super().on_message_complete()
                 return
             self._late.cancel()
@@ -182,6 +187,8 @@ def _protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -
             if self._running is not None:  # uvicorn tells the last of several pipelined requests only
                 self._running.disconnected = True
                 self._running.message_event.set()
+                if (leave := self._running.scope["state"].get(ON_DISCONNECT)) is not None:
+                    leave()
             super().connection_lost(exc)
 
     return Protocol
@@ -229,7 +236,19 @@ async def _reload(service: Service, log: Log) -> None:
         log.warn(f"the old model stays in service: {error}")
         return
     if names:
+        _settle_garbage()
         log.say(f"new model in service: {', '.join(names)}")
+
+
+def _settle_garbage() -> None:
+    """Let Python's garbage collector leave alone what lives as long as the models, and look less often for the rest.
+
+    To look through all modules takes longer than a translation, and nearly all other objects end with their request.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)
 
 
 async def _watch(service: Service, seconds: float, log: Log) -> None:

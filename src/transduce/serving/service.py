@@ -71,6 +71,9 @@ class Route:
         return "+".join(run.name for run in self.runs)
 
 
+_KnownRoutes = tuple[tuple[ServedRun, ...], list[Route], Mapping[tuple[str | None, str | None], Route]]
+
+
 @dataclass(frozen=True, slots=True)
 class RouteTranslation:
     """Sentences that were translated by way of a route. `sources`: what each of its runs translated."""
@@ -135,6 +138,7 @@ class Service:
         self.limits, self.admission = limits, Admission(limits)
         self._specs, self._device, self._precision, self._pivot = tuple(specs), device, precision, pivot
         self._runs: tuple[ServedRun, ...] = ()
+        self._known: _KnownRoutes = (), [], {}  # of these runs
         self._reloading = asyncio.Lock()
         self._requests: set[asyncio.Event] = set()  # each is set when the request ends
         self.glossaries = glossaries or Glossaries()
@@ -220,13 +224,23 @@ class Service:
                     known.add(ends)
                     yield Route((first, second))
 
+    def _known_routes(self) -> _KnownRoutes:
+        """The runs, all their routes, and the first for each pair of languages in lower case, as most requests ask."""
+        if self._known[0] is not self._runs:
+            routes = list(self.routes())
+            pairs = ((route.source.lower(), route.target.lower()) for route in reversed(routes))
+            self._known = self._runs, routes, dict(zip(pairs, reversed(routes), strict=True))
+        return self._known
+
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
         """The first route of these languages and this name; without them, the first one.
 
         Where no route has a language's variant, such as en-GB, one of the language will do. Raises `SettingsError`:
         there is none.
         """
-        routes = list(self.routes())
+        _, routes, by_languages = self._known_routes()
+        if name is None and (found := by_languages.get((source, target))) is not None:
+            return found
         for same in (str.lower, base_language):
             for route in routes:
                 pairs = ((source, route.source), (target, route.target))
@@ -305,9 +319,9 @@ class Service:
         self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float
     ) -> list[Sequence[str]]:
         """The sentences that each run of a route translates."""
-        sources, best = [sentences], replace(options, n_best=1)
+        sources = [sentences]
         for run in route.runs[:-1]:
-            found = await run.translator.translate(sources[-1], best, seconds=_left(end))
+            found = await run.translator.translate(sources[-1], replace(options, n_best=1), seconds=_left(end))
             sources.append([one.text for one in found])
         return sources
 

@@ -100,5 +100,6 @@ async def translate_texts(
     groups: dict[str, list[int]] = {}
     for place, route in enumerate(routes):
         groups.setdefault(route.name, []).append(place)
-    await asyncio.gather(*(translate(routes[places[0]], places) for places in groups.values()))
+    works = [translate(routes[places[0]], places) for places in groups.values()]
+    await (works[0] if len(works) == 1 else asyncio.gather(*works))
     return [one for one in results if one is not None]

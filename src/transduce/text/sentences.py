@@ -56,7 +56,7 @@ def joined_parts(sentences: Sequence[str], parts: Sequence[str], source: str, ta
 
 def base_language(code: str) -> str:
     """The language of a code such as de-AT or zh_Hans."""
-    return re.split("[-_]", code, maxsplit=1)[0].lower()
+    return code.replace("_", "-").partition("-")[0].lower()
 
 
 def _add_space(parts: list[str], space: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -39,12 +40,17 @@ class _Key(BaseModel):
     api_key: str | None = None
 
 
+@cache
+def _options(n_best: int) -> TranslationOptions:
+    return TranslationOptions(n_best=n_best)
+
+
 async def translate(call: Call) -> Response:
     """Translate a text, or a list of texts."""
     asked = call.parse(TranslateRequest)
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     call.take_texts(texts)
-    options = TranslationOptions(n_best=asked.alternatives + 1)
+    options = _options(asked.alternatives + 1)
     call.service.limits.check_options(options)
     source = None if asked.source == "auto" else asked.source
     routes, guesses = await choose_routes(call.service, texts, source, asked.target)

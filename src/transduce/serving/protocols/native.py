@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -76,9 +77,12 @@ class TranslateRequest(BaseModel):
 
     def options(self) -> TranslationOptions:
         """How to search. Scores are computed by beam search anyway."""
-        return TranslationOptions(
-            beam=self.beam, n_best=self.n_best, max_length=self.max_length, length_penalty=self.length_penalty
-        )
+        return _options(self.beam, self.n_best, self.max_length, self.length_penalty)
+
+
+@lru_cache  # to check them takes longer
+def _options(beam: int | None, n_best: int, max_length: int | None, length_penalty: float | None) -> TranslationOptions:
+    return TranslationOptions(beam=beam, n_best=n_best, max_length=max_length, length_penalty=length_penalty)
 
 
 async def translate(call: Call) -> Response:
