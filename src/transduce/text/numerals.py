@@ -18,6 +18,7 @@ NUMBER = (
 OTHER = 2
 """Place in `forms_of` of the pattern for other numbers."""
 
+_LONGEST = 100  # of a number that may have other separators
 _EDGE = re.compile(LETTER)
 _WHOLE = re.compile(NUMBER)
 
@@ -30,7 +31,7 @@ def forms_of(text: str) -> list[str]:
     >>> [bool(re.search(form, "1.000,5 m")) for form in forms_of("1,000.5")]
     [False, True, True]
     """
-    if not _WHOLE.fullmatch(text):
+    if len(text) > _LONGEST or not _WHOLE.fullmatch(text):
         before, after = (
             rf"(?{look}{LETTER})" * bool(_EDGE.match(edge)) for look, edge in (("<!", text[:1]), ("!", text[-1:]))
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -130,13 +130,12 @@ def _claim(root: Element, source: str, target: str, words: Sequence[Word]) -> tu
     copies = sorted(filter(str.strip, leaves), key=len, reverse=True)
     forms = [(rank, copy, form) for copy in copies for rank, form in enumerate(forms_of(copy))]
     for rank, copy, form in sorted(forms, key=itemgetter(0)):
-        found = [m.span() for m in re.finditer(form, target)]
-        free = [span for span in found if not any(w.path for w in _overlapping(words, span))]
+        there = {m.span(): _overlapping(words, m.span()) for m in re.finditer(form, target)}
+        free = {span: [w.src for w in some if w.src] for span, some in there.items() if not any(w.path for w in some)}
         for leaf in list(leaves[copy]):
-            score = partial(_n_linked, words, leaf)
-            best = max(free, key=score, default=None)
-            if best is not None and (rank < OTHER or score(best)):
-                free.remove(best)
+            best = max(free, key=partial(_n_linked, free, leaf), default=None)
+            if best is not None and (rank < OTHER or _n_linked(free, leaf, best)):
+                del free[best]
                 leaves[copy].remove(leaf)
                 words, one = _merged(words, best, leaf)
                 removed.add(one)
@@ -152,9 +151,8 @@ def _overlapping(words: Sequence[Word], span: Span) -> Sequence[Word]:
     return words[bisect_right(words, span[0], key=lambda w: w.end) : bisect_left(words, span[1], key=lambda w: w.start)]
 
 
-def _n_linked(words: Sequence[Word], leaf: Element, span: Span) -> int:
-    sources = [w.src for w in _overlapping(words, span) if w.src is not None]
-    return sum(leaf.start < src[1] and src[0] < leaf.end for src in sources)
+def _n_linked(sources: Mapping[Span, Sequence[Span]], leaf: Element, span: Span) -> int:
+    return sum(leaf.start < last and first < leaf.end for first, last in sources[span])
 
 
 def _merged(words: Sequence[Word], span: Span, owner: Element) -> tuple[list[Word], Word]:

@@ -343,7 +343,7 @@ async function loadDirections() {
   try {
     directions = (await ask("v1/directions", null)).models;
     updateDirections();
-    show("");
+    show(directions.length ? "" : "this service has no translation model");
     translateNow();
   } catch (error) {
     show(error.message, true);
