@@ -16,8 +16,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import marians
+import text_runs
 from servers import Server
-from transduce import TranslationOptions, Translator
+from transduce import GenerationOptions, Generator, Sampling, TranslationOptions, Translator
 
 pytestmark = [
     pytest.mark.loopback,
@@ -38,8 +39,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(runs: tuple[Path, Path]) -> Iterator[Server]:
-    server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", "--precision", "float32")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_runs.make_run(tmp_path_factory.mktemp("runs") / "gpt", **text_runs.GPT)
+
+
+@pytest.fixture(scope="module")
+def server(runs: tuple[Path, Path], gpt: Path) -> Iterator[Server]:
+    server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", gpt, "--precision", "float32")
     yield server
     server.stop()
 
@@ -198,8 +204,12 @@ def test_arrow_keys_and_right_to_left_text(page: webdriver.Chrome) -> None:
     assert page.find_element(By.ID, "input").value_of_css_property("direction") == "rtl"
 
 
+@pytest.mark.parametrize("path", ["", "/generate"])
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_nothing_is_wider_than_the_screen_and_everything_has_a_label(page: webdriver.Chrome, width: int) -> None:
+def test_nothing_is_wider_than_the_screen_and_everything_has_a_label(
+    page: webdriver.Chrome, server: Server, path: str, width: int
+) -> None:
+    page.get(server.url + path)
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     page.find_element(By.ID, "input").send_keys("A" * 200)
@@ -232,3 +242,20 @@ def test_a_word_marks_the_words_that_it_translates(page: webdriver.Chrome, runs:
             page.execute_script("arguments[0].focus()", word)
             wait(partial(lambda text: marked_text(page) == text, expected[-1]))
     assert any(expected)
+
+
+def test_a_language_model_continues_a_text(page: webdriver.Chrome, gpt: Path) -> None:
+    page.find_element(By.LINK_TEXT, "Generate text").click()
+    wait(lambda: page.find_elements(By.CSS_SELECTOR, "#model option"))
+    assert page.find_element(By.ID, "translate-link").is_displayed()
+    page.find_element(By.ID, "seed").send_keys("5")
+    field = page.find_element(By.ID, "input")
+    field.send_keys("Der Hund", Keys.CONTROL, Keys.ENTER)
+    status = page.find_element(By.ID, "status")
+    wait(lambda: "tokens" in status.text)
+    options = GenerationOptions(max_length=100, sampling=Sampling(temperature=0.8), seed=5)
+    (expected,) = Generator.load(gpt).generate(["Der Hund"], options)
+    shown = f"Der Hund{expected.text}".replace("\r\n", "\n").replace("\r", "\n")  # as a text area does
+    assert field.get_property("value") == shown and f"{len(expected.ids)} tokens" in status.text
+    page.find_element(By.ID, "undo").click()
+    assert field.get_property("value") == "Der Hund" and not page.find_element(By.ID, "undo").is_enabled()

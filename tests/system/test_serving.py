@@ -55,7 +55,10 @@ def test_our_protocol(server: Server, translator: Translator) -> None:
     assert status == 200 and [one["text"] for one in answer["translations"]] == [one.text for one in expected]
     (sentence,) = answer["translations"][0]["sentences"]
     assert [c["score"] for c in sentence["candidates"]] == pytest.approx([c.score for c in expected[0].candidates])
-    assert server.request("/v1/directions")[1] == {"models": [{"model": "toy", "source": "en", "target": "de"}]}
+    assert server.request("/v1/directions")[1] == {
+        "models": [{"model": "toy", "source": "en", "target": "de"}],
+        "language_models": [],
+    }
 
 
 def test_alignment(server: Server, translator: Translator) -> None:

@@ -207,6 +207,6 @@ def test_a_service_of_language_models_only(gpt: Path) -> None:
         status, answer = server.request(path, content)
         assert status == 400 and "no model here translates; language models: gpt" in str(answer)
     assert server.request("/languages") == (200, [])
-    assert server.request("/v1/directions") == (200, {"models": []})
+    assert server.request("/v1/directions") == (200, {"models": [], "language_models": ["gpt"]})
     assert server.request("/v1/completions", {"model": "gpt", "prompt": "Der", "max_tokens": 2})[0] == 200
     assert server.stop() == 0

@@ -247,7 +247,7 @@ class Generator(EngineModel):
             if not options.cut_prompt:
                 raise DataError(
                     f"prompt {number + 1} has {len(ids)} tokens; the context of this model is {self.context}; shorten "
-                    "it, or cut its beginning off (--cut-prompt)"
+                    "it, or cut its beginning off (cut_prompt, --cut-prompt)"
                 )
             ids = ids[-self.context :]
         return tuple(ids)

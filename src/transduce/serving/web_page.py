@@ -1,4 +1,4 @@
-"""The web page of the folder `page`: it needs nothing from elsewhere."""
+"""The web pages of the folder `page`: they need nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from transduce.serving.http import Call, Endpoint
 
-_FILES = {"/": "index.html", "/style.css": "style.css", "/app.js": "app.js", "/files.js": "files.js"}
+_SHARED = ("style.css", "shared.js", "app.js", "files.js", "generate.js")
+_FILES = {"/": "index.html", "/generate": "generate.html", **{f"/{name}": name for name in _SHARED}}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -22,8 +23,10 @@ _HEADERS = {
 
 
 async def page(call: Call) -> Response:
-    """A file of the page."""
+    """A file of the pages. A service without translators has only the one that continues texts."""
     name = _FILES[call.request.url.path]
+    if name == "index.html" and not any(call.service.routes()):
+        name = "generate.html"
     content, tag = _read(name)
     headers = {**_HEADERS, "etag": tag}
     if call.header(b"if-none-match") == tag:

@@ -1,7 +1,6 @@
-// The page of `transduce serve`: it uses POST /v1/translate and GET /v1/directions, and nothing from elsewhere.
+// The page of `transduce serve`: it uses POST /v1/translate and GET /v1/directions, and nothing from elsewhere. Needs shared.js.
 "use strict";
 
-const byId = (id) => document.getElementById(id);
 const WAIT = 250; // milliseconds without a key before a translation is asked for
 const LINES_PER_REQUEST = 32;
 const CHARACTERS_PER_REQUEST = 5000;
@@ -19,25 +18,6 @@ let knownRoute = "";
 let translated = []; // the sentences of all lines
 
 // --- requests -----------------------------------------------------------------------------------------------------
-
-async function ask(path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
-  if (byId("key").value) headers.Authorization = `Bearer ${byId("key").value}`;
-  const request = body === null ? { headers, signal } : { method: "POST", headers, body: JSON.stringify(body), signal };
-  const response = await fetch(path, request).catch((error) => { if (signal?.aborted) throw error; return null; });
-  const answer = response ? await response.json().catch(() => ({})) : { error: "The service cannot be reached" };
-  if (response?.ok) return answer;
-  const error = new Error(answer.error || `the service answered with status ${response.status}`);
-  error.status = response ? response.status : 0;
-  error.retryAfter = Number(response?.headers.get("Retry-After")) || 2;
-  if (error.status === 401) byId("key-box").open = true;
-  throw error;
-}
-
-const pause = (seconds, signal) => new Promise((resolve, reject) => {
-  const wait = setTimeout(resolve, 1000 * seconds);
-  signal?.addEventListener("abort", () => { clearTimeout(wait); reject(signal.reason); }, { once: true });
-});
 
 // Translate lines in requests that the service accepts; take(translations, number of lines done) after each.
 async function translateLines(lines, options, signal, take, report) {
@@ -67,11 +47,6 @@ function nextPart(lines, start, most) {
 }
 
 const route = () => ({ source: byId("source").value, target: byId("target").value, ...(byId("model").value ? { model: byId("model").value } : {}) });
-
-function show(message, isError = false) {
-  byId("status").textContent = message;
-  byId("status").classList.toggle("error", isError);
-}
 
 // --- languages ----------------------------------------------------------------------------------------------------
 
@@ -314,14 +289,7 @@ async function copyOutput() {
 
 // --- page ---------------------------------------------------------------------------------------------------------
 
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  byId("theme").setAttribute("aria-pressed", String(dark));
-}
-
 function connect() {
-  setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
-  byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
   byId("direction").addEventListener("change", () => { updateDirections(); translateNow(); });
   byId("direction").addEventListener("submit", (event) => event.preventDefault());
   byId("swap").addEventListener("click", swap);
@@ -341,7 +309,9 @@ function connect() {
 
 async function loadDirections() {
   try {
-    directions = (await ask("v1/directions", null)).models;
+    const answer = await ask("v1/directions", null);
+    directions = answer.models;
+    byId("generate-link").hidden = !answer.language_models.length;
     updateDirections();
     show(directions.length ? "" : "this service has no translation model");
     translateNow();

@@ -188,7 +188,7 @@ def _text(found: TextTranslation) -> dict[str, Any]:
 async def models(call: Call) -> Response:
     """The models and their languages."""
     routes = [_route(route) for route in call.service.routes()]
-    return json_response({"models": routes})
+    return json_response({"models": routes, "language_models": list(call.service.generators())})
 
 
 ENDPOINTS = (Endpoint("POST", "/v1/translate", translate), Endpoint("GET", "/v1/directions", models))

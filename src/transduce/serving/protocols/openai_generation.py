@@ -21,13 +21,17 @@ _UNSUPPORTED = ("best_of", "echo", "frequency_penalty", "logit_bias", "logprobs"
 
 
 class GenerationRequest(OpenAIRequest):
-    """How to sample. top_k is an extension; without a seed, each request draws anew. Those after `stop` are refused."""
+    """How to sample; without a seed, each request draws anew. Those after `cut_prompt` are refused.
+
+    Extensions of the protocol: top_k; cut_prompt: cut the beginning off a prompt that is longer than the context.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    cut_prompt: bool = False
     best_of: Any = None
     echo: Any = None
     frequency_penalty: Any = None
@@ -54,6 +58,7 @@ class GenerationRequest(OpenAIRequest):
             ),
             seed=secrets.randbelow(MAX_SEED) if self.seed is None else self.seed,
             n_samples=n,
+            cut_prompt=self.cut_prompt,
         )
 
     def stops(self) -> list[str]:
