@@ -14,7 +14,6 @@ from transduce.config.model import (
     GPTSettings,
     ModelSettings,
     OutputSettings,
-    PatternSettings,
     PoolingSettings,
     RecurrentSettings,
     StarClassifierSettings,

@@ -56,6 +56,6 @@ class CausalLM(TokenPredictor):
         """
         state = self.start(ids[:, :0])
         if documents is None:
-            return self.decoder(self.embedding(ids), state, positions=self.embedding.positions)
+            return self.advance(ids, state)
         x = self.embedding(ids, positions=document_positions(documents))
         return self.decoder(x, state, positions=self.embedding.positions, documents=documents)

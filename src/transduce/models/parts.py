@@ -17,7 +17,6 @@ from transduce.config import (
     GPTSettings,
     ModelSettings,
     OutputSettings,
-    PatternSettings,
     StarClassifierSettings,
 )
 from transduce.nn.attention import PROJECTIONS, CrossAttention, FullProjection, SelfAttention
@@ -77,31 +76,30 @@ def size_problems(s: AttentionSettings) -> Iterator[str]:
         yield problem
 
 
-def stack_problems(s: PatternSettings) -> Iterator[str]:
+def stack_problems(s: AttentionSettings) -> Iterator[str]:
     """What is inconsistent in settings of stacks with attention patterns."""
     yield from size_problems(s)
-    stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_pattern" in type(s).model_fields]
-    found = {f"model.{stack}_pattern = '{getattr(s, f'{stack}_pattern')}'": stack for stack in stacks}
-    sparse = [text for text, stack in found.items() if getattr(s, f"{stack}_pattern") != "full"]
+    patterns = s.patterns
+    found = {f"model.{stack}_pattern = '{name}'": name for stack, name in patterns.items()}
+    sparse = [text for text, name in found.items() if name != "full"]
     if s.window is None and sparse:
         yield f"{sparse[0]} needs model.window"
     if s.window is not None and not sparse:
         of_old = (
-            "; for the window of earlier versions set model.decoder_pattern = 'local'" if "decoder" in stacks else ""
+            "; for the window of earlier versions set model.decoder_pattern = 'local'" if "decoder" in patterns else ""
         )
         yield f"model.window = {s.window} has no use with {' and '.join(found)}{of_old}"
-    split = [text for text, stack in found.items() if len(PATTERNS[getattr(s, f"{stack}_pattern")](1, 1, True)) > 1]
+    split = [text for text, name in found.items() if _n_factors(name) > 1]
     if split and s.factors == "heads" and s.n_heads < 2:
         yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"
 
 
-def unused_by_stacks(s: PatternSettings) -> Iterator[str]:
+def unused_by_stacks(s: AttentionSettings) -> Iterator[str]:
     """What has no effect in consistent settings of stacks with attention patterns."""
-    stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_pattern" in type(s).model_fields]
-    depths = [(getattr(s, f"{stack}_pattern"), getattr(s, f"n_{stack}_layers")) for stack in stacks]
-    factored = [n for name, n in depths if len(PATTERNS[name](1, 1, True)) > 1]
+    patterns = s.patterns
+    factored = [getattr(s, f"n_{stack}_layers") for stack, name in patterns.items() if _n_factors(name) > 1]
     if is_changed(s, "summary_tokens"):
-        if all(name != "fixed" for name, _ in depths):
+        if "fixed" not in patterns.values():
             yield f"model.summary_tokens = {s.summary_tokens} has no effect without the pattern 'fixed'"
         elif s.window is not None and s.summary_tokens > s.window:
             yield f"model.summary_tokens = {s.summary_tokens} is more than model.window = {s.window}"
@@ -109,6 +107,10 @@ def unused_by_stacks(s: PatternSettings) -> Iterator[str]:
         yield f"model.factors = '{s.factors}' has no effect without the pattern 'strided' or 'fixed'"
     elif s.factors == "layers" and min(factored) < 2:
         yield "model.factors = 'layers' needs at least 2 layers: one has the first factor only"
+
+
+def _n_factors(pattern: str) -> int:
+    return len(PATTERNS[pattern](1, 1, True))
 
 
 def is_changed(s: ModelSettings, name: str) -> bool:
@@ -218,8 +220,6 @@ class Parts(BlockParts):
 
     def _patterns(self, name: str, *, causal: bool) -> tuple[FullPattern, ...]:
         s = self.settings
-        if not isinstance(s, PatternSettings):
-            return make_patterns(name, n_heads=s.n_heads, causal=causal)
         return make_patterns(
             name, size=s.window or 0, summary=s.summary_tokens, spread=s.factors, n_heads=s.n_heads, causal=causal
         )

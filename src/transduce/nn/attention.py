@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear
+from transduce.nn.linear import Linear, wide
 from transduce.nn.patterns import Bias, CausalBias, FlexBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.positions.scheme import Relations, Rotate
 
@@ -33,7 +33,7 @@ def attention_weights(
     scores = query @ key.transpose(-1, -2)  # [B, H, T, S]
     scale = 1 / math.sqrt(query.shape[-1])
     if bias is None:
-        return softmax_over_keys(scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale)
+        return softmax_over_keys(wide(scores) * scale)
     return softmax_over_keys(torch.add(bias, scores, alpha=scale))
 
 

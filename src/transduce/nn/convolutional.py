@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from transduce.nn.attention import Attention, softmax_over_keys
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, linear
+from transduce.nn.linear import Linear, linear, product_dtype
 from transduce.nn.masks import attention_bias
 from transduce.nn.state import RowState
 
@@ -29,9 +29,7 @@ def windows(x: Float[Tensor, "B R D"], kernel_size: int) -> Float[Tensor, "B T E
     """
     if kernel_size == 1:
         return x
-    n, device = x.shape[1] - kernel_size + 1, x.device.type
-    if torch.is_autocast_enabled(device):  # the product does it anyway, on `kernel_size` copies
-        x = x.to(torch.get_autocast_dtype(device))
+    n, x = x.shape[1] - kernel_size + 1, x.to(product_dtype(x))  # before `kernel_size` copies are made
     return torch.cat([x[:, i : i + n] for i in range(kernel_size)], dim=2)
 
 

@@ -8,6 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products of x: that of autocast, if it is enabled."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def wide(x: Tensor) -> Tensor:
+    """x as float32, unless it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _onednn_product() -> torch._ops.OpOverload | None:
     """OneDNN's float32 product, if this build of PyTorch has it."""
     if not torch.backends.mkldnn.is_available():

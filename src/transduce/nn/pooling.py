@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.nn.convolutional import windows
 from transduce.nn.linear import Linear
 
 Pool = Callable[[Float[Tensor, "B S D"], Bool[Tensor, "B S"]], Float[Tensor, "B D"]]
@@ -24,7 +24,7 @@ def first(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor,
 def mean(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
     """The mean over the tokens."""
     counted = real[:, :, None].to(x.dtype)
-    return (x * counted).sum(1) / counted.sum(1)
+    return (x * counted).sum(1) / counted.sum(1).clamp_min(1)
 
 
 def maximum(x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
@@ -58,8 +58,7 @@ class ConvPooler(nn.Module):
     def forward(self, x: Float[Tensor, "B S D"], real: Bool[Tensor, "B S"]) -> Float[Tensor, "B D"]:
         """One vector per text."""
         x = F.pad(x.masked_fill(~real[:, :, None], 0), (0, 0, 1, 1))  # [B, S + 2, D]
-        windows = torch.cat([x[:, :-2], x[:, 1:-1], x[:, 2:]], dim=2)  # [B, S, 3 D]
-        return maximum(self.dense(windows).relu(), real)
+        return maximum(self.dense(windows(x, 3)).relu(), real)
 
 
 POOLINGS: dict[str, Callable[..., nn.Module]] = {

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transduce.nn.linear import Linear, linear
+from transduce.nn.linear import Linear, linear, product_dtype, wide
 
 State = tuple[Tensor, ...]
 """The state of a unit, [N, H] each: the hidden state, and for the LSTM the cell state."""
@@ -144,23 +144,12 @@ class GRU(Cell):
 CELLS: dict[str, type[Cell]] = {"lstm": LSTM, "gru": GRU}
 
 
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products: that of autocast, if it is enabled; states are at least float32."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def wide(x: Tensor) -> Tensor:
-    """At least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 class _Scan(torch.autograd.Function):
     """A unit over a whole sequence: inputs are the type of the unit, W x [T, N, G * H], U, its bias, and the state."""
 
     @staticmethod
     def forward(ctx: Any, cell: type[Cell], x: Tensor, weight: Tensor, bias: Tensor | None, *state: Tensor) -> State:
-        dtype = _product_dtype(x)
+        dtype = product_dtype(x)
         with torch.autocast(x.device.type, enabled=False):
             x, u = wide(x), weight.to(dtype)
             b = None if bias is None else bias.to(dtype)
@@ -205,7 +194,7 @@ class StepLinear:
     """
 
     def __init__(self, layer: nn.Linear) -> None:
-        dtype = _product_dtype(layer.weight)
+        dtype = product_dtype(layer.weight)
         self._weight, self._bias = layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
         self._inputs: list[Tensor] = []
         self._grads: list[Tensor] = []

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear
+from transduce.nn.linear import Linear, wide
 from transduce.nn.masks import attention_bias
-from transduce.nn.recurrent import CELLS, CellStepper, State, StepLinear, wide
+from transduce.nn.recurrent import CELLS, CellStepper, State, StepLinear
 from transduce.nn.state import RowState
 from transduce.nn.state_attention import AdditiveAttention, StateAttention
 

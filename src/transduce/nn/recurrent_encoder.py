@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear
-from transduce.nn.recurrent import CELLS, Cell, State, wide
+from transduce.nn.linear import Linear, wide
+from transduce.nn.recurrent import CELLS, Cell, State
 
 DIRECTIONS: dict[str, tuple[bool, ...]] = {"both": (False, True), "forward": (False,), "backward": (True,)}
 """Whether each of an encoder's units reads from the end."""

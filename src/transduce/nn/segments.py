@@ -102,10 +102,8 @@ class SegmentState:
     def fan_out(self, n_beams: int) -> None:
         """Turn a state of one beam into one of `n_beams` with the same history."""
         assert self.n_beams == 1, "this state has fanned out already"
-        rows = torch.arange(self.n_sentences, device=self.layers[0].keys.device).repeat_interleave(n_beams)
         self.n_beams = n_beams
-        for layer in self.layers:
-            layer.take(rows)
+        self.reorder(torch.arange(self.n_sentences, device=self.layers[0].keys.device).repeat_interleave(n_beams))
 
     def reorder(self, rows: Int[Tensor, " N"]) -> None:
         """Row r continues the history of rows[r], which must belong to the same sentence."""
@@ -114,7 +112,5 @@ class SegmentState:
 
     def select(self, sentences: Int[Tensor, " b"]) -> None:
         """Keep only these sentences, with all their beams."""
-        rows = rows_of(sentences, self.n_beams)
         self.n_sentences = len(sentences)
-        for layer in self.layers:
-            layer.take(rows)
+        self.reorder(rows_of(sentences, self.n_beams))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from transduce.nn.attention import FullProjection
 from transduce.nn.cache import DecoderState, LayerCache
+from transduce.nn.linear import wide
 from transduce.nn.patterns import Bias
 from transduce.nn.positions.scheme import Rotate
 
@@ -32,8 +33,7 @@ class SSRU(nn.Module):
         """The next tokens x, beam by beam, after the unit; continues from `cache.recurrent` and replaces it."""
         rows = x.reshape(state.n_rows, -1, x.shape[2])  # [N, T, D]
         gate, value = (part.squeeze(1) for part in self.gate_value(rows))
-        wide = torch.promote_types(gate.dtype, torch.float32)
-        gate, value = gate.to(wide).sigmoid(), value.to(wide)
+        gate, value = wide(gate).sigmoid(), wide(value)
         first = value.new_zeros(value[:, 0].shape) if cache.recurrent is None else cache.recurrent
         states = scan(gate, value, first)
         cache.recurrent = states[:, -1]

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from transduce.nn.attention import CrossAttention, FullProjection, head_width
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear
+from transduce.nn.linear import Linear, wide
 from transduce.nn.masks import attention_bias
-from transduce.nn.pooling import maximum
+from transduce.nn.pooling import maximum, mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SatelliteAttention(nn.Module):
         parts = (y.split(sizes, dim=1) for y in pair)
         keys, values = ([*ring.neighbours(own), *others] for own, *others in parts)
         scores = torch.stack([self._heads(query * key).sum(-1) for key in keys], dim=-1)  # [B, S, H, 5]
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+        weights = wide(scores).softmax(-1).to(scores.dtype)
         read = [
             weight[..., None] * self._heads(value) for weight, value in zip(weights.unbind(-1), values, strict=True)
         ]
@@ -131,8 +131,7 @@ class StarEncoder(nn.Module):
         The relay node starts as the mean of the embedded tokens.
         """
         embedded, ring = x, Ring.of(real)
-        counted = real[:, :, None].to(x.dtype)
-        relay = (x * counted).sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp_min(1)
+        relay = mean(x, real)[:, None]
         bias = attention_bias(F.pad(real, (1, 0), value=True)[:, None])
         for block in self.blocks:
             x, relay = block(x, relay, embedded=embedded, ring=ring, bias=bias)

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.nn.attention import Attention, softmax_over_keys
-from transduce.nn.linear import Linear
-from transduce.nn.recurrent import StepLinear, wide
+from transduce.nn.linear import Linear, wide
+from transduce.nn.recurrent import StepLinear
 
 
 class StateAttention(Attention):

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from transduce.config.model.attention import AttentionSettings, BlockSettings, DecoderSettings, PatternSettings
+from transduce.config.model.attention import AttentionSettings, BlockSettings, DecoderSettings
 from transduce.config.model.base import ModelSettings, OutputSettings
 from transduce.config.model.bert import (
     BertClassifierSettings,

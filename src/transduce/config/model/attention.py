@@ -60,7 +60,7 @@ class BlockSettings(ModelSettings):
 
 
 class AttentionSettings(BlockSettings, PositionSettings):
-    """Fields of the Transformers whose attention is that of the paper, with any positional scheme."""
+    """Fields of the Transformers whose attention is that of the paper, with any positional scheme and pattern."""
 
     n_kv_heads: int | None = Field(None, ge=1, description="Number of key and value heads (default: n_heads).")
     d_key: int | None = Field(
@@ -72,11 +72,26 @@ class AttentionSettings(BlockSettings, PositionSettings):
     )
     kernel_size: int = Field(1, ge=1, le=1024, description="Kernel size of the conv feed-forward network.")
     projection: str = Field("full", description="Head projections: full, or shared (one matrix for all heads).")
+    window: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Tokens in the window of the local pattern; stride of strided and fixed."
+    )
+    summary_tokens: int = Field(
+        8, ge=1, le=MAX_TOKENS, description="Last tokens of each block that all queries see in the fixed pattern."
+    )
+    factors: str = Field(
+        "heads", description="The two factors of strided and fixed: of half the heads each, or of the layers in turn."
+    )
 
     @property
     def key_width(self) -> int:
         """Width of the queries and keys of one head."""
         return self.d_key or self.d_head
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """The attention pattern of each stack that has a choice."""
+        stacks = [stack for stack in ("encoder", "decoder") if f"{stack}_pattern" in type(self).model_fields]
+        return {stack: getattr(self, f"{stack}_pattern") for stack in stacks}
 
     @property
     def separates_documents(self) -> bool:
@@ -87,20 +102,6 @@ class AttentionSettings(BlockSettings, PositionSettings):
     def summary(self) -> str:
         """The architecture, its sizes and its positions in a line."""
         return f"{super().summary}, {self.positions} positions"
-
-
-class PatternSettings(AttentionSettings):
-    """Fields of attention patterns (Child et al. 2019)."""
-
-    window: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="Tokens in the window of the local pattern; stride of strided and fixed."
-    )
-    summary_tokens: int = Field(
-        8, ge=1, le=MAX_TOKENS, description="Last tokens of each block that all queries see in the fixed pattern."
-    )
-    factors: str = Field(
-        "heads", description="The two factors of strided and fixed: of half the heads each, or of the layers in turn."
-    )
 
 
 class SourceSettings(ModelSettings):
@@ -116,7 +117,7 @@ class SourceSettings(ModelSettings):
         return self.source == "vectors"
 
 
-class DecoderSettings(PatternSettings, OutputSettings):
+class DecoderSettings(AttentionSettings, OutputSettings):
     """What Transformers with a decoder share."""
 
     decoder_pattern: str = Field(

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from transduce.config.model.attention import PatternSettings, SourceSettings
+from transduce.config.model.attention import AttentionSettings, SourceSettings
 from transduce.config.model.base import Blocks, OutputSettings, Preset
 
 _BERT: Preset = {
@@ -23,7 +23,7 @@ _BERT: Preset = {
 }
 
 
-class EncoderSettings(PatternSettings):
+class EncoderSettings(AttentionSettings):
     """An encoder without a decoder (Devlin et al. 2019, BERT): what its variants share."""
 
     presets: ClassVar[Mapping[str, Preset]] = {

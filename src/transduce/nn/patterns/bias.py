@@ -32,9 +32,9 @@ def fuses_on_cpu(n_queries: int, n_keys: int) -> bool:
 class SpecialBias(ABC):
     """A bias that is not a matrix for attention to add to scores."""
 
-    @abstractmethod
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "*B T K"]:
-        """Attention under this bias; `attend` computes it for simpler ones."""
+        """Attention under this bias; `attend` computes it for simpler ones, and for those that a kernel knows."""
+        return attend(query, key, value, bias=self)
 
     @abstractmethod
     def dense(self, query: Float[Tensor, "*B T K"]) -> Float[Tensor, "*b T S"]:
@@ -53,10 +53,6 @@ def dense_bias(bias: Bias, query: Float[Tensor, "*B T K"]) -> Tensor | None:
 @dataclass(frozen=True, slots=True, eq=False)
 class CausalBias(SpecialBias):
     """The bias of a causal pattern over a whole sequence, for kernels that know this pattern."""
-
-    def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """With a kernel."""
-        return attend(query, key, value, bias=self)
 
     def dense(self, query: Tensor) -> Tensor:
         """[1, 1, T, T]."""
@@ -131,10 +127,6 @@ class FlexBias(SpecialBias):
 
     kernel: FlexKernel
     blocks: Callable[[], BlockBias]
-
-    def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """With the kernel, unless weights are dropped out."""
-        return attend(query, key, value, bias=self)
 
     def dense(self, query: Tensor) -> Tensor:
         """[B, H, T, T]."""
