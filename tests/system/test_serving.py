@@ -263,6 +263,8 @@ def test_no_accepted_request_is_lost_at_a_shutdown(run: Path, translator: Transl
 
 
 def test_api_keys(run: Path, tmp_path: Path) -> None:
+    import deepl
+
     made = subprocess.run(
         [sys.executable, "-m", "transduce", "serve", "--new-api-key", "alice"],
         capture_output=True,
@@ -276,6 +278,10 @@ def test_api_keys(run: Path, tmp_path: Path) -> None:
     try:
         assert server.request("/translate", body)[0] == 401
         assert server.request("/translate", {**body, "api_key": "wrong"})[0] == 401
+        with pytest.raises(deepl.AuthorizationException):
+            deepl.DeepLClient("wrong", server_url=server.url).get_usage()
+        with pytest.raises(deepl.AuthorizationException):
+            deepl.DeepLClient("wrong", server_url=server.url).list_glossaries()
         assert server.request("/translate", {**body, "api_key": secret})[0] == 200
         for header in (
             {"Authorization": f"Bearer {secret}"},

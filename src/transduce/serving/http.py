@@ -109,6 +109,7 @@ class Endpoint:
     error: the JSON of an error, from its status and message.
     body_key: the API key in a body, where the protocol puts it there.
     is_open: needs no API key.
+    unauthorized: the status of a request without a valid API key, as the protocol's clients know it.
     """
 
     method: str
@@ -117,6 +118,7 @@ class Endpoint:
     error: FormatError = lambda status, message: {"error": message}
     body_key: Callable[[Call], str | None] | None = None
     is_open: bool = False
+    unauthorized: int = 401
 
 
 class Server:
@@ -169,6 +171,7 @@ class Server:
     def error_response(self, endpoint: Endpoint, error: Exception) -> Response:
         """The response that tells a protocol's clients of an error; prints the cause of an internal one."""
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+        status = endpoint.unauthorized if status == 401 else status
         if status == 500:
             traceback.print_exception(error)
             message = "internal error; the server's log has the cause"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator
@@ -111,14 +112,18 @@ async def usage(call: Call) -> Response:
     return json_response({"character_count": call.n_translated, "character_limit": _UNLIMITED})
 
 
-def _error(status: int, message: str) -> dict[str, str]:
+def format_error(status: int, message: str) -> dict[str, str]:
+    """An error as DeepL's clients read it."""
     return {"message": message}
 
 
+endpoint = partial(Endpoint, error=format_error, unauthorized=403)
+"""Makes a route of DeepL's protocol."""
+
 ENDPOINTS = (
-    Endpoint("POST", "/v2/translate", translate, error=_error),
-    Endpoint("GET", "/v2/languages", languages, error=_error),
-    Endpoint("POST", "/v2/languages", languages, error=_error),
-    Endpoint("GET", "/v2/usage", usage, error=_error),
-    Endpoint("POST", "/v2/usage", usage, error=_error),
+    endpoint("POST", "/v2/translate", translate),
+    endpoint("GET", "/v2/languages", languages),
+    endpoint("POST", "/v2/languages", languages),
+    endpoint("GET", "/v2/usage", usage),
+    endpoint("POST", "/v2/usage", usage),
 )

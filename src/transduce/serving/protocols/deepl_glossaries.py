@@ -8,7 +8,8 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from transduce.serving.glossaries import Glossary, parse_entries
-from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.http import Call, json_response
+from transduce.serving.protocols.deepl import endpoint, format_error
 
 _SEPARATORS = {"tsv": "\t", "csv": ","}
 
@@ -78,18 +79,14 @@ def _information(one: Glossary) -> dict[str, Any]:
 
 
 def _missing() -> Response:
-    return json_response(_error(404, "there is no such glossary"), status=404)
-
-
-def _error(status: int, message: str) -> dict[str, str]:
-    return {"message": message}
+    return json_response(format_error(404, "there is no such glossary"), status=404)
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v2/glossaries", create, error=_error),
-    Endpoint("GET", "/v2/glossaries", list_all, error=_error),
-    Endpoint("GET", "/v2/glossaries/{id}", show, error=_error),
-    Endpoint("GET", "/v2/glossaries/{id}/entries", entries, error=_error),
-    Endpoint("DELETE", "/v2/glossaries/{id}", delete, error=_error),
-    Endpoint("GET", "/v2/glossary-language-pairs", pairs, error=_error),
+    endpoint("POST", "/v2/glossaries", create),
+    endpoint("GET", "/v2/glossaries", list_all),
+    endpoint("GET", "/v2/glossaries/{id}", show),
+    endpoint("GET", "/v2/glossaries/{id}/entries", entries),
+    endpoint("DELETE", "/v2/glossaries/{id}", delete),
+    endpoint("GET", "/v2/glossary-language-pairs", pairs),
 )
