@@ -1,27 +1,22 @@
-"""Plain servers around CTranslate2, to compare `transduce serve` with: see serving.py.
+"""Plain servers around CTranslate2, to compare `transduce serve` with: see serving.py. They need FastAPI.
 
     python benchmarks/plain_servers.py {threads,one} RUN FOLDER PORT
 
-threads: what people write first, a function of a web framework that runs in a pool of threads, with a CTranslate2
-translator of one thread per core; each text is a batch. one: LibreTranslate's way, one text at a time, each on all
-cores. RUN gives the tokenizer, FOLDER the model in CTranslate2's format. The framework is Starlette, on which FastAPI
-is built. Requests and answers are those of /v1/translate, as far as serving.py needs them.
+threads: what people write first, a function that FastAPI runs in its pool of threads, with a CTranslate2 translator of
+one thread per core; each text is a batch. one: LibreTranslate's way, one text at a time, each on all cores. RUN gives
+the tokenizer, FOLDER the model in CTranslate2's format. Requests and answers are those of /v1/translate, as far as
+serving.py needs them.
 """
 
-from __future__ import annotations
-
 import argparse
-import asyncio
-import json
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import ctranslate2
 import uvicorn
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import FastAPI
+from pydantic import BaseModel
 
 from transduce import Translator
 
@@ -29,30 +24,31 @@ CORES = 2
 MAX_LENGTH = 127
 
 
-def make_app(kind: str, run: Path, folder: Path, precision: str) -> Starlette:
+class Body(BaseModel):
+    """A request."""
+
+    text: str
+
+
+def make_app(kind: str, run: Path, folder: Path, precision: str) -> FastAPI:
     """The application."""
     offline = Translator.load(run)
     tokenizers, beam = offline.tokenizers, offline.settings.beam
     threads = {"inter_threads": CORES, "intra_threads": 1} if kind == "threads" else {"intra_threads": CORES}
     engine = ctranslate2.Translator(str(folder), compute_type=precision, **threads)
     places = {piece: i for i, piece in enumerate(tokenizers.tgt.pieces(range(tokenizers.n_tgt)))}
-    turn = asyncio.Lock()
+    turn = nullcontext() if kind == "threads" else threading.Lock()
+    app = FastAPI()
 
-    def work(text: str) -> str:
-        pieces = tokenizers.src.pieces(tokenizers.src.encode(text))
-        (found,) = engine.translate_batch([pieces], beam_size=beam, max_decoding_length=MAX_LENGTH)
-        return tokenizers.tgt.decode([places[piece] for piece in found.hypotheses[0]])
+    @app.post("/v1/translate")
+    def translate(body: Body) -> dict[str, list[dict[str, str]]]:
+        pieces = tokenizers.src.pieces(tokenizers.src.encode(body.text))
+        with turn:
+            (found,) = engine.translate_batch([pieces], beam_size=beam, max_decoding_length=MAX_LENGTH)
+        text = tokenizers.tgt.decode([places[piece] for piece in found.hypotheses[0]])
+        return {"translations": [{"text": text}]}
 
-    async def translate(request: Request) -> Response:
-        text = json.loads(await request.body())["text"]
-        if kind == "threads":
-            found = await run_in_threadpool(work, text)
-        else:
-            async with turn:
-                found = await run_in_threadpool(work, text)
-        return JSONResponse({"translations": [{"text": found}]})
-
-    return Starlette(routes=[Route("/v1/translate", translate, methods=["POST"])])
+    return app
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from serving_setup import CLIENTS, Setup, check_answers, report, watch_memory
@@ -30,6 +31,8 @@ def throughput(setup: Setup) -> bool:
         f"{offline:,.0f}; ratio {speed / offline:.2f}; CPU ms {1000 * cpu:.2f} and {1000 * offline_cpu:.2f}"
     )
     report("throughput", text)
+    if find_spec("fastapi") is None:
+        return report("plain server", "skipped: FastAPI is not installed; pip install fastapi")
     for kind in ("threads", "one"):
         plain_throughput(setup, kind, min(n, 2000))
     return True
@@ -47,14 +50,19 @@ def plain_throughput(setup: Setup, kind: str, n: int) -> None:
         server = subprocess.Popen(list(map(str, command)))
         try:
             load = Load(port, setup.single)
-            while not load.outcomes:
+            while not load.outcomes and server.poll() is None:
                 time.sleep(0.2)
                 load.clients(1, iter(range(1)))
+            if not load.outcomes:
+                raise SystemExit(f"FAILED: plain_servers.py ended with exit code {server.returncode}")
+            began = cpu_seconds(server.pid)
             speed, p50, p99 = saturate(setup, port, n, compare=False)
+            cpu = (cpu_seconds(server.pid) - began) / (n + n // 10)
         finally:
             server.terminate()
             server.wait()
-    report(f"plain server, {kind}", f"{speed:,.0f} sentences/s (p50 {p50:.0f} ms, p99 {p99:.0f} ms)")
+    text = f"{speed:,.0f} sentences/s (p50 {p50:.0f} ms, p99 {p99:.0f} ms); CPU ms {1000 * cpu:.2f}"
+    report(f"plain server with FastAPI, {kind}", text)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -187,7 +187,6 @@ class Load:
     def _close(self) -> None:
         for client in self._free:
             client.close()
-        self._epoll.close()
 
 
 class _Client:
