@@ -23,7 +23,7 @@ import marians
 from servers import Server
 from transduce import TranslationOptions, Translator
 from transduce.decoding.native_library import load_library
-from transduce.serving.server import _protocol
+from transduce.serving.http_protocol import http_protocol
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:12]
@@ -322,7 +322,7 @@ def test_headers_that_do_not_arrive_are_not_waited_for() -> None:
             await send({"type": "http.response.body", "body": b""})
 
         config = uvicorn.Config(
-            app, http=_protocol(lambda method, url: None, 0.2), lifespan="off", log_level="critical", port=0
+            app, http=http_protocol(lambda method, url: None, 0.2), lifespan="off", log_level="critical", port=0
         )
         server = uvicorn.Server(config)
         running = asyncio.ensure_future(server.serve())

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from transduce.errors import SettingsError
 from transduce.logging import Log
 from transduce.serving.app import make_app
 from transduce.serving.async_generator import AsyncTextGenerator
-from transduce.serving.http import BODY_HAS_ARRIVED, ON_DISCONNECT
+from transduce.serving.http_protocol import http_protocol
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.service import Service
 
@@ -88,7 +86,7 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
         )
         config = uvicorn.Config(
             app,
-            http=_protocol(refusals.response, service.limits.body_seconds),
+            http=http_protocol(refusals.response, service.limits.body_seconds),
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -133,65 +131,6 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         self.drained = await self._service.drain()
         self.should_exit = True
-
-
-def _protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol; it also closes connections without headers in time, and refuses requests under overload."""
-
-    class Protocol(HttpToolsProtocol):
-        _running: RequestResponseCycle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._late = self.loop.call_later(seconds, transport.close)
-
-        def on_message_begin(self) -> None:
-            self._late.cancel()
-            self._late = self.loop.call_later(seconds, self.transport.close)
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            response, is_free = None, self.cycle is None or self.cycle.response_complete
-            if is_free and not self.flow.write_paused:  # else responses wait for those before, or for the client
-                response = refusal(self.parser.get_method(), self.url)
-            self._is_refused = response is not None
-            if response is None:
-                self._late.cancel()
-                super().on_headers_complete()
-                return
-            self._is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
-            if self._is_last:
-                response = response.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
-            self.transport.write(response)
-
-        def on_body(self, body: bytes) -> None:
-            if not self._is_refused:  # else it is dropped, if it arrives in time
-                super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            if not self._is_refused:
-                self.cycle.scope["state"][BODY_HAS_ARRIVED] = True
-                super().on_message_complete()
-                return
-            self._late.cancel()
-            self.on_response_complete()
-            if self._is_last:
-                self.transport.close()
-
-        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-            self._running = cycle
-            super()._start_asgi_task(cycle, app)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._late.cancel()
-            if self._running is not None:  # uvicorn tells the last of several pipelined requests only
-                self._running.disconnected = True
-                self._running.message_event.set()
-                if (leave := self._running.scope["state"].get(ON_DISCONNECT)) is not None:
-                    leave()
-            super().connection_lost(exc)
-
-    return Protocol
 
 
 def _listen(options: ServerOptions) -> socket.socket:

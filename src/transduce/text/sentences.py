@@ -44,6 +44,8 @@ def join_sentences(sentences: Sequence[str], parts: Sequence[str], source: str, 
 
 def joined_parts(sentences: Sequence[str], parts: Sequence[str], source: str, target: str) -> list[str]:
     """What `join_sentences` joins: sentences at even places, what is between them at odd ones."""
+    if len(parts) == 1:
+        return list(sentences)
     space = "" if base_language(target) in _WITHOUT_SPACES else " "
     same_spaces = (base_language(source) in _WITHOUT_SPACES) == (not space)
     joined = [sentences[0]] if sentences else []

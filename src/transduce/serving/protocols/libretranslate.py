@@ -61,7 +61,7 @@ async def translate(call: Call) -> Response:
     else:
         results = await translate_texts(call.service, texts, routes, options)
         answer["translatedText"] = [one.text for one in results]
-        alternatives = [one.alternatives(asked.alternatives) for one in results]
+        alternatives = [one.alternatives(asked.alternatives) for one in results if asked.alternatives]
     if asked.alternatives:
         answer["alternatives"] = alternatives
     if source is None:

@@ -1,0 +1,98 @@
+"""uvicorn's HTTP protocol, with time limits, refusals under overload, and responses in one packet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from transduce.serving.http import BODY_HAS_ARRIVED, ON_DISCONNECT
+
+
+class _JoinedWrites:
+    """A transport that sends at once what is written in one step of the event loop.
+
+    uvicorn writes the head of a response and its body, each of which would be a packet that wakes the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if parts:
+            self._transport.write(b"".join(parts))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def http_protocol(refusal: Callable[[bytes, bytes], bytes | None], seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol; it also closes connections without headers in time, and refuses requests under overload."""
+
+    class Protocol(HttpToolsProtocol):
+        _running: RequestResponseCycle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(_JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+            self._late = self.loop.call_later(seconds, self.transport.close)
+
+        def on_message_begin(self) -> None:
+            self._late.cancel()
+            self._late = self.loop.call_later(seconds, self.transport.close)
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            response, is_free = None, self.cycle is None or self.cycle.response_complete
+            if is_free and not self.flow.write_paused:  # else responses wait for those before, or for the client
+                response = refusal(self.parser.get_method(), self.url)
+            self._is_refused = response is not None
+            if response is None:
+                self._late.cancel()
+                super().on_headers_complete()
+                return
+            self._is_last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+            if self._is_last:
+                response = response.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+            self.transport.write(response)
+
+        def on_body(self, body: bytes) -> None:
+            if not self._is_refused:  # else it is dropped, if it arrives in time
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if not self._is_refused:
+                self.cycle.scope["state"][BODY_HAS_ARRIVED] = True
+                super().on_message_complete()
+                return
+            self._late.cancel()
+            self.on_response_complete()
+            if self._is_last:
+                self.transport.close()
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._late.cancel()
+            if self._running is not None:  # uvicorn tells the last of several pipelined requests only
+                self._running.disconnected = True
+                self._running.message_event.set()
+                if (leave := self._running.scope["state"].get(ON_DISCONNECT)) is not None:
+                    leave()
+            super().connection_lost(exc)
+
+    return Protocol
