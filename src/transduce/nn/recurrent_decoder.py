@@ -18,6 +18,10 @@ from transduce.nn.recurrent import CELLS, CellStepper, State, StepLinear
 from transduce.nn.state import RowState
 from transduce.nn.state_attention import AdditiveAttention, StateAttention
 
+READOUT_SCALE = 4.0
+"""Of a readout that tanh bounds. The output matrix has entries of 1 / sqrt(d_model), as the embeddings do, so that the
+logits of a bounded readout stay near 0 until the matrix has grown (docs/family.md)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSizes:
@@ -86,7 +90,7 @@ class PlainDecoder(RecurrentDecoder):
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
         """See `RecurrentDecoder`."""
-        return self.dropout(self.readout(self._scan(x, state)).tanh())
+        return self.dropout(self.readout(self._scan(x, state)).tanh()) * READOUT_SCALE
 
 
 class AttentiveDecoder(RecurrentDecoder):
@@ -127,7 +131,7 @@ class LuongDecoder(AttentiveDecoder):
         hidden = wide(self._scan(x, state))
         project = self.attention.project()
         context = self._context(hidden if project is None else project(hidden), state)
-        return self.dropout(self.readout(torch.cat([context, hidden], -1).to(x.dtype)).tanh())
+        return self.dropout(self.readout(torch.cat([context, hidden], -1).to(x.dtype)).tanh()) * READOUT_SCALE
 
 
 class _Loop:
@@ -178,7 +182,7 @@ class InputFeedingDecoder(LuongDecoder):
             outputs.append(feed)
         self._keep(states, state, len(outputs))
         state.rows["feed"] = feed
-        return self.dropout(torch.stack(outputs, 1).to(x.dtype))
+        return self.dropout(torch.stack(outputs, 1).to(x.dtype)) * READOUT_SCALE
 
 
 class BahdanauDecoder(AttentiveDecoder):
