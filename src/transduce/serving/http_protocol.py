@@ -32,7 +32,7 @@ class _JoinedWrites:
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []
-        if parts:
+        if parts and not self._transport.is_closing():  # the client may have left in between
             self._transport.write(b"".join(parts))
 
     def __getattr__(self, name: str) -> Any:
