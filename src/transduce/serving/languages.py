@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from transduce.errors import SettingsError
-from transduce.serving.service import Route, Service
+from transduce.serving.routes import Route
+from transduce.serving.service import Service
 from transduce.text.sentences import base_language
 
 _NAMES = {

@@ -11,7 +11,8 @@ from itertools import accumulate, pairwise
 
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
-from transduce.serving.service import Route, Service
+from transduce.serving.routes import Route
+from transduce.serving.service import Service
 from transduce.serving.texts import TextTranslation, translate_texts
 from transduce.text.markup import MarkupRules, Segment, parse_markup
 from transduce.text.projection import Element, Word, project, words_of

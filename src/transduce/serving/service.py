@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from transduce.decoding.alignment import Link, joined_links
 from transduce.decoding.generator import Generator
 from transduce.decoding.loading import check_reads_text
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
-from transduce.decoding.results import Score, Translation
+from transduce.decoding.results import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError, SettingsError, TransduceError, nearest
 from transduce.runs.folder import RunFolder
@@ -23,64 +21,13 @@ from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
 from transduce.serving.limits import Admission, DrainingError, Limits, OverloadedError
+from transduce.serving.routes import Route, RouteTranslation, ServedRun
 from transduce.text.sentences import base_language
 
 _DEFAULT, _LIMITS = TranslationOptions(), Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRun:
-    """A run in service.
-
-    identity: changes when its weights or its settings do. source, target: languages; empty for a language model.
-    """
-
-    name: str
-    path: Path
-    source: str
-    target: str
-    model: AsyncTranslator | AsyncTextGenerator
-    identity: str
-
-    @property
-    def translator(self) -> AsyncTranslator:
-        """The model of a run that translates."""
-        assert isinstance(self.model, AsyncTranslator)
-        return self.model
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The runs that translate from one language to another: one, or two by way of a third language."""
-
-    runs: tuple[ServedRun, ...]
-
-    @property
-    def source(self) -> str:
-        """Language code of the texts."""
-        return self.runs[0].source
-
-    @property
-    def target(self) -> str:
-        """Language code of the translations."""
-        return self.runs[-1].target
-
-    @property
-    def name(self) -> str:
-        """The names of the runs."""
-        return "+".join(run.name for run in self.runs)
-
-
 _KnownRoutes = tuple[tuple[ServedRun, ...], list[Route], Mapping[tuple[str | None, str | None], Route]]
-
-
-@dataclass(frozen=True, slots=True)
-class RouteTranslation:
-    """Sentences that were translated by way of a route. `sources`: what each of its runs translated."""
-
-    route: Route
-    sources: Sequence[Sequence[str]]
-    sentences: Sequence[Translation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,18 +271,6 @@ class Service:
             found = await run.translator.translate(sources[-1], replace(options, n_best=1), seconds=_left(end))
             sources.append([one.text for one in found])
         return sources
-
-    async def align(self, found: RouteTranslation, end: float) -> list[list[Link]]:
-        """The words of each sentence with the words that translate them: see `AsyncTranslator.align`."""
-        texts = [*found.sources, [one.text for one in found.sentences]]
-        steps = zip(found.route.runs, texts, texts[1:], strict=False)
-        links = [await run.translator.align(srcs, tgts, end=end) for run, srcs, tgts in steps]
-        return [reduce(joined_links, one) for one in zip(*links, strict=True)]
-
-    async def score(self, found: RouteTranslation, end: float) -> list[Score]:
-        """The log-probabilities of the tokens of each best translation, given what its last run translated."""
-        last = found.route.runs[-1].translator
-        return await last.score(found.sources[-1], [one.ids for one in found.sentences], end=end)
 
     async def drain(self) -> bool:
         """Take no more requests, and wait for those that run; False if they did not end in the limits' time."""

@@ -10,7 +10,8 @@ from typing import Literal
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
-from transduce.serving.service import Route, Service
+from transduce.serving.routes import Route
+from transduce.serving.service import Service
 from transduce.text.sentences import join_sentences, split_sentences
 
 _DEFAULT = TranslationOptions()
@@ -87,8 +88,8 @@ async def translate_texts(
             end=deadline,
             prefixes=[start for place in places for start in (starts[place], *[""] * (len(cut[place][::2]) - 1))],
         )
-        links = await service.align(found, deadline) if "alignment" in extras else []
-        scores = await service.score(found, deadline) if "scores" in extras else []
+        links = await found.align(deadline) if "alignment" in extras else []
+        scores = await found.score(deadline) if "scores" in extras else []
         end = 0
         for place in places:
             first, end = end, end + len(cut[place][::2])

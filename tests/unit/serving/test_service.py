@@ -23,6 +23,7 @@ from transduce.text.markup import MarkupRules
 
 LINES = marians.LINES[:20]
 OPTIONS = TranslationOptions(beam=2, n_best=2)
+PATIENT = Limits(seconds=50)  # on a busy machine
 SHORT = TranslationOptions(max_length=12)
 
 
@@ -44,7 +45,9 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def serve(work: Callable[[Service], Awaitable[None]], *specs: str, **options: object) -> None:
     async def main() -> None:
-        service = Service([RunSpec.parse(spec) for spec in specs], precision="float32", **options)  # type: ignore[arg-type]
+        service = Service(
+            [RunSpec.parse(spec) for spec in specs], precision="float32", **{"limits": PATIENT, **options}
+        )  # type: ignore[arg-type]
         await service.start()
         try:
             await asyncio.wait_for(work(service), 60)
@@ -201,8 +204,8 @@ def test_alignments(run: Path, engine: str) -> None:
             assert 0 <= a < b <= len(LINES[0]) and 0 <= c < d <= len(pivoted.text)
         sentences = await service.translate([*LINES[:3], "", "long " * 5000], service.route("en", "de"), SHORT)
         with pytest.raises(ExpiredError):
-            await service.align(sentences, service.deadline(1e-9))
-        running = asyncio.ensure_future(service.align(sentences, service.deadline()))
+            await sentences.align(service.deadline(1e-9))
+        running = asyncio.ensure_future(sentences.align(service.deadline()))
         await asyncio.sleep(0)
         pairs = [(line, one.text) for line, one in zip(LINES[:3], sentences.sentences, strict=False)]
         n_words = [
@@ -237,14 +240,14 @@ def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
         middle = translator.translate(texts)
         expected = translator.score(texts, [one.ids for one in middle])
         assert [one.scores[0] for one in pivoted[: len(lines[:3])]] == expected
-        running = asyncio.ensure_future(service.score(await service.translate(lines[:3], route), service.deadline()))
+        running = asyncio.ensure_future((await service.translate(lines[:3], route)).score(service.deadline()))
         await asyncio.sleep(0)
         assert service.workload()["tokens"] == sum(
             len(translator.tokenizers.src.encode(text)) + len(one.ids) for text, one in zip(texts, middle, strict=True)
         )
         await running
 
-    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True, limits=Limits(seconds=60))
+    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 
 
 def test_documents_and_kept_parts(run: Path, engine: str) -> None:

@@ -16,7 +16,7 @@ from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, TransduceError
 from transduce.serving.http import Call, Endpoint, json_response
 from transduce.serving.markup import TextFormat, translate_formatted
-from transduce.serving.service import Route
+from transduce.serving.routes import Route
 from transduce.serving.texts import Extra, TextTranslation, translate_texts
 from transduce.text.markup import MarkupRules
 from transduce.text.protected import DEFAULT_KINDS, Kind

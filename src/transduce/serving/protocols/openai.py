@@ -17,7 +17,8 @@ from transduce.errors import SettingsError, nearest
 from transduce.serving.http import Call, Endpoint, json_response
 from transduce.serving.protocols.openai_format import Message, format_error, stream_response, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate
-from transduce.serving.service import Route, Service
+from transduce.serving.routes import Route
+from transduce.serving.service import Service
 from transduce.serving.texts import TextTranslation, translate_texts
 from transduce.text.sentences import join_sentences, split_sentences
 
