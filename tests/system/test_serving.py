@@ -321,16 +321,16 @@ def test_headers_that_do_not_arrive_are_not_waited_for() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
 
-        config = uvicorn.Config(
-            app, http=http_protocol(lambda method, url: None, 0.2), lifespan="off", log_level="critical", port=0
-        )
+        protocol = http_protocol(lambda method, url: b"HTTP/1.1 429 Busy\r\n\r\n" if method == b"POST" else None, 0.2)
+        config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical", port=0)
         server = uvicorn.Server(config)
         running = asyncio.ensure_future(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-        for sent in (b"", whole[:-2] + b"X-Slow: ", whole + b"GET / HT"):
+        refused = b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n123"  # its body must arrive too
+        for sent in (b"", whole[:-2] + b"X-Slow: ", whole + b"GET / HT", refused):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
             answer = await asyncio.wait_for(reader.read(), 5)  # to the end of the connection
