@@ -1,6 +1,8 @@
 // Threads that submit, cancel, decode, collect and close at the same time, through the C interface, for ThreadSanitizer:
 // `make -C native tsan`. Every sentence must end once, and every result must be that of the sentence alone.
 
+#include <poll.h>
+
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -152,11 +154,13 @@ std::vector<Result> results_alone(transduce_queue* queue) {
 
 std::atomic<int> n_done{0};
 
-// A client whose thread decodes (if it `works`) or waits, and one more thread that cancels.
+// A client whose thread decodes (if it `works`) or waits, and one more thread that cancels. Every other one waits as event loops do.
 void use(transduce_queue* queue, const std::vector<Result>& alone, int seed) {
     std::mt19937 random(seed);
     transduce_client* client;
     CHECK(transduce_client_new(queue, &client) == 0);
+    pollfd watched{-1, POLLIN, 0};
+    if (seed % 2) CHECK(transduce_client_fd(client, &watched.fd) == 0);
     for (int round = 0; round < kRounds; round++) {
         const bool works = random() % 2;
         const int64_t first = round * kSentences;
@@ -173,9 +177,12 @@ void use(transduce_queue* queue, const std::vector<Result>& alone, int seed) {
         });
         int64_t n_open = works;
         while (works && n_open) CHECK(transduce_work(client, 0.001, &n_open) == 0);
-        while (ended < kSentences) ended += collect(client, 10, [&](int64_t ticket, int outcome, const Result& one) {
-            if (outcome == TRANSDUCE_DONE) n_done++, CHECK(one == alone[requests[ticket - first]]);
-        });
+        while (ended < kSentences) {
+            if (seed % 2) CHECK(poll(&watched, 1, 60000) == 1);
+            ended += collect(client, seed % 2 ? 0 : 10, [&](int64_t ticket, int outcome, const Result& one) {
+                if (outcome == TRANSDUCE_DONE) n_done++, CHECK(one == alone[requests[ticket - first]]);
+            });
+        }
         CHECK(ended == kSentences);
         other.join();
     }
