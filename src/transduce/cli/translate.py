@@ -227,7 +227,10 @@ def translate_files(
     from transduce.decoding.results import MAX_NOTES, Notes, format_rows, note_on
     from transduce.errors import DataError
     from transduce.logging import Log
+    from transduce.text.vectors import check_source
 
+    for file in files:
+        check_source(file, translator.tokenizers.src)
     lines = chain.from_iterable(map(read_lines, files))
     interactive = list(files) == [STDIN] and sys.stdin.isatty()
     parts: Iterable[Iterable[str]] = ([line] for line in lines) if interactive else [lines]

@@ -20,6 +20,7 @@ from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, eva
 from transduce.evaluation.precisions import format_precisions
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
+from transduce.text.vectors import check_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ def evaluate_translations(
 
 def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:
     """Score a classifier on a file of labelled texts."""
+    check_source(file, classifier.vocabulary)
     examples = list(read_labelled(file))
     if not examples:
         raise DataError(f"{file}: there is no text")

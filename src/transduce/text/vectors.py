@@ -158,6 +158,12 @@ class VectorReader(Vocabulary):
         return {"kind": self.kind, "width": self.width}
 
 
+def check_source(path: Path, vocabulary: Vocabulary) -> None:
+    """Refuse a file of vectors for a model that reads text."""
+    if is_vectors(path) and not isinstance(vocabulary, VectorReader):
+        raise DataError(f"{path} is a file of vectors; this model reads text")
+
+
 def _parse(name: str) -> tuple[Path, int]:
     """The file and the number of a sequence."""
     path, _, number = name.rpartition("#")

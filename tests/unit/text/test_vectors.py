@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,20 @@ def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
     write_vectors(path, [one, one], labels=np.array([1]))
     with pytest.raises(DataError, match="1 labels for 2 sequences"):
         list(read_labelled(path))
+
+
+def test_damaged_files_are_refused_or_read(tmp_path: Path, sequences: list[np.ndarray]) -> None:
+    path, draw = write_vectors(tmp_path / "a.safetensors", sequences, labels=np.array([1, 2, 3])), random.Random(1)
+    whole = path.read_bytes()
+    head, refused = 8 + int.from_bytes(whole[:8], "little"), 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            damaged[draw.randrange(head)] = draw.randrange(256)
+        path.write_bytes(damaged[: draw.choice([None, draw.randrange(len(damaged))])])
+        try:
+            file = VectorFile(path)
+            assert len(file.labels) == len(VectorReader(3).encode_batch(list(file.names)))
+        except DataError:
+            refused += 1
+    assert refused > 200
