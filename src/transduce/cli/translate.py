@@ -110,6 +110,7 @@ def translate(request: TranslateRequest) -> None:
     """
     from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
+    from transduce.text.vectors import check_source
 
     decoding = request.decoding()
     if request.output_dir is not None:
@@ -119,6 +120,8 @@ def translate(request: TranslateRequest) -> None:
         raise SettingsError("--workers and --ray are for --output-dir DIR")
     check_output(request.output, *(request.files or ()))
     translator = load_with_notes(Translator.load, request.run, request.device, request.precision)
+    for file in request.files or ():
+        check_source(file, translator.tokenizers.src)
     lines = translate_files(translator, request.files or [STDIN], decoding, request.style, request.prefix)
     write_lines(request.output, lines) if request.output else print_lines(lines)
 
@@ -227,10 +230,7 @@ def translate_files(
     from transduce.decoding.results import MAX_NOTES, Notes, format_rows, note_on
     from transduce.errors import DataError
     from transduce.logging import Log
-    from transduce.text.vectors import check_source
 
-    for file in files:
-        check_source(file, translator.tokenizers.src)
     lines = chain.from_iterable(map(read_lines, files))
     interactive = list(files) == [STDIN] and sys.stdin.isatty()
     parts: Iterable[Iterable[str]] = ([line] for line in lines) if interactive else [lines]
