@@ -25,7 +25,9 @@ class Server:
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._listening.wait(60) and self.url, "".join(self.log)
+        if not (self._listening.wait(60) and self.url):
+            self.process.kill()
+            raise AssertionError("".join(self.log))
 
     def _read(self) -> None:
         assert self.process.stderr is not None
