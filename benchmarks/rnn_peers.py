@@ -124,6 +124,8 @@ def opennmt(cell: str, width: int, vocab: int) -> tuple[nn.Module, Step]:
     encoder = RNNEncoder(cell.upper(), True, 1, width, embeddings=src)
     model = NMTModel(encoder, InputFeedRNNDecoder(cell.upper(), True, 1, width, attn_type="general", embeddings=tgt))
     model.generator = nn.Linear(width, vocab)
+    for parameter in model.parameters():  # its layers come without values
+        nn.init.uniform_(parameter, -0.1, 0.1)
 
     def step(batch: Batch) -> Tensor:
         src, tgt = (side[:, :, None] for side in batch)
