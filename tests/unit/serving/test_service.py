@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import marians
-from transduce import TranslationOptions, Translator
+import text_runs
+from transduce import GenerationOptions, Generator, TranslationOptions, Translator
 from transduce.decoding.alignment import words_of_tokens
 from transduce.decoding.native_library import load_library
 from transduce.errors import RunFolderError, SettingsError
@@ -158,6 +159,30 @@ def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> N
         assert (await service.translate(LINES, service.route())).sentences == new
 
     serve(work, f"en-de={path}")
+
+
+def test_a_replaced_language_model_is_swapped_without_a_failed_request(tmp_path: Path) -> None:
+    path = text_runs.make_run(tmp_path / "gpt", **text_runs.GPT)
+    options = GenerationOptions(max_length=30, seed=3)
+
+    def expected() -> list[str]:
+        return [one.text for one in Generator.load(path).generate(["Ein", ""], options)]
+
+    async def work(service: Service) -> None:
+        before, old = expected(), service.generators()["gpt"]
+        running = asyncio.ensure_future(old.generate(["Ein", ""], options))
+        await asyncio.sleep(0)
+        shutil.rmtree(path)
+        text_runs.make_run(path, seed=2, **text_runs.GPT)
+        assert await service.reload() == ["gpt"]
+        assert [one.text for one in (await running).texts] == before
+        found = await service.generators()["gpt"].generate(["Ein", ""], options)
+        assert [one.text for one in found.texts] == expected() != before
+        assert not list(service.routes())
+
+    serve(work, str(path))
+    with pytest.raises(SettingsError, match="language model"):
+        serve(work, f"en-de={path}")
 
 
 def test_texts_keep_their_form(run: Path) -> None:
