@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -115,11 +114,15 @@ def latency(setup: Setup) -> bool:
         alone.clients(1, iter(range(min(n, len(setup.lines)))))
         half.at_rate(speed / 2, 2 * n / speed)
         check_answers(setup, half.outcomes)
-    one = statistics.median(1000 * o.seconds for o in alone.outcomes)
-    times = [1000 * o.seconds for o in half.outcomes]
-    p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
-    text = f"at {speed / 2:,.0f} sentences/s p50 {p50:.1f} ms, p99 {p99:.1f} ms; one client alone {one:.1f} ms"
-    return report("latency", f"{text}; p99 is {p99 / one:.1f} times that")
+    (one, one_99), (p50, p99) = (
+        (percentile(times, 0.5), percentile(times, 0.99))
+        for times in ([1000 * o.seconds for o in load.outcomes] for load in (alone, half))
+    )
+    text = (
+        f"at {speed / 2:,.0f} sentences/s p50 {p50:.1f} ms, p99 {p99:.1f} ms; one client alone p50 {one:.1f} ms, p99 "
+        f"{one_99:.1f} ms; p99 is {p99 / one:.1f} times the p50 of one client, {p99 / one_99:.1f} times its p99"
+    )
+    return report("latency", text)
 
 
 def overload(setup: Setup) -> bool:
