@@ -108,13 +108,13 @@ class AsyncTranslator(AsyncModel):
                 on_part(self.translator.tokenizers.tgt.decode(known))
                 return False
 
-            (found,) = await self._decode([source], options, seconds=seconds, on_tokens=on_tokens)
+            with self._admitted(self._cost([source], options)):  # until it is decoded, whenever the client reads it
+                (found,) = await self._decode([source], options, seconds=seconds, on_tokens=on_tokens)
             return self.translator.decode(source, found)
 
-        with self._admitted(self._cost([source], options)):
-            async with aclosing(in_parts(run)) as parts:
-                async for part in parts:
-                    yield part
+        async with aclosing(in_parts(run)) as parts:
+            async for part in parts:
+                yield part
 
     def _cost(self, sources: Sequence[Source], options: TranslationOptions) -> int:
         """Tokens of the sources, once for each beam."""

@@ -11,7 +11,8 @@ from transduce.decoding.options import TranslationOptions
 from transduce.errors import SettingsError, TransduceError
 from transduce.process import n_cores
 
-_MEASURED = 0.5  # seconds with full batches after which the speed is estimated again
+_TEXTS = 4  # generation has a batch with one part in so many: a slow model must end a batch before the deadline
+_MEASURED = 0.5  # seconds with full batches from which the speed is estimated
 
 
 class OverloadedError(TransduceError):
@@ -81,42 +82,64 @@ class Limits:
 
 
 class Work:
-    """Tokens that wait or run, and the time that they should take."""
+    """Tokens that wait or run, and the time that they should take.
 
-    def __init__(self, batch_tokens: int, clock: Callable[[], float]) -> None:
-        """`batch_tokens`: see `Limits`; only with so many tokens does work count for the speed."""
+    The speed is that of ended work: its tokens, and the part of the time that it had, by its part of all tokens then.
+    Work that has not ended counts for neither, so that the estimate does not depend on when work ends.
+    """
+
+    def __init__(self, batch_tokens: float, clock: Callable[[], float]) -> None:
+        """`batch_tokens`: see `Limits`; only time with so many tokens counts: a few take nearly as long as many."""
         self._batch_tokens, self._clock = batch_tokens, clock
         self.n_tokens = 0
         self._rate = 0.0  # tokens per second with full batches, recently; 0: nothing is known yet
-        self._since, self._busy, self._ended = clock(), 0.0, 0
+        self._last = clock()
+        self._full, self._share = 0.0, 0.0  # seconds with full batches so far, and a token's part of them
+        self._done, self._spent = 0.0, 0.0  # tokens that ended since the last estimate, and their part of the time
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the engine has enough to do to be as fast as it gets."""
+        return self.n_tokens >= self._batch_tokens
 
     @contextmanager
     def add(self, n: int) -> Iterator[None]:
         """Count tokens until the block ends."""
-        self._measure()
+        start = self._advance()
+        full, share, part = self._full, self._share, 0.0
         self.n_tokens += n
         try:
             yield
-            if self.n_tokens >= self._batch_tokens:
-                self._ended += n  # not if it was cancelled
+            part = 1.0
+        except ExpiredError:
+            part = 0.5  # done; nobody knows, but without it a service whose requests all expire would learn nothing
+            raise
         finally:
-            self._measure()
+            seconds = self._advance() - start
             self.n_tokens -= n
+            if part and self._full > full:
+                self._learn(part * n * (self._full - full) / seconds, n * (self._share - share))
 
     def seconds(self, more: int = 0) -> float:
         """The time that what waits or runs now should take, and so many tokens more; 0 while nothing is known."""
         return (self.n_tokens + more) / self._rate if self._rate else 0.0
 
-    def _measure(self) -> None:
-        """Estimate the speed from time with enough work: a few sentences take as long as many, or nearly so."""
+    def _advance(self) -> float:
+        """Count the time since the last change; returns the time now."""
         now = self._clock()
-        if self.n_tokens >= self._batch_tokens:
-            self._busy += now - self._since
-        self._since = now
-        if self._busy >= _MEASURED and self._ended:
-            rate = self._ended / self._busy
+        if self.is_full:
+            self._full += now - self._last
+            self._share += (now - self._last) / self.n_tokens
+        self._last = now
+        return now
+
+    def _learn(self, done: float, spent: float) -> None:
+        self._done += done
+        self._spent += spent
+        if self._spent >= _MEASURED:
+            rate = self._done / self._spent
             self._rate = (self._rate + rate) / 2 if self._rate else rate
-            self._busy, self._ended = 0.0, 0
+            self._done, self._spent = 0.0, 0.0
 
 
 class Admission:
@@ -127,7 +150,8 @@ class Admission:
 
     def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self.n_requests = limits, 0
-        self._translation, self._generation = (Work(limits.batch_tokens, clock) for _ in range(2))
+        self._translation = Work(limits.batch_tokens, clock)
+        self._generation = Work(limits.batch_tokens / _TEXTS, clock)
 
     @property
     def n_tokens(self) -> int:
@@ -170,10 +194,10 @@ class Admission:
         """Count tokens of prompts, and those that may continue them, until the block ends.
 
         Texts do not wait for others to end: all advance together. Raises `OverloadedError` also where they would not
-        be complete in so many seconds.
+        be complete in so many seconds, but always takes what it measures the speed with.
         """
         self._check_tokens(n)
-        if self._generation.n_tokens and self._generation.seconds(n) > seconds:
+        if self._generation.is_full and self._generation.seconds(n) > seconds:
             raise self.overloaded("what is being generated takes too long")
         with self._generation.add(n):
             yield

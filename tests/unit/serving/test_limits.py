@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from transduce.decoding.options import TranslationOptions
 from transduce.errors import SettingsError
 from transduce.serving.keys import ApiKeys, UnauthorizedError, new_key
-from transduce.serving.limits import Admission, Limits, OverloadedError
+from transduce.serving.limits import Admission, ExpiredError, Limits, OverloadedError
 
 
 def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() -> None:
@@ -61,6 +61,88 @@ def test_generation_is_refused_if_it_cannot_end_in_time() -> None:
         with pytest.raises(OverloadedError, match="too much text"), admission.tokens(3001):
             pass
         assert admission.overloaded("").retry_after == 10 and admission.n_tokens == 5000
+
+
+class Simulation:
+    """Clients that always ask for a text of the same length, again when it ends, or half a second after a refusal."""
+
+    def __init__(self, n_clients: int, n_tokens: int, speed: float, *, in_turn: bool = False) -> None:
+        """`speed`: tokens per second. `in_turn`: texts are finished one after another, as translations are nearly."""
+        self.now, self._n_tokens, self._speed, self._in_turn = 0.0, n_tokens, speed, in_turn
+        self.admission = Admission(Limits(batch_tokens=4000, max_requests=10_000), clock=lambda: self.now)
+        self._free = [0.0] * n_clients  # the times at which clients ask
+        self._running: list[tuple[AbstractContextManager[None], float, list[float]]] = []  # its end, and what is left
+        self.n_done = self.n_refused = self.n_expired = 0
+
+    def run(self, until: float) -> None:
+        while self.now < until:
+            for _ in range(sum(time <= self.now for time in self._free)):
+                self._free.remove(min(self._free))
+                self._ask()
+            n = 1 if self._in_turn else len(self._running)
+            times = [self.now + left[0] * n / self._speed for _, _, left in self._running[:n]]
+            after = min(times + [end for _, end, _ in self._running] + self._free)
+            for _, _, left in self._running[:n]:
+                left[0] -= (after - self.now) * self._speed / n
+            self.now = after
+            self._end()
+
+    def _ask(self) -> None:
+        work = self.admission.tokens(self._n_tokens)
+        if not self._in_turn:
+            work = self.admission.generation(self._n_tokens, seconds=10)
+        try:
+            if self._in_turn and (error := self.admission.refusal()) is not None:
+                raise error
+            work.__enter__()
+            self._running.append((work, self.now + 10, [self._n_tokens]))
+        except OverloadedError:
+            self.n_refused += 1
+            self._free.append(self.now + 0.5)
+
+    def _end(self) -> None:
+        for one in list(self._running):
+            work, end, (left,) = one
+            if left < 1e-6:
+                work.__exit__(None, None, None)
+                self.n_done += 1
+            elif end <= self.now:
+                error = ExpiredError()
+                work.__exit__(ExpiredError, error, None)
+                self.n_expired += 1
+            else:
+                continue
+            self._running.remove(one)
+            self._free.append(self.now)
+
+
+@pytest.mark.parametrize(("n_clients", "n_tokens", "speed"), [(8, 1100, 2000), (16, 300, 5000), (32, 1100, 4000)])
+def test_texts_that_can_end_in_time_are_not_refused(n_clients: int, n_tokens: int, speed: float) -> None:
+    simulation = Simulation(n_clients, n_tokens, speed)
+    simulation.run(100)
+    assert simulation.n_refused == simulation.n_expired == 0 and simulation.n_done * n_tokens > 90 * speed
+    assert simulation.admission._generation.seconds(1000) == pytest.approx(
+        (simulation.admission.n_tokens + 1000) / speed, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(("n_clients", "n_tokens", "speed"), [(40, 1100, 2000), (100, 300, 2000), (60, 64, 200)])
+def test_so_many_texts_are_generated_as_can_end_in_time(n_clients: int, n_tokens: int, speed: float) -> None:
+    simulation = Simulation(n_clients, n_tokens, speed)
+    simulation.run(100)
+    simulation.n_done = simulation.n_expired = 0
+    simulation.run(200)
+    assert simulation.n_refused and simulation.n_done * n_tokens > 90 * speed, vars(simulation)
+
+
+def test_translations_wait_no_longer_than_the_limit() -> None:
+    simulation = Simulation(400, 100, 10_000, in_turn=True)
+    simulation.run(20)
+    assert simulation.n_refused and not simulation.n_expired
+    assert simulation.n_done > 0.99 * 20 * 100
+    assert simulation.admission._translation.seconds(1000) == pytest.approx(
+        (simulation.admission.n_tokens + 1000) / 10_000, rel=0.05
+    )
 
 
 def test_limits_of_a_request() -> None:
