@@ -39,8 +39,6 @@ class AsyncModel:
         self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, tuple[_Call, int]] = {}  # by ticket
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._queue = TranslationQueue(engine, self._handle, max_open=MAX_OPEN, loop=self._loop)
 
     def _admitted(self, n_tokens: int, *, refuse: bool = True) -> AbstractContextManager[None]:
@@ -58,7 +56,6 @@ class AsyncModel:
         """The hypotheses of each source. Raises `ExpiredError`: `seconds` have passed."""
         call = _Call(self._loop, len(sources), on_tokens)
         tickets: list[int] = []
-        self._idle.clear()
         try:
             for place, source in enumerate(sources):
                 ticket = self._queue.submit(source, options, seconds=seconds, stream=on_tokens is not None)
@@ -69,8 +66,6 @@ class AsyncModel:
             for ticket in tickets:
                 if self._calls.pop(ticket, None) is not None:
                     self._queue.cancel(ticket)
-            if not self._calls:
-                self._idle.set()
 
     def _handle(self, event: Event) -> None:
         call, place = self._calls.get(event.ticket, (None, 0))
@@ -88,10 +83,6 @@ class AsyncModel:
     def workload(self) -> dict[str, int]:
         """What the engine's queue has to do: see `TranslationQueue.workload`."""
         return self._queue.workload()
-
-    async def drained(self) -> None:
-        """Wait until nothing is open."""
-        await self._idle.wait()
 
     async def close(self) -> None:
         """Cancel what is open, and end the queue's threads."""
@@ -141,3 +132,4 @@ async def in_parts(
         yield await running
     finally:
         running.cancel()
+        await asyncio.wait([running])  # its tokens are no longer counted when this ends

@@ -13,7 +13,7 @@ from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
-from transduce.serving.texts import TextTranslation, translate_texts
+from transduce.serving.texts import TextTranslation, together, translate_texts
 from transduce.text.markup import MarkupRules, Segment, parse_markup
 from transduce.text.projection import Element, Word, project, words_of
 from transduce.text.protected import DEFAULT_KINDS, Kind, protect, use_glossary
@@ -91,7 +91,7 @@ async def translate_formatted(
                 await asyncio.to_thread(_formatted, part, result, form.escape) if align else form.escape(result.text)
             )
 
-    await asyncio.gather(translate(False), translate(True))
+    await together([translate(False), translate(True)])
     return [
         "".join(part if isinstance(part, str) else _spaced(part, found[id(part)]) for part in parts) for parts in parsed
     ]

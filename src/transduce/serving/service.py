@@ -15,7 +15,7 @@ from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
 from transduce.decoding.results import Translation
 from transduce.decoding.translator import Translator
-from transduce.errors import RunFolderError, SettingsError, TransduceError, nearest
+from transduce.errors import RunFolderError, SettingsError, nearest
 from transduce.runs.folder import RunFolder
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
@@ -137,24 +137,25 @@ class Service:
     async def reload(self) -> list[str]:
         """Load the runs whose folders have changed beside the old ones, and swap them; returns their names.
 
-        Requests that have begun end with the old run. A folder that cannot be loaded leaves the old run in service;
+        Work inside `request` ends with the old run. A folder that cannot be loaded leaves the old run in service;
         its error is raised after the others.
         """
-        names, errors = [], list[TransduceError]()
+        names, errors = [], list[Exception]()
         async with self._reloading:
             for spec, old in zip(self._specs, self._runs, strict=True):
                 try:
                     if await asyncio.to_thread(_identity, spec.path) == old.identity:
                         continue
                     new = await self._load(spec)
-                except TransduceError as error:
+                except Exception as error:  # whatever is wrong with the new folder
                     errors.append(error)
                     continue
                 self._runs = tuple(new if run is old else run for run in self._runs)
                 names.append(new.name)
-                await self._requests_ended()  # they may still need the old run
-                await old.model.drained()
-                await old.model.close()
+                try:
+                    await self._requests_ended()  # they may still need the old run
+                finally:
+                    await old.model.close()
         if errors:
             raise errors[0]
         return names

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
@@ -102,5 +102,18 @@ async def translate_texts(
     for place, route in enumerate(routes):
         groups.setdefault(route.name, []).append(place)
     works = [translate(routes[places[0]], places) for places in groups.values()]
-    await (works[0] if len(works) == 1 else asyncio.gather(*works))
+    await together(works)
     return [one for one in results if one is not None]
+
+
+async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do works at the same time. When one fails, the others are cancelled; its error is raised when they have ended."""
+    if len(works) == 1:
+        await works[0]
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None

@@ -93,7 +93,6 @@ def test_a_stop_string_ends_a_text(generator: Generator) -> None:
         for one, text in zip(found.texts, whole, strict=True):
             assert one.text == text[: min(place for s in stop if (place := text.find(s)) >= 0)]
             assert one.finished and generator.tokenizer.decode(one.ids).startswith(one.text)
-        await served.drained()
         assert served.workload()["n_open"] == 0 or not isinstance(load_library(), str)
 
     serve(generator, work)
@@ -119,7 +118,6 @@ def test_limits_and_callers_that_leave(runs: dict[str, Path]) -> None:
         async for _ in stream:
             break
         await stream.aclose()
-        await served.drained()
         assert admission.n_tokens == 0
 
     admission = Admission(Limits(max_tokens=250))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Awaitable, Callable
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,14 +20,16 @@ from transduce.decoding.native_library import load_library
 from transduce.errors import RunFolderError, SettingsError
 from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
 from transduce.serving.markup import TextFormat, translate_formatted
+from transduce.serving.routes import ServedRun
 from transduce.serving.service import RunSpec, Service
-from transduce.serving.texts import translate_texts
+from transduce.serving.texts import together, translate_texts
 from transduce.text.markup import MarkupRules
 
 LINES = marians.LINES[:20]
 OPTIONS = TranslationOptions(beam=2, n_best=2)
 PATIENT = Limits(seconds=50)  # on a busy machine
 SHORT = TranslationOptions(max_length=12)
+ResultT = TypeVar("ResultT")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,11 @@ def serve(work: Callable[[Service], Awaitable[None]], *specs: str, **options: ob
     asyncio.run(main())
 
 
+async def as_request(service: Service, work: Awaitable[ResultT]) -> ResultT:
+    with service.request():
+        return await work
+
+
 def test_concurrent_callers_get_their_own_translations(run: Path, engine: str) -> None:
     expected = Translator.load(run).translate(LINES, OPTIONS)
 
@@ -82,7 +91,6 @@ def test_deadlines_and_cancelled_callers(run: Path, engine: str) -> None:
             task.cancel()
         await asyncio.wait(tasks)
         assert all(task.cancelled() for task in tasks) and service.workload()["tokens"] == 0
-        await service.runs[0].translator.drained()
         assert (await service.translate(LINES[:1], service.route())).sentences[0].text
 
     serve(work, f"en-de={run}")
@@ -152,13 +160,55 @@ def test_a_replaced_run_is_swapped_without_a_failed_request(tmp_path: Path) -> N
             await service.reload()
         marians.make_run(path, seed=2)
         new = Translator.load(path).translate(LINES)
-        running = asyncio.ensure_future(service.translate(LINES, service.route()))
+        running = asyncio.ensure_future(as_request(service, service.translate(LINES, service.route())))
         await asyncio.sleep(0)
         assert await service.reload() == ["x"]
         assert (await running).sentences == old != new
         assert (await service.translate(LINES, service.route())).sentences == new
 
     serve(work, f"en-de={path}")
+
+
+def test_a_run_that_cannot_be_loaded_does_not_keep_others_from_being_replaced(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = copy_of(run)
+
+    async def work(service: Service) -> None:
+        old, load = service.runs, service._load
+
+        async def failing(spec: RunSpec) -> ServedRun:
+            if spec.path == run:
+                raise MemoryError
+            return await load(spec)
+
+        for path in (run, other):
+            os.utime(path / "model.safetensors", (1, 1))
+        monkeypatch.setattr(service, "_load", failing)
+        with pytest.raises(MemoryError):
+            await service.reload()
+        assert [new is before for new, before in zip(service.runs, old, strict=True)] == [True, False]
+
+    serve(work, f"en-de={run}", f"de-fr={other}")
+
+
+def test_when_one_work_fails_the_others_end_before_its_error_is_raised() -> None:
+    ended: list[bool] = []
+
+    async def works() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ExpiredError("late")
+
+    with pytest.raises(ExpiredError, match="late"):
+        asyncio.run(together([works(), fails(), works()]))
+    assert ended == [True, True]
 
 
 def test_a_replaced_language_model_is_swapped_without_a_failed_request(tmp_path: Path) -> None:
@@ -170,7 +220,7 @@ def test_a_replaced_language_model_is_swapped_without_a_failed_request(tmp_path:
 
     async def work(service: Service) -> None:
         before, old = expected(), service.generators()["gpt"]
-        running = asyncio.ensure_future(old.generate(["Ein", ""], options))
+        running = asyncio.ensure_future(as_request(service, old.generate(["Ein", ""], options)))
         await asyncio.sleep(0)
         shutil.rmtree(path)
         text_runs.make_run(path, seed=2, **text_runs.GPT)
