@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import socket
@@ -17,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 import marians
 from servers import Server
 from transduce import TranslationOptions, Translator
 from transduce.decoding.native_library import load_library
-from transduce.serving.http_protocol import http_protocol
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:12]
@@ -311,32 +308,3 @@ def test_bad_arguments(run: Path, arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "transduce", "serve", *(str(run) if a == "RUN" else a for a in arguments)]
     done = subprocess.run([*command, "--port", "0"], capture_output=True, text=True)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_headers_that_do_not_arrive_are_not_waited_for() -> None:
-    """In this process, as the limit of the command is long."""
-
-    async def main() -> None:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
-
-        protocol = http_protocol(lambda method, url: b"HTTP/1.1 429 Busy\r\n\r\n" if method == b"POST" else None, 0.2)
-        config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical", port=0)
-        server = uvicorn.Server(config)
-        running = asyncio.ensure_future(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-        refused = b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n123"  # its body must arrive too
-        for sent in (b"", whole[:-2] + b"X-Slow: ", whole + b"GET / HT", refused):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(sent)
-            answer = await asyncio.wait_for(reader.read(), 5)  # to the end of the connection
-            assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(whole)
-            writer.close()
-        server.should_exit = True
-        await running
-
-    asyncio.run(main())

@@ -29,11 +29,13 @@ from transduce.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _READ_ON = 16  # times the limit of a body: so much is read and forgotten, as most clients read no answer before
-_CLIENT_LEFT = 499  # nginx' number; nobody sees it but the log
+_STATUS_LEFT = 499  # nginx' number; nobody sees it but the log
 BODY_HAS_ARRIVED = "body_has_arrived"
 """In the state of a request: its body needs no time limit."""
 ON_DISCONNECT = "on_disconnect"
 """In the state of a request that is being worked on: what to call when its client leaves."""
+CLIENT_LEFT = "client_left"
+"""In the state of a request whose client left before its response was complete."""
 
 
 class BodyTooLargeError(UserError):
@@ -127,6 +129,7 @@ class Server:
     def __init__(self, service: Service, keys: ApiKeys, metrics: Metrics, *, log: bool, log_text: bool) -> None:
         self.service, self.metrics, self._keys = service, metrics, keys
         self.log, self._log_text = log, log_text
+        self._n_unchecked = 0  # requests whose keys are in bodies that have not arrived
 
     async def answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response to a request. A streamed one counts as running until its end."""
@@ -142,10 +145,10 @@ class Server:
                         call.body = await read_body(call.request, self.service)
                     await self._respond(endpoint, call, send)
         except (asyncio.CancelledError, ClientDisconnect) as error:
-            if isinstance(error, asyncio.CancelledError) and not _is_gone(call.request):
+            if isinstance(error, asyncio.CancelledError) and CLIENT_LEFT not in scope["state"]:
                 raise
             self.metrics.cancelled.inc()
-            call.status = _CLIENT_LEFT
+            call.status = _STATUS_LEFT
         except Exception as error:
             response = self.error_response(endpoint, error)
             call.status = response.status_code
@@ -157,6 +160,8 @@ class Server:
         response = await until_disconnected(call.request, endpoint.handler(call))
         call.status = response.status_code
         await response(call.request.scope, call.request.receive, send)
+        if CLIENT_LEFT in call.request.scope["state"]:  # a stream ends as if it had been read
+            raise ClientDisconnect
 
     async def _check_key(self, endpoint: Endpoint, call: Call) -> None:
         """Find out whose request it is, if keys are needed: by its headers or, where the protocol does so, its body."""
@@ -164,7 +169,13 @@ class Server:
             return
         key = header_key(call)
         if key is None and endpoint.body_key is not None:
-            call.body = await read_body(call.request, self.service)
+            if self._n_unchecked >= self.service.limits.max_requests:
+                raise self.service.admission.overloaded("too many requests have their keys in their bodies")
+            self._n_unchecked += 1
+            try:
+                call.body = await read_body(call.request, self.service)
+            finally:
+                self._n_unchecked -= 1
             key = endpoint.body_key(call)
         call.key = self._keys.check(key)
 
@@ -250,21 +261,12 @@ async def _read(request: Request, most: int) -> bytes:
 async def until_disconnected(request: Request, work: Awaitable[Response]) -> Response:
     """The result of `work`, which is cancelled when the client leaves: see `ON_DISCONNECT`."""
     task, state = asyncio.current_task(), request.scope["state"]
-
-    def leave() -> None:
-        state["is_gone"] = True
-        if task is not None:
-            task.cancel()
-
-    state[ON_DISCONNECT] = leave
+    assert task is not None
+    state[ON_DISCONNECT] = task.cancel
     try:
         return await work
     finally:
         del state[ON_DISCONNECT]
-
-
-def _is_gone(request: Request) -> bool:
-    return "is_gone" in request.scope["state"]
 
 
 def _first_problem(error: ValidationError) -> str:

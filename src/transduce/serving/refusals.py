@@ -63,11 +63,11 @@ class Refusals:
         self._server.metrics.count_refusal(path)
         if self._server.log:
             if not self._unlogged:
-                asyncio.get_running_loop().call_later(_LOG_SECONDS, self._write_log)
+                asyncio.get_running_loop().call_later(_LOG_SECONDS, self.write_log)
             self._unlogged[path] += 1
 
-    def _write_log(self) -> None:
-        """One line for all refusals of a second: a line for each would cost as much as the refusal."""
+    def write_log(self) -> None:
+        """Print one line for all refusals of a second: a line for each would cost as much as the refusal."""
         for path, n in self._unlogged.items():
             line = {"time": round(time.time(), 3), "route": f"POST {path}", "status": 429, "requests": n}
             print(json.dumps(line), file=sys.stderr, flush=True)

@@ -33,6 +33,7 @@ except ImportError:  # Windows
 _BACKLOG = 4096
 _GARBAGE = 10_000  # objects after which garbage is collected: those of about a hundred requests
 _IDLE_SECONDS = 20  # of a connection that is kept open
+_LAST_SECONDS = 2  # for clients to read the last responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
             await server.serve(sockets=[listener, *(listener.dup() for _ in range(_LISTENERS - 1))])
             if watching is not None:
                 watching.cancel()
+        refusals.write_log()
         log.say("stopped" if server.drained else "stopped; some requests had not ended")
     finally:
         listener.close()
@@ -123,7 +125,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A first signal drains, a second one ends at once. uvicorn calls this."""
         if self._draining is not None:
-            self.force_exit = self.should_exit = True
+            asyncio.get_running_loop().call_soon_threadsafe(self._abort)
             return
         self._log.say(f"{signal.Signals(sig).name}: no new requests; {self._service.admission.n_requests} are running")
         self._draining = asyncio.get_running_loop().create_task(self._drain())
@@ -131,6 +133,14 @@ class _Server(uvicorn.Server):
     async def _drain(self) -> None:
         self.drained = await self._service.drain()
         self.should_exit = True
+        if self.drained:
+            await asyncio.sleep(_LAST_SECONDS)
+        self._abort()  # else uvicorn waits for clients without limit
+
+    def _abort(self) -> None:
+        self.force_exit = self.should_exit = True
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _listen(options: ServerOptions) -> socket.socket:
