@@ -27,7 +27,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     run = marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
     server = Server(f"en-de={run}", "--max-requests=1", "--cors=https://example.org")
     yield server
+    n_lines = len(server.log)
+    with connect(server) as holder:
+        holder.sendall(UNFINISHED)
+        while server.request("/v1/translate", b"{}")[0] != 429:
+            time.sleep(0.01)
+        holder.sendall(b"12345")
     assert server.stop() == 0
+    assert any('"status": 429' in line for line in server.log[n_lines:])  # of the last second too
     assert not any("Traceback" in line for line in server.log)
 
 
