@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -34,11 +35,11 @@ class Glossary:
 
 
 class Glossaries:
-    """All glossaries of a service, by their ids. Used from one event loop."""
+    """All glossaries of a service, by their ids. Safe to use from several threads."""
 
     def __init__(self, path: Path | None = None) -> None:
         """`path`: a JSON file that keeps them, which need not exist. Raises `UserError`: damaged, or not writable."""
-        self._path = path
+        self._path, self._lock = path, threading.Lock()
         self._known: dict[str, Glossary] = {}
         if path is None:
             return
@@ -67,11 +68,12 @@ class Glossaries:
                 raise SettingsError(
                     f"entries: {text[:40]!r}: a term has from 1 to {LONGEST_TERM} characters and one line"
                 )
-        if len(self._known) >= MOST_GLOSSARIES:
-            raise SettingsError(f"there are {MOST_GLOSSARIES:,} glossaries already; delete one")
         created = datetime.now(UTC).isoformat(timespec="microseconds")
         one = Glossary(str(uuid4()), name, source.lower(), target.lower(), created, dict(terms))
-        self._save({**self._known, one.id: one})
+        with self._lock:
+            if len(self._known) >= MOST_GLOSSARIES:
+                raise SettingsError(f"there are {MOST_GLOSSARIES:,} glossaries already; delete one")
+            self._save({**self._known, one.id: one})
         return one
 
     def find(self, identity: str) -> Glossary | None:
@@ -84,10 +86,11 @@ class Glossaries:
 
     def delete(self, identity: str) -> bool:
         """Remove a glossary; False if there is none of this id. Raises `StorageError`: the file cannot be written."""
-        if identity not in self._known:
-            return False
-        self._save({key: one for key, one in self._known.items() if key != identity})
-        return True
+        with self._lock:
+            if identity not in self._known:
+                return False
+            self._save({key: one for key, one in self._known.items() if key != identity})
+            return True
 
     def terms(self, identity: str, source: str, target: str) -> Mapping[str, str]:
         """The terms of a glossary for these languages. Raises `SettingsError`: there is none."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import asyncio
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from transduce.serving.glossaries import Glossary, parse_entries
+from transduce.serving.glossaries import Glossaries, Glossary, parse_entries
 from transduce.serving.http import Call, json_response
 from transduce.serving.protocols.deepl import endpoint, format_error
 
 _SEPARATORS = {"tsv": "\t", "csv": ","}
+Language = Annotated[str, Field(max_length=35)]
 
 
 class CreateRequest(BaseModel):
     """A new glossary."""
 
-    name: str
-    source_lang: str
-    target_lang: str
+    name: Annotated[str, Field(max_length=1024)]
+    source_lang: Language
+    target_lang: Language
     entries: str
     entries_format: Literal["tsv", "csv"] = "tsv"
 
@@ -28,9 +30,13 @@ async def create(call: Call) -> Response:
     """Add a glossary for languages that are served."""
     asked = call.parse(CreateRequest)
     call.service.route(asked.source_lang, asked.target_lang)
-    terms = parse_entries(asked.entries, _SEPARATORS[asked.entries_format])
-    found = call.service.glossaries.create(asked.name, asked.source_lang, asked.target_lang, terms)
+    found = await asyncio.to_thread(_create, call.service.glossaries, asked)
     return json_response(_information(found), status=201)
+
+
+def _create(glossaries: Glossaries, asked: CreateRequest) -> Glossary:
+    terms = parse_entries(asked.entries, _SEPARATORS[asked.entries_format])
+    return glossaries.create(asked.name, asked.source_lang, asked.target_lang, terms)
 
 
 async def list_all(call: Call) -> Response:
@@ -55,15 +61,15 @@ async def entries(call: Call) -> Response:
 
 async def delete(call: Call) -> Response:
     """Remove a glossary."""
-    if not call.service.glossaries.delete(call.request.path_params["id"]):
+    if not await asyncio.to_thread(call.service.glossaries.delete, call.request.path_params["id"]):
         return _missing()
     return Response(status_code=204)
 
 
 async def pairs(call: Call) -> Response:
     """The languages that glossaries may have."""
-    found = [{"source_lang": one.source, "target_lang": one.target} for one in call.service.routes()]
-    return json_response({"supported_languages": found})
+    known = dict.fromkeys((one.source, one.target) for one in call.service.routes())
+    return json_response({"supported_languages": [{"source_lang": a, "target_lang": b} for a, b in known]})
 
 
 def _information(one: Glossary) -> dict[str, Any]:
