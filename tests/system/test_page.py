@@ -230,6 +230,15 @@ def test_a_word_marks_the_words_that_it_translates(page: webdriver.Chrome, runs:
     page.execute_script("arguments[0].value = arguments[1]", page.find_element(By.ID, "input"), "\n".join(lines))
     page.find_element(By.ID, "input").send_keys(" ")
     wait(lambda: output(page).count("\n") == 1)
+    page.execute_script(
+        """window.real = window.fetch; window.signals = [];
+        window.fetch = (path, { signal }) => new Promise((_, reject) => {
+            signals.push(signal); signal.addEventListener("abort", () => reject(signal.reason)); });"""
+    )
+    for number in (0, 1):  # the second cancels the first, which is asked for again later
+        page.execute_script(f"document.querySelector('.word[data-sentence=\"{number}\"]').focus()")
+    assert page.execute_script("return signals.map((one) => one.aborted)") == [True, False]
+    page.execute_script("window.fetch = window.real; document.activeElement.blur()")
     expected = []
     for number, line in enumerate(lines):
         (translation,) = translator.translate([line])

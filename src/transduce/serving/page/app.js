@@ -12,6 +12,7 @@ const MAX_DOUBT = 3; // nats at which a word is shaded fully
 let directions = [];
 let running = null; // AbortController of the translation that is under way
 let looking = null; // the same of the alternatives
+let aligning = null; // the same of an alignment
 let timer = 0;
 let known = new Map(); // line -> its translation: {sentences: [{source, text, words}], gaps: texts before, between and behind them}
 let knownRoute = "";
@@ -95,6 +96,7 @@ function translateSoon() {
 async function translateNow() {
   clearTimeout(timer);
   running?.abort();
+  aligning?.abort();
   closeAlternatives();
   if (!directions.length) return;
   const own = (running = new AbortController());
@@ -175,8 +177,14 @@ function sentenceNode(sentence, number) {
 async function alignmentOf(number) {
   const sentence = translated[number];
   if (!sentence.alignment) {
+    aligning?.abort();
+    aligning = new AbortController();
     const body = { text: sentence.source, prefix: sentence.chosen ? sentence.text : "", split: false, alignment: true, ...route() };
-    sentence.alignment = ask("v1/translate", body).then((answer) => answer.translations[0].sentences[0].alignment, () => []);
+    const found = ask("v1/translate", body, aligning.signal).then((answer) => answer.translations[0].sentences[0].alignment).catch(() => {
+      if (sentence.alignment === found) sentence.alignment = null; // the next time it is asked for again
+      return [];
+    });
+    sentence.alignment = found;
   }
   return sentence.alignment;
 }
