@@ -49,5 +49,5 @@ class GrowingText:
 
     def _n_uncertain(self, text: str) -> int:
         """Characters at the end of a text that may be the start of a stop string."""
-        starts = (n for one in self._stop for n in range(1, len(one)) if text.endswith(one[:n]))
+        starts = (n for one in self._stop for n in range(1, min(len(one), len(text) + 1)) if text.endswith(one[:n]))
         return max(starts, default=0)

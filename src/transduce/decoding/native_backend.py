@@ -60,7 +60,7 @@ class NativeBackend:
         self._client.cancel(ticket)
 
     def workload(self) -> dict[str, int]:
-        """See `Backend.load`."""
+        """See `Backend.workload`."""
         return {name: n for name, n in self._queue.workload().items() if name != "n_open"}
 
     def close(self) -> None:

@@ -52,9 +52,9 @@ class TranslationQueue:
 
         Args:
             engine: What translates.
-            deliver: Called for every event by threads of the queue. It should return at once.
+            deliver: Called for every event, by threads of the queue or by `loop`. It should return at once.
             max_open: Sentences that have not ended at one time, at most.
-            loop: The event loop that is running; it calls `deliver` instead of threads.
+            loop: An event loop that is running.
         """
         self._max_open, self._tickets = max_open, itertools.count(1)
         self._open = _OpenTickets(deliver)
@@ -199,7 +199,7 @@ class BatchingBackend:
             self._deliver(Event(ticket, "cancelled"))
 
     def workload(self) -> dict[str, int]:
-        """See `Backend.load`."""
+        """See `Backend.workload`."""
         return {"n_waiting": len(self._waiting)}
 
     def close(self) -> None:

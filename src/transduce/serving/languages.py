@@ -79,5 +79,5 @@ def _detector(codes: tuple[str, ...]) -> tuple[Any, dict[Any, str]]:
             raise SettingsError(f"the language '{code}' cannot be detected; name the source language")
         known.setdefault(Language.from_iso_code_639_1(iso), code)
     if len(known) == 1:
-        raise SettingsError(f"the languages {', '.join(codes)} cannot be told apart; name the source language")
+        raise SettingsError(f"the languages {', '.join(codes)} cannot be distinguished; name the source language")
     return LanguageDetectorBuilder.from_languages(*known).build(), known
