@@ -190,6 +190,7 @@ def test_huggingface_client(server: Server, translator: Translator, monkeypatch:
         ("/v1/translate", {"text": "a", "words": True, "stream": True}, 400, "without stream"),
         ("/v1/translate", {"text": "a" * 50, "timeout": 1e-6}, 504, "deadline"),
         ("/v1/translate", {"text": "a" * 50, "timeout": 1e-6, "stream": True}, 504, "deadline"),
+        ("/v1/translate", {"text": "a", "prefix": "a" * 20_001}, 400, "20,001 characters"),
         ("/v2/languages?type=foo", None, 400, "type"),
         ("/v1/translate", {"text": ["a"] * 129}, 400, "129 texts"),
         ("/v1/translate", {"text": "a" * 20_001}, 400, "20,001 characters"),
@@ -207,6 +208,40 @@ def test_bad_requests_get_one_line(server: Server, path: str, body: Any, status:
     found, answer = server.request(path, body)
     line = answer.get("error") or answer["message"]
     assert found == status and message in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/translate", {"text": "a" * 50}),
+        ("/v1/translate", {"text": "a" * 50, "protect": True}),
+        ("/translate", {"q": "a" * 50, "target": "de"}),
+        ("/v2/translate", {"text": "a" * 50, "target_lang": "DE"}),
+        ("/", {"inputs": "a" * 50}),
+        ("/v1/chat/completions", {"model": "en-de", "messages": [{"role": "user", "content": "a" * 50}]}),
+    ],
+)
+def test_a_header_shortens_the_deadline_of_all_protocols(server: Server, path: str, body: Any) -> None:
+    assert server.request(path, body, **{"X-Request-Timeout": "1e-6"})[0] == 504
+    assert server.request(path, body, **{"X-Request-Timeout": "soon"})[0] == 400
+
+
+def test_metrics(server: Server) -> None:
+    def counts() -> dict[str, float]:
+        with urllib.request.urlopen(server.url + "/metrics", timeout=30) as response:
+            lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(n) for name, n in (line.rsplit(" ", 1) for line in lines)}
+
+    names = [
+        *('transduce_new_tokens_total{run="toy"}', 'transduce_decoding_seconds_count{run="toy"}'),
+        *('transduce_decoding_seconds_sum{run="toy"}', 'transduce_decoding_seconds_bucket{le="+Inf",run="toy"}'),
+        *(f'transduce_requests_total{{route="unknown",status="{status}"}}' for status in (404, 405)),
+    ]
+    before = counts()
+    asked: list[tuple[str, Any]] = [("/v1/translate", {"text": LINES[0]}), ("/nothing", {}), ("/ready", {})]
+    assert [server.request(*one)[0] for one in asked] == [200, 404, 405]
+    after = counts()
+    assert not [name for name in names if after.get(name, 0) <= before.get(name, 0)]
 
 
 def test_nul_and_other_control_characters_are_text(server: Server) -> None:

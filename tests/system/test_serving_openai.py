@@ -115,7 +115,7 @@ def test_bad_requests(client: openai.OpenAI) -> None:
 
 def test_completions_are_those_of_the_generator(client: openai.OpenAI, generator: Generator) -> None:
     expected = generator.generate(PROMPTS, OPTIONS)
-    found = client.completions.create(model="gpt", prompt=PROMPTS, n=2, max_tokens=50, seed=4, **SAMPLING)
+    found = client.completions.create(model="gpt", prompt=PROMPTS, n=2, max_tokens=50, seed=4, best_of=2, **SAMPLING)
     assert [choice.text for choice in found.choices] == [one.text for one in expected]
     reasons = ["stop" if one.finished else "length" for one in expected]
     assert [choice.finish_reason for choice in found.choices] == reasons and [c.index for c in found.choices] == [
@@ -177,6 +177,7 @@ def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generat
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"presence_penalty": 1}, "presence_penalty"),
+        ({"best_of": 3}, "best_of = 3"),
         ({"model": "gtp"}, "did you mean 'gpt'"),
         ({"model": "toy"}, "toy.*chat/completions"),
     ],

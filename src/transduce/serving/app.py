@@ -63,17 +63,15 @@ class _App:
     def __init__(self, server: Server, endpoints: Sequence[Endpoint]) -> None:
         self._server = server
         self._exact = {(one.method, one.path): one for one in endpoints if "{" not in one.path}
+        self._unknown = Endpoint("", "unknown", self._refuse, is_open=True)
         self._patterns = [(one, compile_path(one.path)[0]) for one in endpoints if "{" in one.path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        endpoint = self._exact.get((method, scope["path"])) or self._matched(scope)
-        if endpoint is None:
-            await self._unknown(scope)(scope, receive, send)
-        else:
-            await self._server.answer(endpoint, scope, receive, send)
+        endpoint = self._exact.get((method, scope["path"])) or self._matched(scope) or self._unknown
+        await self._server.answer(endpoint, scope, receive, send)
 
     def _matched(self, scope: Scope) -> Endpoint | None:
         for endpoint, pattern in self._patterns:
@@ -82,7 +80,8 @@ class _App:
                 return endpoint
         return None
 
-    def _unknown(self, scope: Scope) -> Response:
+    async def _refuse(self, call: Call) -> Response:
+        scope = call.request.scope
         methods = sorted({method for method, path in self._exact if path == scope["path"]})
         what = f"{scope['method'][:20]} {scope['path'][:200]}"
         if not methods:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -102,9 +102,11 @@ class AsyncTextGenerator(AsyncModel):
             is_watched = bool(stop) or on_part is not None
             await self._run(texts, options, self._loop.time() + seconds, is_watched=is_watched)
         n_prompt = sum(one.n_given for one in started[:: options.n_samples])
-        return Completions(tuple(one.completion() for one in texts), n_prompt)
+        found = Completions(tuple(one.completion() for one in texts), n_prompt)
+        self.n_new += found.n_new
+        return found
 
-    async def stream(
+    def stream(
         self, prompts: Sequence[str], options: GenerationOptions, *, stop: Sequence[str] = (), seconds: float = math.inf
     ) -> AsyncGenerator[Part | Completions]:
         """Continue prompts: yields parts of the texts as they grow, then what `generate` returns."""
@@ -112,9 +114,7 @@ class AsyncTextGenerator(AsyncModel):
         async def run(on_part: Callable[[Part], object]) -> Completions:
             return await self.generate(prompts, options, stop=stop, seconds=seconds, on_part=on_part)
 
-        async with aclosing(in_parts(run)) as parts:
-            async for part in parts:
-                yield part
+        return in_parts(run)
 
     async def _run(self, texts: Sequence[_Text], options: GenerationOptions, end: float, *, is_watched: bool) -> None:
         """Complete all texts, in rounds: in each, all until their context is full."""

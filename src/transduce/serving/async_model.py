@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
@@ -15,6 +17,8 @@ from transduce.errors import TransduceError
 from transduce.serving.limits import Admission, ExpiredError
 
 MAX_OPEN = 100_000
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+"""Upper bounds of the durations that are counted together."""
 EXPIRED = "the deadline has passed; send less text, or try again later"
 
 
@@ -28,7 +32,13 @@ class AsyncModel:
     """What `AsyncTranslator` and others share: a model for one event loop. New sources join those that are being
     decoded, at every decoding step.
 
-    A caller that is cancelled frees the rows of its sources at the next step.
+    A caller that is cancelled frees the rows of its sources at the next step; an engine that decodes whole batches
+    completes the batch.
+
+    Attributes:
+        n_new: Tokens of all results so far.
+        n_calls: Numbers of calls by the time from the queue to the last result, up to each of `SECONDS` and beyond.
+        call_seconds: The sum of these times.
     """
 
     def __init__(self, engine: Engine, *, admission: Admission | None = None) -> None:
@@ -36,6 +46,7 @@ class AsyncModel:
 
         `admission`: refuses work when too much is waiting; several models may share it.
         """
+        self.n_new, self.n_calls, self.call_seconds = 0, [0] * (len(SECONDS) + 1), 0.0
         self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, tuple[_Call, int]] = {}  # by ticket
@@ -54,18 +65,24 @@ class AsyncModel:
         on_tokens: OnTokens | None = None,
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each source. Raises `ExpiredError`: `seconds` have passed."""
-        call = _Call(self._loop, len(sources), on_tokens)
+        call, start = _Call(self._loop, len(sources), on_tokens), time.perf_counter()
         tickets: list[int] = []
         try:
             for place, source in enumerate(sources):
                 ticket = self._queue.submit(source, options, seconds=seconds, stream=on_tokens is not None)
                 self._calls[ticket] = call, place
                 tickets.append(ticket)
-            return await call.future
+            found = await call.future
+            self._count(time.perf_counter() - start)  # uvloop counts milliseconds
+            return found
         finally:
             for ticket in tickets:
                 if self._calls.pop(ticket, None) is not None:
                     self._queue.cancel(ticket)
+
+    def _count(self, seconds: float) -> None:
+        self.n_calls[bisect_left(SECONDS, seconds)] += 1
+        self.call_seconds += seconds
 
     def _handle(self, event: Event) -> None:
         call, place = self._calls.get(event.ticket, (None, 0))

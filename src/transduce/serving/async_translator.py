@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
 
 from transduce.decoding.alignment import Link, n_scored_tokens
-from transduce.decoding.engine import Source
+from transduce.decoding.engine import Hypothesis, Source
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
@@ -16,6 +16,10 @@ from transduce.serving.async_model import EXPIRED, AsyncModel, in_parts
 from transduce.serving.limits import Admission, ExpiredError
 
 _DEFAULT = TranslationOptions()
+_SCORED = 16  # sentences that are scored together: fast, and soon done when the client has left
+
+ResultT = TypeVar("ResultT")
+TargetT = TypeVar("TargetT")
 
 
 class AsyncTranslator(AsyncModel):
@@ -37,8 +41,11 @@ class AsyncTranslator(AsyncModel):
         *,
         seconds: float = math.inf,
         prefixes: Sequence[str] = (),
+        refuse: bool = True,
     ) -> list[Translation]:
         """Translate sentences; the results are those of `Translator.translate`, bit for bit.
+
+        `refuse`: see `Admission.tokens`.
 
         Raises:
             ExpiredError: `seconds` have passed.
@@ -46,9 +53,9 @@ class AsyncTranslator(AsyncModel):
         """
         encoded = list(self.translator.encode(texts, options, prefixes=prefixes))
         sources = [one for one in encoded if isinstance(one, Source)]
-        with self._admitted(self._cost(sources, options)):
+        with self._admitted(self._cost(sources, options), refuse=refuse):
             found = iter(await self._decode(sources, options, seconds=seconds))
-        return [self.translator.decode(one, next(found)) if isinstance(one, Source) else one for one in encoded]
+        return [self._translation(one, next(found)) if isinstance(one, Source) else one for one in encoded]
 
     async def warm_up(self) -> None:
         """Translate something: the first time takes longer. Never refused."""
@@ -63,58 +70,69 @@ class AsyncTranslator(AsyncModel):
         tokenizers = self.translator.tokenizers
         pairs = [(src, tgt) if tgt.strip() else ("", "") for src, tgt in zip(srcs, tgts, strict=True)]
         with self._admitted(sum(n_scored_tokens(tokenizers, *pair) for pair in pairs), refuse=False):
-            found: list[list[Link]] = []
-            for src, tgt in pairs:
-                self._check(end)
-                found += await asyncio.to_thread(self.translator.align, [src], [tgt])
-            return found
+            return await self._in_batches(self.translator.align, pairs, 1, end)
 
     async def score(self, srcs: Sequence[str], tgts: Sequence[Sequence[int]], *, end: float = math.inf) -> list[Score]:
         """Score translations, as token ids, in another thread: see `Translator.score`. Empty ones have no tokens.
 
-        Raises `ExpiredError`: `end`, a time of the event loop, has passed.
+        Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
         """
-        self._check(end)
         srcs = [src if len(tgt) else "" for src, tgt in zip(srcs, tgts, strict=True)]
         n_tokens = sum(map(len, [*self.translator.tokenizers.src.encode_batch(srcs), *tgts]))
         with self._admitted(n_tokens, refuse=False):
-            return await asyncio.to_thread(self.translator.score, srcs, tgts)
+            return await self._in_batches(self.translator.score, list(zip(srcs, tgts, strict=True)), _SCORED, end)
 
-    def _check(self, end: float) -> None:
-        if self._loop.time() > end:
-            raise ExpiredError(EXPIRED)
+    async def _in_batches(
+        self,
+        work: Callable[[list[str], list[TargetT]], list[ResultT]],
+        pairs: Sequence[tuple[str, TargetT]],
+        size: int,
+        end: float,
+    ) -> list[ResultT]:
+        """The results of `work` in another thread, which stops between batches if time is up or the caller leaves."""
+        found: list[ResultT] = []
+        for start in range(0, len(pairs), size):
+            if self._loop.time() > end:
+                raise ExpiredError(EXPIRED)
+            some = pairs[start : start + size]
+            found += await asyncio.to_thread(work, [src for src, _ in some], [tgt for _, tgt in some])
+        return found
 
-    async def stream(
+    def stream(
         self,
         text: str,
         options: TranslationOptions = _DEFAULT,
         *,
         seconds: float = math.inf,
         prefix: str = "",
-    ) -> AsyncIterator[str | Translation]:
+        refuse: bool = True,
+    ) -> AsyncGenerator[str | Translation]:
         """Translate one sentence: yields the beginning of the output as it grows, then the translation.
 
-        With beams, the beginning is what all live hypotheses share.
+        With beams, the beginning is what all live hypotheses share. `refuse`: see `Admission.tokens`.
         """
         (source,) = self.translator.encode([text], options, prefixes=[prefix])
-        if isinstance(source, Translation):
-            yield source
-            return
         known: list[int] = []
 
         async def run(on_part: Callable[[str], object]) -> Translation:
+            if isinstance(source, Translation):
+                return source
+
             def on_tokens(place: int, tokens: tuple[int, ...]) -> bool:
                 known.extend(tokens)
                 on_part(self.translator.tokenizers.tgt.decode(known))
                 return False
 
-            with self._admitted(self._cost([source], options)):  # until it is decoded, whenever the client reads it
+            with self._admitted(self._cost([source], options), refuse=refuse):
                 (found,) = await self._decode([source], options, seconds=seconds, on_tokens=on_tokens)
-            return self.translator.decode(source, found)
+            return self._translation(source, found)
 
-        async with aclosing(in_parts(run)) as parts:
-            async for part in parts:
-                yield part
+        return in_parts(run)
+
+    def _translation(self, source: Source, hypotheses: Sequence[Hypothesis]) -> Translation:
+        found = self.translator.decode(source, hypotheses)
+        self.n_new += len(found.ids)
+        return found
 
     def _cost(self, sources: Sequence[Source], options: TranslationOptions) -> int:
         """Tokens of the sources, once for each beam."""

@@ -8,19 +8,21 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import QueueFullError
-from transduce.errors import SettingsError, UserError
+from transduce.errors import SettingsError, TransduceError, UserError
 from transduce.serving.glossaries import StorageError
 from transduce.serving.keys import ApiKeys, UnauthorizedError
 from transduce.serving.limits import DrainingError, ExpiredError, OverloadedError
@@ -29,7 +31,11 @@ from transduce.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _READ_ON = 16  # times the limit of a body: so much is read and forgotten, as most clients read no answer before
+_MOST_FIELDS = 1000  # of a form
 _STATUS_LEFT = 499  # nginx' number; nobody sees it but the log
+Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""One text or several."""
+translation_options = lru_cache(TranslationOptions)  # to check them takes longer
 BODY_HAS_ARRIVED = "body_has_arrived"
 """In the state of a request: its body needs no time limit."""
 ON_DISCONNECT = "on_disconnect"
@@ -94,6 +100,16 @@ class Call:
         """A header by its name in lower case, empty if there is none."""
         return next((value.decode("latin-1") for key, value in self.request.scope["headers"] if key == name), "")
 
+    def seconds(self, asked: float | None = None) -> float:
+        """The time that the client gives its request, at most the limit: `asked`, or the header X-Request-Timeout."""
+        try:
+            given = float(self.header(b"x-request-timeout") or "inf")
+        except ValueError:
+            given = 0.0
+        if not given > 0:
+            raise SettingsError("the header X-Request-Timeout must be a number of seconds above 0, or left out")
+        return min(given, math.inf if asked is None else asked, self.service.limits.seconds)
+
     def take_texts(self, texts: list[str]) -> None:
         """Refuse texts beyond the limits, and count the others."""
         self.service.limits.check_texts(texts)
@@ -102,6 +118,11 @@ class Call:
 
 Handler = Callable[[Call], Awaitable[Response]]
 FormatError = Callable[[int, str], Mapping[str, Any]]
+
+
+def format_error(status: int, message: str) -> dict[str, str]:
+    """The JSON of an error in most protocols."""
+    return {"error": message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +138,7 @@ class Endpoint:
     method: str
     path: str
     handler: Handler
-    error: FormatError = lambda status, message: {"error": message}
+    error: FormatError = format_error
     body_key: Callable[[Call], str | None] | None = None
     is_open: bool = False
     unauthorized: int = 401
@@ -134,7 +155,8 @@ class Server:
     async def answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response to a request. A streamed one counts as running until its end."""
         start = time.perf_counter()
-        call = Call(self.service, Request(scope, receive), self._keys.are_needed, self.metrics.n_characters)
+        request, n_translated = Request(scope, receive), self.metrics.n_characters
+        call = Call(self.service, request, needs_key=self._keys.are_needed, n_translated=n_translated)
         try:
             if endpoint.is_open:
                 await self._respond(endpoint, call, send)
@@ -180,14 +202,9 @@ class Server:
         call.key = self._keys.check(key)
 
     def error_response(self, endpoint: Endpoint, error: Exception) -> Response:
-        """The response that tells a protocol's clients of an error; prints the cause of an internal one."""
-        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+        """The response that reports an error to a protocol's clients."""
+        status, message = _problem(error)
         status = endpoint.unauthorized if status == 401 else status
-        if status == 500:
-            traceback.print_exception(error)
-            message = "internal error; the server's log has the cause"
-        else:
-            message = " ".join(str(error).split())
         headers = {"connection": "close"} if status in (408, 413, 503) else {}
         if status == 429:
             headers["retry-after"] = str(math.ceil(getattr(error, "retry_after", 1)))
@@ -215,11 +232,48 @@ def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str]
     return Response(to_json(content), status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
+async def stream_response(parts: AsyncIterator[Any], error: FormatError = format_error, *, last: str = "") -> Response:
+    """JSON as server-sent events, and `last` after them. What is raised before the first one becomes a status."""
+    first = await anext(parts)
+
+    async def events() -> AsyncIterator[bytes]:
+        yield _event(to_json(first))
+        try:
+            async for part in parts:
+                yield _event(to_json(part))
+            if last:
+                yield _event(last.encode())
+        except TransduceError as problem:
+            yield _event(to_json(error(*_problem(problem))))
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _event(content: bytes) -> bytes:
+    return b"data: " + content + b"\n\n"
+
+
+def _problem(error: Exception) -> tuple[int, str]:
+    """The status of an error, and its message in one line; prints the cause of an internal one."""
+    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    if status == 500:
+        traceback.print_exception(error)
+        return status, "internal error; the server's log has the cause"
+    return status, " ".join(str(error).split())
+
+
+def refuse_unsupported(asked: BaseModel, names: Sequence[str]) -> None:
+    """Refuse fields of a request that the service does not have, if they would change something."""
+    for name in names:
+        if getattr(asked, name):
+            raise SettingsError(f"{name}: not supported by this service; leave it out")
+
+
 def _form(body: bytes) -> dict[str, Any]:
     try:
-        values = parse_qs(body.decode("utf-8"), keep_blank_values=True, strict_parsing=False, errors="strict")
+        values = parse_qs(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
     except (UnicodeDecodeError, ValueError):
-        raise SettingsError("the form is not valid UTF-8, or has too many fields") from None
+        raise SettingsError(f"the form is not valid UTF-8, or has more than {_MOST_FIELDS:,} fields") from None
     return {name: found if len(found) > 1 else found[0] for name, found in values.items()}
 
 

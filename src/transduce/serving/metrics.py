@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from transduce.serving.async_model import SECONDS
 from transduce.serving.service import Service
 
-_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 _LOAD = {
     "n_waiting": ("transduce_queue_sentences", "Sentences that wait for decoding."),
     "n_waiting_tokens": ("transduce_queue_tokens", "Source tokens of the sentences that wait."),
@@ -19,6 +20,7 @@ _LOAD = {
 _WORK = {
     "n_steps": ("transduce_decoding_steps", "Decoding steps."),
     "n_rows": ("transduce_decoding_rows", "Hypotheses in these steps; rows / steps is the mean batch size."),
+    "n_new": ("transduce_new_tokens", "Tokens of the best translations, and of the texts of language models."),
 }
 
 
@@ -33,7 +35,7 @@ class Metrics:
         requests = Counter("transduce_requests", "Requests by route and status.", ["route", "status"], registry=own)
         self._requests: Callable[[str, int], Counter] = cache(requests.labels)  # to look one up takes longer
         seconds = Histogram(
-            "transduce_request_seconds", "Time to the response.", ["route"], buckets=_SECONDS, registry=own
+            "transduce_request_seconds", "Time to the response.", ["route"], buckets=SECONDS, registry=own
         )
         self._seconds: Callable[[str], Histogram] = cache(seconds.labels)
         self.cancelled = Counter("transduce_cancelled", "Requests whose client left before the response.", registry=own)
@@ -67,13 +69,20 @@ class Metrics:
         """What the service knows at the moment; prometheus_client calls this."""
         for name, value in self._service.workload().items():
             yield GaugeMetricFamily(f"transduce_pending_{name}", f"Pending {name}, waiting or running.", value)
-        loads = [(run.name, run.model.workload()) for run in self._service.runs]
+        runs = self._service.runs
+        loads = [(run.name, {**run.model.workload(), "n_new": run.model.n_new}) for run in runs]
         families: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, str]]], ...]
         families = (GaugeMetricFamily, _LOAD), (CounterMetricFamily, _WORK)
         for family, names in families:
             for key, (name, help_text) in names.items():
                 metric = family(name, help_text, labels=["run"])
-                for run, load in loads:
+                for label, load in loads:
                     if key in load:
-                        metric.add_metric([run], load[key])
+                        metric.add_metric([label], load[key])
                 yield metric
+        help_text = "Time of the sentences of a call from the queue to the last result."
+        times = HistogramMetricFamily("transduce_decoding_seconds", help_text, labels=["run"])
+        for run in runs:
+            buckets = zip([*map(str, SECONDS), "+Inf"], accumulate(run.model.n_calls), strict=True)
+            times.add_metric([run.name], list(buckets), run.model.call_seconds)
+        yield times

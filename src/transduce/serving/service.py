@@ -229,7 +229,8 @@ class Service:
 
     def deadline(self, seconds: float | None = None) -> float:
         """The time of the event loop at which a request expires. `seconds`: shorter than the limits' time, if given."""
-        return asyncio.get_running_loop().time() + min(seconds or self.limits.seconds, self.limits.seconds)
+        most = self.limits.seconds
+        return asyncio.get_running_loop().time() + (most if seconds is None else min(seconds, most))
 
     async def translate(
         self,
@@ -241,10 +242,10 @@ class Service:
         prefixes: Sequence[str] = (),
     ) -> RouteTranslation:
         """Translate sentences until the deadline `end`, by default that of a request which begins now."""
-        end = end or self.deadline()
+        end = self.deadline() if end is None else end
         sources = await self._sources(sentences, route, options, end)
-        last = route.runs[-1].translator
-        found = await last.translate(sources[-1], options, seconds=_left(end), prefixes=prefixes)
+        last, refuse = route.runs[-1].translator, len(sources) == 1
+        found = await last.translate(sources[-1], options, seconds=_left(end), prefixes=prefixes, refuse=refuse)
         return RouteTranslation(route, sources, found)
 
     async def stream(
@@ -253,23 +254,25 @@ class Service:
         route: Route,
         options: TranslationOptions = _DEFAULT,
         *,
-        seconds: float | None = None,
+        end: float | None = None,
         prefix: str = "",
+        refuse: bool = True,
     ) -> AsyncIterator[str | Translation]:
-        """Translate one sentence: see `AsyncTranslator.stream`."""
-        end = self.deadline(seconds)
-        *_, sentences = await self._sources([sentence], route, options, end)
-        translator = route.runs[-1].translator
-        async for part in translator.stream(sentences[0], options, seconds=_left(end), prefix=prefix):
+        """Translate one sentence until the deadline `end`: see `AsyncTranslator.stream`."""
+        end = self.deadline() if end is None else end
+        sources = await self._sources([sentence], route, options, end, refuse=refuse)
+        translator, refuse = route.runs[-1].translator, refuse and len(sources) == 1
+        async for part in translator.stream(sources[-1][0], options, seconds=_left(end), prefix=prefix, refuse=refuse):
             yield part
 
     async def _sources(
-        self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float
+        self, sentences: Sequence[str], route: Route, options: TranslationOptions, end: float, *, refuse: bool = True
     ) -> list[Sequence[str]]:
-        """The sentences that each run of a route translates."""
+        """The sentences that each run of a route translates. `refuse`: see `Admission.tokens`."""
         sources = [sentences]
         for run in route.runs[:-1]:
-            found = await run.translator.translate(sources[-1], replace(options, n_best=1), seconds=_left(end))
+            one_best = replace(options, n_best=1)
+            found = await run.translator.translate(sources[-1], one_best, seconds=_left(end), refuse=refuse)
             sources.append([one.text for one in found])
         return sources
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from html import escape
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -321,6 +323,49 @@ def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
             len(translator.tokenizers.src.encode(text)) + len(one.ids) for text, one in zip(texts, middle, strict=True)
         )
         await running
+
+    serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
+
+
+def test_scoring_stops_at_the_deadline(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(service: Service) -> None:
+        found = await service.translate(LINES, service.route(), SHORT)
+        translator, sizes = service.runs[0].translator.translator, list[int]()
+        score = translator.score
+
+        def slow_score(srcs: list[str], tgts: list[tuple[int, ...]]) -> object:
+            sizes.append(len(srcs))
+            time.sleep(0.2)
+            return score(srcs, tgts)
+
+        monkeypatch.setattr(translator, "score", slow_score)
+        with pytest.raises(ExpiredError):
+            await found.score(service.deadline(0.1))
+        assert len(sizes) == 1 and sizes[0] < len(LINES)
+        with pytest.raises(ExpiredError):
+            await found.score(service.deadline(0))
+
+    serve(work, f"en-de={run}")
+
+
+def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(service: Service) -> None:
+        pivot, first = service.route("en", "fr"), service.runs[0].translator
+        with ExitStack() as stack:
+            translate = first.translate
+
+            async def then_busy(*arguments: Any, **options: Any) -> Any:
+                found = await translate(*arguments, **options)
+                stack.enter_context(service.admission.tokens(10**6))
+                return found
+
+            monkeypatch.setattr(first, "translate", then_busy)
+            assert (await service.translate(LINES[:1], pivot, SHORT)).sentences[0].text
+            with pytest.raises(OverloadedError):
+                await service.translate(LINES[:1], pivot, SHORT)
+            with pytest.raises(OverloadedError):
+                await anext(aiter(service.stream(LINES[0], service.route())))
+            assert [part async for part in service.stream(LINES[0], service.route(), SHORT, refuse=False)]
 
     serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 

@@ -10,22 +10,14 @@ from pydantic import BaseModel, BeforeValidator
 from starlette.responses import Response
 
 from transduce.errors import SettingsError
-from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.http import Call, Endpoint, Texts, json_response, refuse_unsupported
 from transduce.serving.languages import choose_routes, language_name
 from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.texts import translate_texts
 from transduce.text.markup import MarkupRules
 
 _UNLIMITED = 10**12  # clients compare the number of characters with a limit
-_UNSUPPORTED = (
-    "glossary_ids",
-    "style_id",
-    "translation_memory_id",
-    "custom_instructions",
-)
-
-Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-
+_UNSUPPORTED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 
 Names = Annotated[
     frozenset[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value or ())
@@ -34,14 +26,12 @@ Names = Annotated[
 
 
 class TranslateRequest(BaseModel):
-    """What clients send. Hints such as formality and context are ignored."""
+    """What clients send. Others, such as formality, context and preserve_formatting, are ignored."""
 
     text: Texts
     target_lang: str
     source_lang: str | None = None
     split_sentences: Literal["0", "1", "nonewlines", 0, 1, True, False] = "1"
-    preserve_formatting: bool | Literal["0", "1"] = False
-    show_billed_characters: bool | Literal["0", "1"] = False
     glossary_id: str | None = None
     glossary_ids: list[str] | None = None
     tag_handling: Literal["xml", "html", "", "0"] | None = None
@@ -53,6 +43,12 @@ class TranslateRequest(BaseModel):
     translation_memory_id: str | None = None
     custom_instructions: list[str] | None = None
 
+    def texts(self) -> list[str]:
+        """The texts; without their line ends, if these do not end sentences. In documents they never do."""
+        if self.split_sentences != "nonewlines" or self.tag_handling in ("xml", "html"):
+            return self.text
+        return [" ".join(text.splitlines()) for text in self.text]
+
 
 class LanguagesRequest(BaseModel):
     """Which side's languages."""
@@ -63,16 +59,16 @@ class LanguagesRequest(BaseModel):
 async def translate(call: Call) -> Response:
     """Translate texts."""
     asked = call.parse(TranslateRequest)
-    for name in _UNSUPPORTED:
-        if getattr(asked, name):
-            raise SettingsError(f"{name} is not supported by this service; leave it out")
+    refuse_unsupported(asked, _UNSUPPORTED)
     call.take_texts(asked.text)
-    routes, _ = await choose_routes(call.service, asked.text, asked.source_lang, asked.target_lang)
+    texts, seconds = asked.texts(), call.seconds()
+    routes, _ = await choose_routes(call.service, texts, asked.source_lang, asked.target_lang)
     split = str(asked.split_sentences) not in ("0", "False")
     if (form := _format(call, asked)) is not None:
-        found = await translate_formatted(call.service, asked.text, routes, form, split=split)
+        found = await translate_formatted(call.service, texts, routes, form, seconds=seconds, split=split)
     else:
-        found = [one.text for one in await translate_texts(call.service, asked.text, routes, split=split)]
+        results = await translate_texts(call.service, texts, routes, seconds=seconds, split=split)
+        found = [one.text for one in results]
     translations = [
         {"detected_source_language": route.source.upper(), "text": one, "billed_characters": len(text)}
         for text, route, one in zip(asked.text, routes, found, strict=True)

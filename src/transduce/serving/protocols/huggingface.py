@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.http import Call, Endpoint, Texts, json_response
 from transduce.serving.texts import translate_texts
 
 
@@ -21,19 +21,18 @@ class Parameters(BaseModel):
 class TranslationRequest(BaseModel):
     """A text or several."""
 
-    inputs: str | list[str]
+    inputs: Texts
     parameters: Parameters | None = None
 
 
 async def translation(call: Call) -> Response:
     """A list with the translation of each text."""
     asked = call.parse(TranslationRequest)
-    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    call.take_texts(texts)
+    call.take_texts(asked.inputs)
     parameters = asked.parameters or Parameters()
     name: Any = call.request.path_params.get("model")
     route = call.service.route(parameters.src_lang, parameters.tgt_lang, name=name)
-    found = await translate_texts(call.service, texts, [route] * len(texts))
+    found = await translate_texts(call.service, asked.inputs, [route] * len(asked.inputs), seconds=call.seconds())
     return json_response([{"translation_text": one.text} for one in found])
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from transduce.decoding.options import TranslationOptions
 from transduce.errors import SettingsError
-from transduce.serving.http import Call, Endpoint, json_response
+from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
 from transduce.serving.languages import choose_routes, detect, language_name, source_languages
 from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.texts import translate_texts
@@ -33,16 +31,11 @@ class TranslateRequest(BaseModel):
 class DetectRequest(BaseModel):
     """The text whose language is asked for."""
 
-    q: str | list[str]
+    q: Texts
 
 
 class _Key(BaseModel):
     api_key: str | None = None
-
-
-@cache
-def _options(n_best: int) -> TranslationOptions:
-    return TranslationOptions(n_best=n_best)
 
 
 async def translate(call: Call) -> Response:
@@ -50,16 +43,16 @@ async def translate(call: Call) -> Response:
     asked = call.parse(TranslateRequest)
     texts = [asked.q] if isinstance(asked.q, str) else asked.q
     call.take_texts(texts)
-    options = _options(asked.alternatives + 1)
+    options, seconds = translation_options(n_best=asked.alternatives + 1), call.seconds()
     call.service.limits.check_options(options)
     source = None if asked.source == "auto" else asked.source
     routes, guesses = await choose_routes(call.service, texts, source, asked.target)
     answer: dict[str, list[Any]] = {}
     if asked.format == "html":
-        answer["translatedText"] = await translate_formatted(call.service, texts, routes, _HTML)
+        answer["translatedText"] = await translate_formatted(call.service, texts, routes, _HTML, seconds=seconds)
         alternatives: list[list[str]] = [[] for _ in texts]  # their tags would have to be aligned anew
     else:
-        results = await translate_texts(call.service, texts, routes, options)
+        results = await translate_texts(call.service, texts, routes, options, seconds=seconds)
         answer["translatedText"] = [one.text for one in results]
         alternatives = [one.alternatives(asked.alternatives) for one in results if asked.alternatives]
     if asked.alternatives:
@@ -71,8 +64,7 @@ async def translate(call: Call) -> Response:
 
 async def detect_language(call: Call) -> Response:
     """Guesses of a text's language, best first."""
-    asked = call.parse(DetectRequest)
-    texts = [asked.q] if isinstance(asked.q, str) else asked.q
+    texts = call.parse(DetectRequest).q
     call.take_texts(texts)
     return json_response(await detect("\n".join(texts), source_languages(call.service)))
 
@@ -81,12 +73,8 @@ async def languages(call: Call) -> Response:
     """Languages, and the targets of each."""
     routes = list(call.service.routes())
     codes = dict.fromkeys(code for route in routes for code in (route.source, route.target))
-    return json_response(
-        [
-            {"code": code, "name": language_name(code), "targets": [r.target for r in routes if r.source == code]}
-            for code in codes
-        ]
-    )
+    targets = {code: list(dict.fromkeys(one.target for one in routes if one.source == code)) for code in codes}
+    return json_response([{"code": code, "name": language_name(code), "targets": targets[code]} for code in codes])
 
 
 async def settings(call: Call) -> Response:

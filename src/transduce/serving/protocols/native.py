@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from functools import lru_cache
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import to_json
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
-from transduce.errors import SettingsError, TransduceError
-from transduce.serving.http import Call, Endpoint, json_response
+from transduce.errors import SettingsError
+from transduce.serving.http import Call, Endpoint, Texts, json_response, stream_response, translation_options
 from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.routes import Route
 from transduce.serving.texts import Extra, TextTranslation, translate_texts
@@ -22,6 +22,7 @@ from transduce.text.markup import MarkupRules
 from transduce.text.protected import DEFAULT_KINDS, Kind
 
 Text = Annotated[str, Field(strict=True)]
+_WINDOW = 8  # tokens
 _SWITCHES = {"true": list(DEFAULT_KINDS), "false": []}
 
 
@@ -42,7 +43,7 @@ class TranslateRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: Text | list[Text]
+    text: Texts
     source: Text | None = None
     target: Text | None = None
     model: Text | None = None
@@ -77,29 +78,27 @@ class TranslateRequest(BaseModel):
 
     def options(self) -> TranslationOptions:
         """How to search. Scores are computed by beam search anyway."""
-        return _options(self.beam, self.n_best, self.max_length, self.length_penalty)
-
-
-@lru_cache  # to check them takes longer
-def _options(beam: int | None, n_best: int, max_length: int | None, length_penalty: float | None) -> TranslationOptions:
-    return TranslationOptions(beam=beam, n_best=n_best, max_length=max_length, length_penalty=length_penalty)
+        return translation_options(
+            beam=self.beam, n_best=self.n_best, max_length=self.max_length, length_penalty=self.length_penalty
+        )
 
 
 async def translate(call: Call) -> Response:
     """Answer with `{"translations": [...]}`, or with a stream of server-sent events for one text."""
     asked = call.parse(TranslateRequest)
-    texts = [asked.text] if isinstance(asked.text, str) else asked.text
+    texts, seconds = asked.text, call.seconds(asked.timeout)
     prefixes = [asked.prefix] if isinstance(asked.prefix, str) else asked.prefix
     if asked.prefix != "" and len(prefixes) != len(texts):
         raise SettingsError(f"{len(texts)} texts but {len(prefixes)} prefixes; give one each, empty for none")
     call.take_texts(texts)
+    call.service.limits.check_texts(prefixes)
     options = asked.options()
     call.service.limits.check_options(options)
     route = call.service.route(asked.source, asked.target, name=asked.model)
     if (form := asked.text_format()) is not None:
         routes = [route] * len(texts)
         formatted = await translate_formatted(
-            call.service, texts, routes, form, options, seconds=asked.timeout, split=asked.split
+            call.service, texts, routes, form, options, seconds=seconds, split=asked.split
         )
         return json_response({**_route(route), "translations": [{"text": one} for one in formatted]})
     if asked.stream:
@@ -107,21 +106,33 @@ async def translate(call: Call) -> Response:
             raise SettingsError(f"stream: for one sentence, not {len(texts)} texts; send several requests")
         if asked.words or asked.alignment:
             raise SettingsError("stream: not with words or alignment; ask for them without stream")
-        start = "".join(prefixes)
-        parts = aiter(call.service.stream(texts[0], route, options, seconds=asked.timeout, prefix=start))
-        first = await anext(parts)  # an overloaded service is refused with its status
-        return StreamingResponse(_events(first, parts, route), media_type="text/event-stream")
+        end = call.service.deadline(seconds)
+        return await stream_response(
+            _parts(call.service.stream(texts[0], route, options, end=end, prefix="".join(prefixes)), route)
+        )
     found = await translate_texts(
         call.service,
         texts,
         [route] * len(texts),
         options,
-        seconds=asked.timeout,
+        seconds=seconds,
         split=asked.split,
         prefixes=prefixes if any(prefixes) else (),
         extras=asked.extras(),
     )
-    return json_response({**_route(route), "translations": [_text(one) for one in found]})
+    answers = await asyncio.to_thread(_texts, found) if asked.words else _texts(found)
+    return json_response({**_route(route), "translations": answers})
+
+
+def token_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """Where each token ends in the text. Only a few tokens before it are decoded with it: with all, long texts take
+    quadratic time.
+    """
+
+    def size(start: int, end: int) -> int:
+        return len(decode(ids[max(0, start) : end]))
+
+    return list(accumulate(size(n - _WINDOW, n) - size(n - _WINDOW, n - 1) for n in range(1, len(ids) + 1)))
 
 
 def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -> list[tuple[str, float]]:
@@ -140,19 +151,9 @@ def word_log_probs(text: str, ends: Sequence[int], log_probs: Sequence[float]) -
     return [(word, round(value, 4)) for (word, _), value in zip(words, sums, strict=True)]
 
 
-async def _events(
-    first: str | Translation, parts: AsyncIterator[str | Translation], route: Route
-) -> AsyncIterator[bytes]:
-    def event(part: str | Translation) -> bytes:
-        content = {"text": part} if isinstance(part, str) else {**_route(route), "translation": _translation(part)}
-        return b"data: " + to_json(content) + b"\n\n"
-
-    yield event(first)
-    try:
-        async for part in parts:
-            yield event(part)
-    except TransduceError as error:
-        yield b"data: " + to_json({"error": str(error)}) + b"\n\n"
+async def _parts(parts: AsyncIterator[str | Translation], route: Route) -> AsyncIterator[dict[str, Any]]:
+    async for part in parts:
+        yield {"text": part} if isinstance(part, str) else {**_route(route), "translation": _translation(part)}
 
 
 def _route(route: Route) -> dict[str, str]:
@@ -166,6 +167,10 @@ def _translation(translation: Translation) -> dict[str, Any]:
     return {"text": translation.text, "candidates": candidates, **note}
 
 
+def _texts(found: Sequence[TextTranslation]) -> list[dict[str, Any]]:
+    return [_text(one) for one in found]
+
+
 def _text(found: TextTranslation) -> dict[str, Any]:
     decode = found.route.runs[-1].translator.translator.tokenizers.tgt.decode
 
@@ -173,8 +178,7 @@ def _text(found: TextTranslation) -> dict[str, Any]:
         known: dict[str, Any] = {"alignment": found.links[place]} if found.links else {}
         if found.scores:
             one = found.sentences[place]
-            ends = [len(decode(one.ids[:n])) for n in range(1, len(one.ids) + 1)]
-            known["words"] = word_log_probs(one.text, ends, found.scores[place].token_log_probs)
+            known["words"] = word_log_probs(one.text, token_ends(one.ids, decode), found.scores[place].token_log_probs)
         return known
 
     sentences = [

@@ -5,8 +5,7 @@ With a language model, both continue a prompt. With a run that translates, a cha
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -14,13 +13,15 @@ from starlette.responses import Response
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
-from transduce.serving.http import Call, Endpoint, json_response
-from transduce.serving.protocols.openai_format import Message, format_error, stream_response, usage
+from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
+from transduce.serving.protocols.openai_format import Chat, Message, choice, chunk, format_error, stream_chunks, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
 from transduce.serving.texts import TextTranslation, translate_texts
 from transduce.text.sentences import join_sentences, split_sentences
+
+_CHAT = Chat()
 
 
 class ChatRequest(GenerationRequest):
@@ -37,13 +38,13 @@ class ChatRequest(GenerationRequest):
 
     def search(self) -> TranslationOptions:
         """How to translate."""
-        return TranslationOptions(n_best=self.n or 1, max_length=self.max_length)
+        return translation_options(n_best=self.n or 1, max_length=self.max_length)
 
 
 class CompletionRequest(GenerationRequest):
     """Prompts that a language model continues."""
 
-    prompt: str | list[str]
+    prompt: Texts
 
 
 def find_route(service: Service, model: str) -> Route:
@@ -63,10 +64,9 @@ async def completions(call: Call) -> Response:
     if generator is None:
         route = find_route(call.service, asked.model)
         raise SettingsError(f"model '{route.name}' translates; use /v1/chat/completions")
-    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-    if not prompts:
+    if not asked.prompt:
         raise SettingsError("prompt: the list is empty; give at least one text")
-    return await generate(call, asked, generator, prompts, is_chat=False)
+    return await generate(call, asked, generator, asked.prompt, is_chat=False)
 
 
 async def chat(call: Call) -> Response:
@@ -80,25 +80,22 @@ async def chat(call: Call) -> Response:
     call.take_texts([text])
     call.service.limits.check_options(options)
     route = find_route(call.service, asked.model)
-    head = asked.head("chatcmpl")
+    head = asked.head(_CHAT.kind)
     if asked.stream:
         if options.n_best > 1:
             raise SettingsError(f"n = {options.n_best}: a stream has one translation; leave n out")
-        chunks = _chunks(call.service, text, route, options, with_usage=asked.usage_in_stream)
-        return await stream_response({**head, "object": "chat.completion.chunk"}, chunks)
-    (found,) = await translate_texts(call.service, [text], [route], options)
+        chunks = _chunks(call, text, route, options, with_usage=asked.usage_in_stream)
+        return await stream_chunks({**head, "object": _CHAT.chunk_object}, chunks)
+    (found,) = await translate_texts(call.service, [text], [route], options, seconds=call.seconds())
     choices = [
-        {"index": place, "message": {"role": "assistant", "content": found.alternative(place)}, "logprobs": None,
-         "finish_reason": _reason(found.sentences, place)}
+        choice(place, _CHAT.text(found.alternative(place)), finished=_finished(found.sentences, place))
         for place in range(options.n_best)
-    ]  # fmt: skip
-    answer = {**head, "object": "chat.completion", "choices": choices, "usage": _usage(route, found)}
-    return json_response(answer)
+    ]
+    return json_response({**head, "object": _CHAT.object, "choices": choices, "usage": _usage(route, found)})
 
 
-def _reason(sentences: tuple[Translation, ...] | list[Translation], place: int = 0) -> str:
-    found = [one.candidates[min(place, len(one.candidates) - 1)] for one in sentences]
-    return "stop" if all(one.finished for one in found) else "length"
+def _finished(sentences: Sequence[Translation], place: int = 0) -> bool:
+    return all(one.candidates[min(place, len(one.candidates) - 1)].finished for one in sentences)
 
 
 def _usage(route: Route, found: TextTranslation) -> dict[str, int]:
@@ -111,31 +108,27 @@ def _usage(route: Route, found: TextTranslation) -> dict[str, int]:
 
 
 async def _chunks(
-    service: Service, text: str, route: Route, options: TranslationOptions, *, with_usage: bool
+    call: Call, text: str, route: Route, options: TranslationOptions, *, with_usage: bool
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a translation, sentence by sentence; a sentence grows as it is decoded."""
     parts, found, known = split_sentences(text, route.source), list[Translation](), ""
-    end = time.monotonic() + service.limits.seconds
+    end = call.service.deadline(call.seconds())
     for place, sentence in enumerate(parts[::2]):
         before = [one.text for one in found]
-        async for part in service.stream(sentence, route, options, seconds=max(end - time.monotonic(), 1e-9)):
+        async for part in call.service.stream(sentence, route, options, end=end, refuse=not place):
             now = part if isinstance(part, str) else part.text
             if isinstance(part, Translation):
                 found.append(part)
             whole = join_sentences([*before, now], parts[: 2 * place + 1], route.source, route.target)
             if now and whole.startswith(known) and whole != known:
-                yield _chunk({"role": "assistant", "content": whole[len(known) :]})
+                yield chunk(0, _CHAT.part(whole[len(known) :]))
                 known = whole
     whole = join_sentences([one.text for one in found], parts, route.source, route.target)
     if whole.startswith(known) and whole != known:  # a line end
-        yield _chunk({"role": "assistant", "content": whole[len(known) :]})
-    yield _chunk({}, _reason(found))
+        yield chunk(0, _CHAT.part(whole[len(known) :]))
+    yield chunk(0, _CHAT.part(""), finished=_finished(found))
     if with_usage:
         yield {"choices": [], "usage": _usage(route, TextTranslation(tuple(parts), tuple(found), route))}
-
-
-def _chunk(delta: dict[str, str], reason: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]}
 
 
 async def models(call: Call) -> Response:

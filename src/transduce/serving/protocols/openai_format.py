@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
-from pydantic_core import to_json
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from transduce.errors import TransduceError
+from transduce.serving.http import stream_response
 
 _numbers = itertools.count(1)
 
@@ -73,25 +72,48 @@ def usage(n_prompt: int, n_new: int) -> dict[str, int]:
     return {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
 
 
-async def stream_response(head: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]) -> Response:
-    """Chunks as server-sent events. What is raised before the first one becomes a status."""
-    first = await anext(chunks)
-    return StreamingResponse(_events(head, first, chunks), media_type="text/event-stream")
+class Plain:
+    """The form of a completion."""
+
+    kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def text(self, text: str) -> dict[str, Any]:
+        """A whole text."""
+        return {"text": text}
+
+    def part(self, text: str) -> dict[str, Any]:
+        """A part of a text."""
+        return {"text": text}
 
 
-async def _events(
-    head: dict[str, Any], first: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]
-) -> AsyncIterator[bytes]:
-    def event(chunk: dict[str, Any]) -> bytes:
-        return b"data: " + to_json({**head, **chunk}) + b"\n\n"
+class Chat:
+    """The form of a message in a chat."""
 
-    yield event(first)
-    try:
-        async for chunk in chunks:
-            yield event(chunk)
-        yield b"data: [DONE]\n\n"
-    except TransduceError as error:
-        yield b"data: " + to_json(format_error(500, str(error))) + b"\n\n"
+    kind, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def text(self, text: str) -> dict[str, Any]:
+        """A whole text."""
+        return {"message": {"role": "assistant", "content": text}}
+
+    def part(self, text: str) -> dict[str, Any]:
+        """A part of a text."""
+        return {"delta": {"role": "assistant", "content": text} if text else {}}
+
+
+def choice(place: int, content: dict[str, Any], *, finished: bool | None = None) -> dict[str, Any]:
+    """A text, or a part of one. finished: whether it is complete, not cut off; None: more parts follow."""
+    reason = None if finished is None else "stop" if finished else "length"
+    return {"index": place, **content, "logprobs": None, "finish_reason": reason}
+
+
+def chunk(place: int, part: dict[str, Any], *, finished: bool | None = None) -> dict[str, Any]:
+    """What a stream sends of one text."""
+    return {"choices": [choice(place, part, finished=finished)]}
+
+
+async def stream_chunks(head: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]) -> Response:
+    """Chunks as server-sent events."""
+    return await stream_response(({**head, **one} async for one in chunks), format_error, last="[DONE]")
 
 
 def format_error(status: int, message: str) -> dict[str, Any]:

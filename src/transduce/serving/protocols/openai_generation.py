@@ -11,17 +11,26 @@ from starlette.responses import Response
 from transduce.config.section import MAX_SEED
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
-from transduce.serving.async_generator import AsyncTextGenerator, Completion, Completions
-from transduce.serving.http import Call, json_response
+from transduce.serving.async_generator import AsyncTextGenerator, Completions
+from transduce.serving.http import Call, json_response, refuse_unsupported
 from transduce.serving.limits import Limits
-from transduce.serving.protocols.openai_format import OpenAIRequest, stream_response, usage
+from transduce.serving.protocols.openai_format import (
+    Chat,
+    Count,
+    OpenAIRequest,
+    Plain,
+    choice,
+    chunk,
+    stream_chunks,
+    usage,
+)
 
 _MAX_STOPS, _MAX_STOP = 4, 256
-_UNSUPPORTED = ("best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty", "suffix")
+_UNSUPPORTED = ("echo", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty", "suffix")
 
 
 class GenerationRequest(OpenAIRequest):
-    """How to sample; without a seed, each request draws anew. Those after `cut_prompt` are refused.
+    """How to sample; without a seed, each request draws anew. Those after `best_of` are refused.
 
     Extensions of the protocol: top_k; cut_prompt: cut the beginning off a prompt that is longer than the context.
     """
@@ -32,7 +41,7 @@ class GenerationRequest(OpenAIRequest):
     seed: int | None = None
     stop: str | list[str] | None = None
     cut_prompt: bool = False
-    best_of: Any = None
+    best_of: Count | None = None
     echo: Any = None
     frequency_penalty: Any = None
     logit_bias: Any = None
@@ -42,10 +51,10 @@ class GenerationRequest(OpenAIRequest):
 
     def sampling(self, default_length: int, limits: Limits) -> GenerationOptions:
         """The options, within limits. Raises `SettingsError`: they are beyond, or not supported."""
-        for name in _UNSUPPORTED:
-            if getattr(self, name):
-                raise SettingsError(f"{name}: not supported; leave it out")
+        refuse_unsupported(self, _UNSUPPORTED)
         n, length = self.n or 1, self.max_length or min(default_length, limits.max_length)
+        if self.best_of not in (None, n):
+            raise SettingsError(f"best_of = {self.best_of}: must be n = {n}; leave it out")
         for name, value, most in (("n", n, limits.max_beam), ("max_tokens", length, limits.max_length)):
             if value > most:
                 raise SettingsError(f"{name} = {value}: must be at most {most}")
@@ -78,64 +87,29 @@ async def generate(
     options, stops = asked.sampling(generator.generator.settings.decoding.max_length, limits), asked.stops()
     if len(prompts) * options.n_samples > limits.max_texts:
         raise SettingsError(f"{len(prompts)} prompts, n = {options.n_samples}: more than {limits.max_texts} texts")
-    form = _Chat() if is_chat else _Plain()
+    form, seconds = Chat() if is_chat else Plain(), call.seconds()
     head = asked.head(form.kind)
     if asked.stream:
-        parts = generator.stream(prompts, options, stop=stops, seconds=limits.seconds)
+        parts = generator.stream(prompts, options, stop=stops, seconds=seconds)
         chunks = _chunks(parts, form, with_usage=asked.usage_in_stream)
-        return await stream_response({**head, "object": form.chunk_object}, chunks)
-    found = await generator.generate(prompts, options, stop=stops, seconds=limits.seconds)
-    choices = [
-        {"index": place, **form.text(one.text), "logprobs": None, "finish_reason": _reason(one)}
-        for place, one in enumerate(found.texts)
-    ]
+        return await stream_chunks({**head, "object": form.chunk_object}, chunks)
+    found = await generator.generate(prompts, options, stop=stops, seconds=seconds)
+    choices = [choice(place, form.text(one.text), finished=one.finished) for place, one in enumerate(found.texts)]
     return json_response({**head, "object": form.object, "choices": choices, "usage": _usage(found)})
 
 
-class _Plain:
-    """The form of a completion."""
-
-    kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def text(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def part(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-
-class _Chat:
-    """The form of a message in a chat."""
-
-    kind, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def text(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def part(self, text: str) -> dict[str, Any]:
-        return {"delta": {"role": "assistant", "content": text} if text else {}}
-
-
 async def _chunks(
-    parts: AsyncIterator[tuple[int, str] | Completions], form: _Plain | _Chat, *, with_usage: bool
+    parts: AsyncIterator[tuple[int, str] | Completions], form: Plain | Chat, *, with_usage: bool
 ) -> AsyncIterator[dict[str, Any]]:
     async for part in parts:
         if isinstance(part, tuple):
             place, text = part
-            yield _chunk(place, form.part(text))
+            yield chunk(place, form.part(text))
             continue
         for place, one in enumerate(part.texts):
-            yield _chunk(place, form.part(""), _reason(one))
+            yield chunk(place, form.part(""), finished=one.finished)
         if with_usage:
             yield {"choices": [], "usage": _usage(part)}
-
-
-def _chunk(place: int, part: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"index": place, **part, "logprobs": None, "finish_reason": reason}]}
-
-
-def _reason(text: Completion) -> str:
-    return "stop" if text.finished else "length"
 
 
 def _usage(found: Completions) -> dict[str, int]:

@@ -1,0 +1,103 @@
+"""What the protocols of the service share, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+import marians
+from transduce.errors import SettingsError
+from transduce.serving.http import Call, Handler, stream_response
+from transduce.serving.limits import ExpiredError, OverloadedError
+from transduce.serving.protocols import deepl, deepl_glossaries, libretranslate, openai_format
+from transduce.serving.protocols.native import token_ends
+from transduce.serving.service import Service
+
+FORM = b"application/x-www-form-urlencoded"
+
+
+def call(service: Service | None = None, body: bytes = b"", **headers: bytes) -> Call:
+    fields = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+    request = Request({"type": "http", "headers": fields, "query_string": b"", "state": {}})
+    return Call(service or Service([]), request, body=body)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ExpiredError("too\nlate"), 504, "server_error"),
+        (OverloadedError("too\nlate", retry_after=1), 429, "rate_limit_error"),
+    ],
+)
+def test_an_error_inside_a_stream_has_one_line_and_its_kind(error: Exception, status: int, kind: str) -> None:
+    async def parts() -> AsyncIterator[dict[str, int]]:
+        yield {"a": 1}
+        raise error
+
+    async def read(streamed: Any) -> list[Any]:
+        assert isinstance(streamed, StreamingResponse)
+        return [json.loads(bytes(event).removeprefix(b"data: ")) async for event in streamed.body_iterator]
+
+    async def main() -> None:
+        assert await read(await stream_response(parts())) == [{"a": 1}, {"error": "too late"}]
+        found = (await read(await openai_format.stream_chunks({"id": "x"}, parts())))[-1]
+        assert found == openai_format.format_error(status, "too late") and found["error"]["type"] == kind
+
+    asyncio.run(main())
+
+
+def test_forms_have_a_limit_of_fields() -> None:
+    with pytest.raises(SettingsError, match="1,000 fields"):
+        call(body=b"q=a&" * 1001, content_type=FORM).parse(libretranslate.TranslateRequest)
+
+
+def test_a_header_shortens_the_deadline() -> None:
+    assert (
+        call().seconds() == call(x_request_timeout=b"100").seconds() == call(x_request_timeout=b"inf").seconds() == 10
+    )
+    assert call(x_request_timeout=b"2.5").seconds() == 2.5 and call(x_request_timeout=b"2.5").seconds(1) == 1
+    for bad in (b"x", b"-1", b"0", b"nan"):
+        with pytest.raises(SettingsError, match="X-Request-Timeout"):
+            call(x_request_timeout=bad).seconds()
+
+
+def test_line_ends_that_do_not_end_sentences() -> None:
+    body: dict[str, Any] = {"text": ["a\nb\r\nc", "d"], "target_lang": "DE", "split_sentences": "nonewlines"}
+    assert deepl.TranslateRequest(**body).texts() == ["a b c", "d"]
+    assert deepl.TranslateRequest(**body, tag_handling="xml").texts() == body["text"]
+
+
+def test_runs_of_the_same_languages_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, route = Service([]), SimpleNamespace(source="en", target="de")
+    monkeypatch.setattr(service, "routes", lambda: iter([route, route]))
+
+    def answer(handler: Handler) -> Any:
+        return json.loads(bytes(asyncio.run(handler(call(service))).body))  # type: ignore[arg-type]
+
+    assert [one["targets"] for one in answer(libretranslate.languages)] == [["de"], []]
+    assert answer(deepl_glossaries.pairs) == {"supported_languages": [{"source_lang": "en", "target_lang": "de"}]}
+
+
+@pytest.mark.parametrize("name", ["name", "source_lang", "target_lang"])
+def test_names_of_glossaries_are_bounded(name: str) -> None:
+    body = {"name": "x", "source_lang": "en", "target_lang": "de", "entries": "a\tb", name: "de-" + "x" * 1025}
+    with pytest.raises(SettingsError, match=f"{name}: .*at most"):
+        call(body=json.dumps(body).encode()).parse(deepl_glossaries.CreateRequest)
+
+
+def test_ends_of_tokens_in_a_text() -> None:
+    tokenizer = marians.tokenizers(joint=True).tgt
+    for text in (*marians.LINES[:20], "long " * 50, ""):
+        ids = tokenizer.encode(text)
+        ends = token_ends(ids, tokenizer.decode)
+        assert ends == [len(tokenizer.decode(ids[:n])) for n in range(1, len(ids) + 1)]
+    sizes: list[int] = []
+    token_ends(range(500), lambda ids: str(sizes.append(len(ids))))  # type: ignore[func-returns-value]
+    assert max(sizes) <= 8
