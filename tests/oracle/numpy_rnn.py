@@ -27,6 +27,7 @@ class Options:
     bridge: str
     n_encoder_layers: int
     n_decoder_layers: int
+    readout_scale: float
 
 
 def sigmoid(x: Array) -> Array:
@@ -122,10 +123,10 @@ def hidden_states(weights: Weights, o: Options, src: Sequence[int], tgt_in: Sequ
             states[n] = unit(weights, f"decoder.layers.{n}", inner, states[n], None if n else more, o.cell)
             inner = states[n][0]
         if o.attention == "none":
-            outputs.append(4 * np.tanh(readout @ inner))
+            outputs.append(o.readout_scale * np.tanh(readout @ inner))
         elif o.attention != "bahdanau":
             context, a = attend(weights, o, inner, memory)
             maps.append(a)
             feed = np.tanh(readout @ np.concatenate([context, inner]))
-            outputs.append(4 * feed)  # tanh bounds it: docs/family.md
+            outputs.append(o.readout_scale * feed)  # tanh bounds it: docs/family.md
     return np.array(outputs), np.array(maps)

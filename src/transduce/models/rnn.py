@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transduce.config import RecurrentSettings
-from transduce.models.parts import EncoderDecoder, initialize
+from transduce.models.parts import EncoderDecoder, initialize, is_changed
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.masks import pad_memory, padding_mask
 from transduce.nn.positions import Positions
@@ -60,6 +60,8 @@ def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
     """What has no effect in consistent settings."""
     if not s.input_feeding and s.attention not in SCORES:
         yield f"model.input_feeding = false has no effect with model.attention = '{s.attention}'"
+    if s.attention == "bahdanau" and is_changed(s, "readout_scale"):
+        yield f"model.readout_scale = {s.readout_scale} has no effect with model.attention = 'bahdanau'"
 
 
 class RecurrentModel(EncoderDecoder[RowState]):
@@ -82,7 +84,12 @@ class RecurrentModel(EncoderDecoder[RowState]):
         )
         self.bridge = BRIDGES[s.bridge](s.d_hidden, n_layers=s.n_decoder_layers, n_states=CELLS[s.cell].n_states)
         sizes = DecoderSizes(
-            d_model=s.d_model, d_hidden=s.d_hidden, n_layers=s.n_decoder_layers, cell=s.cell, dropout=s.dropout
+            d_model=s.d_model,
+            d_hidden=s.d_hidden,
+            n_layers=s.n_decoder_layers,
+            cell=s.cell,
+            dropout=s.dropout,
+            readout_scale=s.readout_scale,
         )
         self.decoder = ATTENTIONS[s.attention](sizes, s)
         initialize(self)

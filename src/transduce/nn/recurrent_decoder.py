@@ -18,20 +18,21 @@ from transduce.nn.recurrent import CELLS, CellStepper, State, StepLinear
 from transduce.nn.state import RowState
 from transduce.nn.state_attention import AdditiveAttention, StateAttention
 
-READOUT_SCALE = 4.0
-"""Of a readout that tanh bounds. The output matrix has entries of 1 / sqrt(d_model), as the embeddings do, so that the
-logits of a bounded readout stay near 0 until the matrix has grown (docs/family.md)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSizes:
-    """Sizes of a decoder: widths of embeddings and of states, layers, the unit (a key of CELLS), dropout."""
+    """Sizes of a decoder: widths of embeddings and of states, layers, the unit (a key of CELLS), dropout.
+
+    `readout_scale` multiplies readouts that tanh bounds. The output matrix has entries of 1 / sqrt(d_model), as the
+    embeddings do, so that the logits of a bounded readout stay near 0 until the matrix has grown (docs/family.md).
+    """
 
     d_model: int
     d_hidden: int
     n_layers: int
     cell: str
     dropout: float = 0.0
+    readout_scale: float = 1.0
 
 
 class RecurrentDecoder(nn.Module, ABC):
@@ -44,6 +45,7 @@ class RecurrentDecoder(nn.Module, ABC):
         layers = [cell(d if n else sizes.d_model, d, d_more=0 if n else d_more) for n in range(sizes.n_layers)]
         self.layers: Any = nn.ModuleList(layers)
         self.dropout = Dropout(sizes.dropout)
+        self.readout_scale = sizes.readout_scale
 
     def start(
         self, first: Sequence[State], memory: Float[Tensor, "B S H"], mask: Bool[Tensor, "B 1 S"], *, n_beams: int
@@ -66,6 +68,10 @@ class RecurrentDecoder(nn.Module, ABC):
     def _keep(states: Sequence[State], state: RowState, n_steps: int) -> None:
         state.length += n_steps
         state.rows |= {f"{n}.{k}": part for n, parts in enumerate(states) for k, part in enumerate(parts)}
+
+    def _scaled(self, readout: Float[Tensor, "N T D"]) -> Float[Tensor, "N T D"]:
+        """A bounded readout as the output matrix takes it."""
+        return self.dropout(readout) * self.readout_scale
 
     def _scan(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T H"]:
         """The hidden states of the last layer, where no step depends on attention."""
@@ -90,7 +96,7 @@ class PlainDecoder(RecurrentDecoder):
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
         """See `RecurrentDecoder`."""
-        return self.dropout(self.readout(self._scan(x, state)).tanh()) * READOUT_SCALE
+        return self._scaled(self.readout(self._scan(x, state)).tanh())
 
 
 class AttentiveDecoder(RecurrentDecoder):
@@ -131,7 +137,7 @@ class LuongDecoder(AttentiveDecoder):
         hidden = wide(self._scan(x, state))
         project = self.attention.project()
         context = self._context(hidden if project is None else project(hidden), state)
-        return self.dropout(self.readout(torch.cat([context, hidden], -1).to(x.dtype)).tanh()) * READOUT_SCALE
+        return self._scaled(self.readout(torch.cat([context, hidden], -1).to(x.dtype)).tanh())
 
 
 class _Loop:
@@ -182,7 +188,7 @@ class InputFeedingDecoder(LuongDecoder):
             outputs.append(feed)
         self._keep(states, state, len(outputs))
         state.rows["feed"] = feed
-        return self.dropout(torch.stack(outputs, 1).to(x.dtype)) * READOUT_SCALE
+        return self._scaled(torch.stack(outputs, 1).to(x.dtype))
 
 
 class BahdanauDecoder(AttentiveDecoder):

@@ -51,9 +51,21 @@ def _window_is_a_pattern(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "model": {**model, "decoder_pattern": "local"}}
 
 
-FORMAT = 3
+def _readouts_were_not_scaled(values: dict[str, Any]) -> dict[str, Any]:
+    """Format 3 had no factor of recurrent readouts."""
+    model = values.get("model")
+    if not isinstance(model, dict) or model.get("kind") != "rnn" or model.get("attention") == "bahdanau":
+        return values
+    return {**values, "model": {**model, "readout_scale": 1.0}}
+
+
+FORMAT = 4
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-UPGRADES: dict[int, Upgrade] = {1: _one_section_per_architecture, 2: _window_is_a_pattern}
+UPGRADES: dict[int, Upgrade] = {
+    1: _one_section_per_architecture,
+    2: _window_is_a_pattern,
+    3: _readouts_were_not_scaled,
+}
 """By the format that each starts from: nested settings to those of the next format."""
 
 

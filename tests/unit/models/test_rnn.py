@@ -33,6 +33,7 @@ CHOICES: dict[str, Any] = {
     "n_encoder_layers": [1, 2],
     "n_decoder_layers": [1, 3],
     "tie": ["three_way", "two_way", "none"],
+    "readout_scale": [4.0, 1.0, 0.3],
 }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from transduce.config import GPTSettings, Settings
+from transduce.config import GPTSettings, RecurrentSettings, Settings
+from transduce.models.rnn import unused_by_rnn
 from transduce.runs.run_settings import upgraded
 
 OLD: dict[str, Any] = json.loads(
@@ -40,6 +41,15 @@ def test_a_window_of_format_2_is_a_local_pattern_of_the_decoder(window: int | No
     model = Settings.from_mapping(upgraded(old, 2)).model
     assert isinstance(model, GPTSettings)
     assert (model.window, model.decoder_pattern) == (window, pattern)
+
+
+@pytest.mark.parametrize(("attention", "scale"), [("general", 1.0), ("none", 1.0), ("bahdanau", 4.0)])
+def test_readouts_of_format_3_were_not_scaled(attention: str, scale: float) -> None:
+    old = {"task": "translation", "model": {"kind": "rnn", "attention": attention}}
+    model = Settings.from_mapping(upgraded(old, 3)).model
+    assert isinstance(model, RecurrentSettings)
+    assert model.readout_scale == scale
+    assert not list(unused_by_rnn(model))
 
 
 def test_a_damaged_model_section_is_reported_by_the_settings() -> None:

@@ -290,6 +290,7 @@ def test_settings_of_a_trial_training_are_accepted(task: str, more: dict[str, An
             {"kind": "rnn", "attention": "bahdanau", "input_feeding": False},
             "no effect with model.attention = 'bahdanau'",
         ),
+        ({"kind": "rnn", "attention": "bahdanau", "readout_scale": 1.0}, "readout_scale = 1.0 has no effect"),
         ({"summary_tokens": 4}, "summary_tokens = 4 has no effect without the pattern 'fixed'"),
         ({"factors": "layers", "decoder_pattern": "local", "window": 8}, "factors = 'layers' has no effect"),
         ({"summary_tokens": 9, "decoder_pattern": "fixed", "window": 4}, "is more than model.window = 4"),

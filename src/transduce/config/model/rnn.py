@@ -31,6 +31,9 @@ class RecurrentSettings(OutputSettings):
         "both", description="Reading direction of the encoder: both (each has half of d_hidden), forward or backward."
     )
     bridge: str = Field("dense", description="The decoder's first state: dense (of the encoder's last) or copy.")
+    readout_scale: float = Field(
+        4.0, gt=0, le=1e4, description="Factor of the readout, which tanh bounds, before the output matrix."
+    )
     d_hidden: int = Field(256, ge=1, le=1 << 16, description="Width of the state of each layer.")
     n_encoder_layers: Layers = Field(1, description="Number of encoder layers.")
     n_decoder_layers: Layers = Field(1, description="Number of decoder layers.")
