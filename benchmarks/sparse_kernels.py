@@ -35,7 +35,7 @@ def in_blocks(bias: Any) -> Any:
     """The same bias, computed in gathered blocks."""
     if isinstance(bias, SplitBias):
         return SplitBias([(n, in_blocks(part)) for n, part in bias.parts])
-    return bias.blocks() if isinstance(bias, FlexBias) else bias
+    return bias.blocks if isinstance(bias, FlexBias) else bias
 
 
 def once(layer: SelfAttention, x: torch.Tensor, bias: Any) -> tuple[float, int, list[torch.Tensor]]:

@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
         if not drops:
             return bias.kernel(query, key, value)
         attend = partial(scaled_dot_product_attention, dropout=dropout)
-        return attended(attend, query, key, value, bias=bias.blocks())
+        return bias.blocks.attend(attend, query, key, value)
     if query.is_cuda and relations is None:
         p = dropout.p if dropout is not None and drops else 0.0
         mask = bias.to(query.dtype) if isinstance(bias, Tensor) else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transduce.nn.masks import HIDDEN, attention_bias
-from transduce.nn.patterns.flex import FlexKernel
+from transduce.nn.patterns.flex import NARROWEST, FlexKernel
 from transduce.nn.patterns.layouts import Layout
 from transduce.nn.patterns.pattern import CausalPattern, FullPattern, HeadsPattern, SparsePattern
 from transduce.nn.positions.scheme import Positions, Relations
@@ -121,16 +121,34 @@ class BlockBias(SpecialBias):
         return whole
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FlexBias(SpecialBias):
-    """The bias of a sparse pattern for a kernel that follows it; `blocks` makes the same for what it cannot do."""
+    """The bias of a sparse pattern for a kernel that follows it, and the same in blocks for what the kernel cannot do.
 
-    kernel: FlexKernel
-    blocks: Callable[[], BlockBias]
+    Layers share them; each is made when the first layer needs it.
+    """
+
+    make_kernel: Callable[[], FlexKernel]
+    make_blocks: Callable[[], BlockBias]
+
+    @cached_property
+    def kernel(self) -> FlexKernel:
+        """The kernel, for heads of at least `NARROWEST` and without dropout."""
+        return self.make_kernel()
+
+    @cached_property
+    def blocks(self) -> BlockBias:
+        """The bias in blocks."""
+        return self.make_blocks()
+
+    def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """By the kernel, narrow heads in blocks."""
+        narrow = min(query.shape[-1], value.shape[-1]) < NARROWEST
+        return self.blocks.attend(attend, query, key, value) if narrow else super().attend(attend, query, key, value)
 
     def dense(self, query: Tensor) -> Tensor:
         """[B, H, T, T]."""
-        return self.blocks().dense(query)
+        return self.blocks.dense(query)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,7 +301,7 @@ def _flex_bias(
     distances = torch.arange(2 * layout.reach + 1, device=device)
     added = scheme.score_bias(distances, distances[layout.reach :][:1])
     by_distance = None if added is None else added[heads, :, 0]
-    return FlexBias(FlexKernel(pattern, layout, device=device, groups=groups, by_distance=by_distance), blocks)
+    return FlexBias(partial(FlexKernel, pattern, layout, device=device, groups=groups, by_distance=by_distance), blocks)
 
 
 def _block_bias(

@@ -16,6 +16,10 @@ from transduce.nn.patterns.pattern import SparsePattern
 
 TILE = 128
 """Queries and keys of a tile, which the kernel computes as a whole or not at all."""
+NARROWEST = 16
+"""Width of a head from which the kernel works on a GPU."""
+
+_VARIANTS = 64  # of the compiled kernel: patterns, biases, with and without gradients, batches of one, lengths
 
 
 class FlexKernel:
@@ -66,16 +70,21 @@ class FlexKernel:
         layout = self.layout
         blocks = layout.queries(query)
         sorted_query, sorted_key, sorted_value = blocks.flatten(2, 3), layout.sort_keys(key), layout.sort_keys(value)
-        kernel = _compiled() if query.is_cuda and not torch.compiler.is_compiling() else flex_attention
+        kernel: Any = _compiled if query.is_cuda and not torch.compiler.is_compiling() else flex_attention
         with torch.autocast(query.device.type, enabled=False):
             found = kernel(sorted_query, sorted_key, sorted_value, score_mod=self.add, block_mask=self.mask)
         return layout.merge(found.unflatten(2, blocks.shape[2:4]))
 
 
+def _compiled(*args: Any, **kwargs: Any) -> Tensor:
+    """The kernel. Without compilation, as on a CPU, FlexAttention computes a dense product: too many variants raise."""
+    with torch._dynamo.config.patch(recompile_limit=_VARIANTS):
+        return _compile()(*args, **kwargs)
+
+
 @cache
-def _compiled() -> Any:
-    """The kernel; without compilation, as on a CPU, FlexAttention computes a dense product."""
-    return torch.compile(flex_attention)
+def _compile() -> Any:
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def tiles(
