@@ -66,7 +66,7 @@ class TokenEmbedding(nn.Module):
 class VectorEmbedding(nn.Module):
     """W v + b of vectors v, as for image patches (Dosovitskiy et al. 2021, equation 1), then as for tokens.
 
-    A vector of NaN is padding; it is embedded as zeros.
+    A vector of NaN is padding; it counts as zeros.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class VectorEmbedding(nn.Module):
         self, vectors: Float[Tensor, "B S N"], *, more: Float[Tensor, "*S D"] | None = None
     ) -> Float[Tensor, "B S D"]:
         """The embedded vectors. `more`: other vectors to add, such as those of segments."""
-        x = self.projection(vectors.nan_to_num().to(self.projection.weight.dtype))
+        dtype = self.projection.weight.dtype
+        x = self.projection(vectors.nan_to_num().to(dtype)).to(dtype)  # as from a table, which is not autocast
         x = x if more is None else x + more
         return self.dropout(self.norm(self.positions.add(x, 0, None)))

@@ -67,6 +67,13 @@ def test_hidden_states_equal_the_oracles(kind: str, options: dict[str, Any]) -> 
         np.testing.assert_allclose(hidden[: len(row)], expected(model, s, row, name), rtol=0, atol=1e-6)
 
 
+def test_embedded_vectors_stay_float32_under_autocast() -> None:
+    """As tokens do: the residual connections add to them."""
+    model, _ = make("transformer", torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.src_embedding(pad_sources(sequences(5, 2))).dtype == torch.float32
+
+
 def test_padding_changes_no_gradient() -> None:
     rows = sequences(4, 2)
     model, _ = make("bert-classifier", n_labels=3, pooling="mean")
