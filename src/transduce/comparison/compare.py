@@ -19,7 +19,6 @@ from transduce.comparison.page import comparison_html
 from transduce.comparison.recipes import (
     Budget,
     read_recipes,
-    with_seed,
     with_shared_conditions,
     with_tokenizer_of,
 )
@@ -113,7 +112,7 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
     plan = {}
     for seed in range(seeds):
         for name, settings in recipes.items():
-            own = with_seed(settings, base.training.seed + seed)
+            own = settings.with_values("training", seed=base.training.seed + seed)
             path = run / name / f"seed{seed + 1}"
             if path != first and base.tokenizer.start is None:
                 own = with_tokenizer_of(own, first.absolute())

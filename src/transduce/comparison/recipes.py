@@ -182,11 +182,6 @@ def _with_limits(settings: Settings, limits: Mapping[str, Any]) -> Settings:
     return Settings.from_mapping({**values, "training": {**kept, **limits}})
 
 
-def with_seed(settings: Settings, seed: int) -> Settings:
-    """The same settings with another seed."""
-    return settings.with_values("training", seed=seed)
-
-
 def with_tokenizer_of(settings: Settings, run: Path) -> Settings:
     """The same settings with the vocabulary of a run instead of one of its own."""
     values = settings.model_dump(exclude_unset=True)

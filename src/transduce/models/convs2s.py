@@ -9,7 +9,7 @@ from transduce.config import ConvS2SSettings
 from transduce.models.parts import EncoderDecoder
 from transduce.nn.convolutional import ConvDecoder, ConvEncoder
 from transduce.nn.embedding import TokenEmbedding
-from transduce.nn.masks import pad_memory
+from transduce.nn.masks import is_real, pad_memory
 from transduce.nn.positions import POSITIONS
 from transduce.nn.state import RowState
 
@@ -49,7 +49,7 @@ class ConvS2S(EncoderDecoder[RowState]):
         With capacity 0, as in training, the state takes one step. Otherwise the source is padded to a multiple of 16
         positions, so that results do not depend on the longest sentence of the batch (see `pad_memory`).
         """
-        x, real = self.src_embedding(src), src != 0
+        x, real = self.src_embedding(src), is_real(src)
         if capacity:
             x, real = pad_memory(x, real)
         memory, values = self.encoder(x, keep=real[:, :, None])

@@ -57,7 +57,7 @@ class PooledEncoder(TextEncoder):
     ) -> tuple[Float[Tensor, "B S D"], Float[Tensor, "B D"]]:
         """Hidden states, and a vector per sequence."""
         hidden = self.encode(ids, segments)
-        return hidden, self.pooler(hidden, ids != 0)
+        return hidden, self.pooler(hidden, is_real(ids))
 
 
 class MaskedHead(nn.Module):
@@ -97,7 +97,7 @@ class MaskedLM(TextEncoder, TokenPredictor):
         asked = self.head(hidden.flatten(0, 1).index_select(0, places))
         if self.pooler is None or self.next_sentence is None:
             return asked, None
-        return asked, self.next_sentence(self.pooler(hidden, ids != 0))
+        return asked, self.next_sentence(self.pooler(hidden, is_real(ids)))
 
 
 class Classifier(TextEncoder):

@@ -16,7 +16,7 @@ from transduce.nn.cache import DecoderState
 from transduce.nn.dropout import Dropout
 from transduce.nn.embedding import SegmentEmbedding, TokenEmbedding
 from transduce.nn.linear import Linear
-from transduce.nn.masks import pad_memory
+from transduce.nn.masks import is_real, pad_memory
 from transduce.nn.positions import POSITIONS
 from transduce.nn.star import StarBlock, StarEncoder, pool_star
 
@@ -57,7 +57,7 @@ class StarTransformer(EncoderDecoder[DecoderState]):
         With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the memory is padded to
         a multiple of 16 vectors, so that results do not depend on the longest sentence of the batch (see `pad_memory`).
         """
-        x, real = self.src_embedding(src), src != 0
+        x, real = self.src_embedding(src), is_real(src)
         if capacity:
             x, real = pad_memory(x, real, more=1)
         nodes, relay = self.encoder(x, real=real)
@@ -95,9 +95,9 @@ class StarClassifier(nn.Module):
         """A vector per token, and the relay node. `segments`: each token's segment (default: 0)."""
         table = self.segment_embedding
         more = None if table is None else table(segments)
-        return self.encoder(self.embedding(ids, more=more), real=ids != 0)
+        return self.encoder(self.embedding(ids, more=more), real=is_real(ids))
 
     def forward(self, ids: Int[Tensor, "B S"], segments: Int[Tensor, "B S"] | None = None) -> Float[Tensor, "B L"]:
         """Unnormalized log-probabilities of the labels."""
-        hidden = self.dense(pool_star(*self.encode(ids, segments), ids != 0)).relu()
+        hidden = self.dense(pool_star(*self.encode(ids, segments), is_real(ids))).relu()
         return self.labels(self.dropout(hidden))
