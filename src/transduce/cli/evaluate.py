@@ -96,7 +96,6 @@ def _translation_scores(options: EvaluationOptions) -> Any:
     from transduce.decoding.options import TranslationOptions
     from transduce.decoding.translator import Translator
     from transduce.evaluation.evaluate import evaluate_translations
-    from transduce.text.vectors import check_source
 
     assert options.src is not None and options.ref is not None  # see _check_options
     decoding = TranslationOptions(
@@ -111,7 +110,6 @@ def _translation_scores(options: EvaluationOptions) -> Any:
     def translate(system: Path, sources: Sequence[str]) -> list[str]:
         precision = cast(Any, options.precision or "float32")  # `load` checks it
         translator = Translator.load(system, device=options.device, precision=precision)
-        check_source(files[0], translator.tokenizers.src)
         used.append(translator.choice.precision)
         return [found.text for found in translator.translate(sources, decoding)]
 

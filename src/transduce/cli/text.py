@@ -126,11 +126,9 @@ def classify(
     from transduce.data.lines import read_lines
     from transduce.decoding.classifier import TextClassifier
     from transduce.logging import Log
-    from transduce.text.vectors import check_source
 
     classifier = TextClassifier.load(run, device=device)
-    check_source(file or STDIN, classifier.vocabulary)
-    lines, n_cut = read_lines(file or STDIN), 0
+    lines, n_cut = read_lines(file or STDIN, names=classifier.vocabulary.reads_vectors), 0
     while chunk := list(islice(lines, _CHUNK)):
         found = classifier.classify([tuple(line.split("\t")) for line in chunk])
         n_cut += sum(one.full for one in found)

@@ -110,7 +110,6 @@ def translate(request: TranslateRequest) -> None:
     """
     from transduce.decoding.translator import Translator
     from transduce.errors import SettingsError
-    from transduce.text.vectors import check_source
 
     decoding = request.decoding()
     if request.output_dir is not None:
@@ -120,8 +119,6 @@ def translate(request: TranslateRequest) -> None:
         raise SettingsError("--workers and --ray are for --output-dir DIR")
     check_output(request.output, *(request.files or ()))
     translator = load_with_notes(Translator.load, request.run, request.device, request.precision)
-    for file in request.files or ():
-        check_source(file, translator.tokenizers.src)
     lines = translate_files(translator, request.files or [STDIN], decoding, request.style, request.prefix)
     write_lines(request.output, lines) if request.output else print_lines(lines)
 
@@ -163,8 +160,9 @@ def score(
     from transduce.data.lines import read_parallel
     from transduce.decoding.translator import Translator
 
-    sources, targets = read_parallel(src, tgt)
-    found = Translator.load(run, device=device).score(sources, targets)
+    translator = Translator.load(run, device=device)
+    sources, targets = read_parallel(src, tgt, names=translator.tokenizers.src.reads_vectors)
+    found = translator.score(sources, targets)
     if json:
         keys = ("log_prob", "n_tokens", "token_log_probs")
         print_lines(to_json({key: getattr(one, key) for key in keys}) for one in found)
@@ -231,7 +229,7 @@ def translate_files(
     from transduce.errors import DataError
     from transduce.logging import Log
 
-    lines = chain.from_iterable(map(read_lines, files))
+    lines = chain.from_iterable(read_lines(file, names=translator.tokenizers.src.reads_vectors) for file in files)
     interactive = list(files) == [STDIN] and sys.stdin.isatty()
     parts: Iterable[Iterable[str]] = ([line] for line in lines) if interactive else [lines]
     prefixes = None if prefix is None else iter(read_lines(prefix))

@@ -58,14 +58,14 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests
     return (Pair(row[0], row[1], (place, number)) for number, row in read_rows(corpus.path, parse, digests))
 
 
-def read_labelled(path: Path | str, digests: Digests | None = None) -> Iterator[Labelled]:
+def read_labelled(path: Path | str, digests: Digests | None = None, *, names: bool = False) -> Iterator[Labelled]:
     """Yield the examples of a file (also .gz, .xz, .zst; `-`: standard input). All have one text, or all have two.
 
     Raises `DataError` with file and line for a line without a tab, with an empty label or text, or with another number
-    of texts than the lines before. A file of vectors has the labels in it.
+    of texts than the lines before. With `names`, a file of vectors gives the names of its sequences and their labels.
     """
     name = str(path)
-    if is_vectors(path):
+    if names and is_vectors(path):
         file = VectorFile(Path(path))
         for number, (label, text) in enumerate(zip(file.labels, file.names, strict=True), 1):
             yield Labelled(label, (text,), (name, number))
@@ -127,7 +127,7 @@ def corpus_name(corpus: Corpus) -> str:
 def _read_text(src: Path, tgt: Path, digests: Digests | None) -> Iterator[Pair]:
     """Two files, line by line. Files of different lengths are an error that names both lengths."""
     name, number = str(src), 0
-    sides = read_lines(src, digests), read_lines(tgt, digests)
+    sides = read_lines(src, digests, names=True), read_lines(tgt, digests)
     for number, (s, t) in enumerate(itertools.zip_longest(*sides), 1):
         if s is None or t is None:
             break

@@ -21,11 +21,10 @@ from transduce.data.text import Piece
 from transduce.errors import DataError
 from transduce.text.special import BOS, EOS, Vocabulary
 from transduce.text.tokenizer import Tokenizers
-from transduce.text.vectors import VectorReader
 
 T = TypeVar("T")
 
-_CHUNK = 10_000  # records encoded at once
+_CHUNK = 10_000  # records between two reports
 
 
 def fingerprint_of_pairs(digests: Sequence[bytes], settings: DataSettings, tokenizers: Tokenizers, *extra: str) -> str:
@@ -69,7 +68,7 @@ def encode_pairs(
         cleaner, sizes = Cleaner(settings, copy.deepcopy(report)), list[int]()
         for pairs in corpora:
             sizes.append(0)
-            for chunk in _chunks(pairs):
+            for chunk in _chunks(pairs, min(tokenizers.src.chunk, tokenizers.tgt.chunk)):
                 src_ids = tokenizers.src.encode_batch([pair.src for pair in chunk])
                 tgt_ids = tokenizers.tgt.encode_batch([pair.tgt for pair in chunk])
                 fits = [cleaner.lengths_fit(p, len(s), len(t)) for p, s, t in zip(chunk, src_ids, tgt_ids, strict=True)]
@@ -98,7 +97,7 @@ def encode_text(
 
     def fill(writer: StoreWriter) -> None:
         n_documents, n_bytes, begins = 0, 0, True
-        for chunk in _chunks(pieces):
+        for chunk in _chunks(pieces, vocabulary.chunk):
             framed: list[int] = []
             for piece, ids in zip(chunk, vocabulary.encode_batch([piece.text for piece in chunk]), strict=True):
                 framed += [BOS] * begins + ids + [EOS] * piece.ends
@@ -131,7 +130,7 @@ def encode_sentences(
     def fill(writer: StoreWriter) -> None:
         n = ended = n_bytes = 0  # sentences, those in documents that have ended
         writer.append("documents", [0])
-        for chunk in _chunks(pieces):
+        for chunk in _chunks(pieces, vocabulary.chunk):
             sentences, ends = list[Sequence[int]](), list[int]()
             for piece, ids in zip(chunk, vocabulary.encode_batch([piece.text.strip() for piece in chunk]), strict=True):
                 n_parts = -(-len(ids) // longest)
@@ -168,7 +167,7 @@ def encode_labelled(
 
     def fill(writer: StoreWriter) -> None:
         n_cut = n = 0
-        for chunk in _chunks(examples):
+        for chunk in _chunks(examples, vocabulary.chunk):
             writer.append("labels", [number_of(example, labels) for example in chunk])
             packed = pack_texts([example.texts for example in chunk], vocabulary, longest=longest)
             writer.append_sequences("ids", "offsets", [one.ids for one in packed])
@@ -189,7 +188,7 @@ def pack_texts(texts: Sequence[tuple[str, ...]], vocabulary: Vocabulary, *, long
     Sequences of vectors get no special tokens.
     """
     sides = [vocabulary.encode_batch(list(side)) for side in zip(*texts, strict=True)]
-    n_special = 0 if isinstance(vocabulary, VectorReader) else 1 + len(sides)
+    n_special = 0 if vocabulary.reads_vectors else 1 + len(sides)
     return [_cut(list(ids), longest - n_special) for ids in zip(*sides, strict=True)]
 
 
@@ -214,7 +213,7 @@ def counted(
     report(total)
 
 
-def _chunks(records: Iterable[T]) -> Iterator[list[T]]:
+def _chunks(records: Iterable[T], n: int) -> Iterator[list[T]]:
     records = iter(records)
-    while chunk := list(islice(records, _CHUNK)):
+    while chunk := list(islice(records, n)):
         yield chunk

@@ -148,17 +148,19 @@ def open_watched(path: Path, digests: Digests | None = None) -> Iterator[tuple[i
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_lines(path: Path | str, digests: Digests | None = None) -> Iterator[str]:
+def read_lines(path: Path | str, digests: Digests | None = None, *, names: bool = False) -> Iterator[str]:
     r"""Yield the lines of a UTF-8 text file, or of standard input for `-`.
 
     Lines end at `\n` only, so other separators (U+2028, form feed) stay inside their line. A `\r` before the `\n` and
-    a byte order mark at the start are removed. The last line need not end in `\n`. Of a file of vectors the lines are
-    the names of its sequences.
+    a byte order mark at the start are removed. The last line need not end in `\n`. With `names`, the lines of a file of
+    vectors are the names of its sequences; otherwise such a file is a `DataError`.
     """
     if str(path) == "-":
         yield from decode_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input")
         return
     if is_vectors(path):
+        if not names:
+            raise DataError(f"{path} is a file of vectors; a text file belongs here, or this model reads text")
         yield from VectorFile(Path(path)).names
         return
     with open_bytes(Path(path), digests) as file:
@@ -169,9 +171,12 @@ LineParser = Callable[[str, int], tuple[str, ...] | None]
 """Turns a line and its number into a row, or into None if it is a header. Raises `ValueError`."""
 
 
-def read_parallel(src: Path, tgt: Path) -> tuple[list[str], list[str]]:
-    """Read two files that are aligned line by line. Raises `DataError` if they differ in length or are empty."""
-    sources, targets = list(read_lines(src)), list(read_lines(tgt))
+def read_parallel(src: Path, tgt: Path, *, names: bool = False) -> tuple[list[str], list[str]]:
+    """Read two files that are aligned line by line. Raises `DataError` if they differ in length or are empty.
+
+    `names`: of `src`, as for `read_lines`.
+    """
+    sources, targets = list(read_lines(src, names=names)), list(read_lines(tgt))
     if len(sources) != len(targets):
         raise DataError(f"{src} has {len(sources):,} lines, {tgt} has {len(targets):,}; they must be aligned")
     if not sources:

@@ -23,6 +23,7 @@ from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.process import interrupted_by
 from transduce.runs.lock import locked_folder
+from transduce.text.vectors import is_vectors
 
 CHUNK_LINES = 1024  # lost by a kill, per process
 
@@ -154,6 +155,8 @@ def _check_files(sources: Sequence[Path], folder: Path) -> None:
         check_is_text(source)
         if not source.exists():
             raise DataError(f"there is no file {source}")
+        if is_vectors(source):
+            raise DataError(f"{source} is a file of vectors; --output-dir is for text: translate it with -o FILE")
         if source.resolve().is_relative_to(folder.resolve()):
             raise DataError(f"{source} is inside --output-dir {folder}; name another folder")
         if names.setdefault(source.name, source) is not source:

@@ -62,8 +62,10 @@ class TextClassifier(RunModel):
             raise DataError("a mixture of single texts and pairs of texts; give one kind")
         if sides and len(sides[0]) > 2:
             raise DataError(f"{len(sides[0])} texts in one example; a label belongs to one text or to a pair")
-        if not sides:
-            return []
+        n = self.vocabulary.chunk
+        return [one for first in range(0, len(sides), n) for one in self._classify(sides[first : first + n])]
+
+    def _classify(self, sides: Sequence[tuple[str, ...]]) -> list[Classification]:
         packed = pack_texts(sides, self.vocabulary, longest=self.longest)
         found = []
         for side, one, row in zip(sides, packed, self.probabilities(packed).tolist(), strict=True):

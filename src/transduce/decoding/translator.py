@@ -162,7 +162,7 @@ class Translator(EngineModel):
     def _stream(
         self, lines: Iterable[str], options: TranslationOptions, first: int, prefixes: Iterator[str] | None
     ) -> Iterator[Translation]:
-        for chunk in chunks(lines):
+        for chunk in chunks(lines, n_lines=min(CHUNK_LINES, self.tokenizers.src.chunk)):
             starts = [""] * len(chunk) if prefixes is None else list(islice(prefixes, len(chunk)))
             if len(starts) < len(chunk):
                 raise DataError(f"line {first + len(starts) + 1}: there is no prefix for it; add lines, empty for none")

@@ -26,7 +26,7 @@ def write_card(run: RunFolder, wording: Wording) -> None:
 
 def card(record: Record, wording: Wording) -> str:
     """Render the card as Markdown."""
-    settings = record.settings
+    settings, wording = record.settings, wording.of(record)
     start = settings.training.start
     templates = environment(TEMPLATES, autoescape=False).overlay(finalize=plain)  # escaped for Markdown by `plain`
     text = templates.get_template("card.md").render(

@@ -20,7 +20,6 @@ from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, eva
 from transduce.evaluation.precisions import format_precisions
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
-from transduce.text.vectors import check_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +106,21 @@ def evaluate_translations(
         lowercase: Whether BLEU and chrF ignore case.
         output: File to write the scored translations to.
     """
-    scoring = RunFolder.open(run).settings.evaluation
+    settings = RunFolder.open(run).settings
+    scoring, reads_vectors = settings.evaluation, settings.model.reads_vectors
     tokenize = tokenize or scoring.tokenize
     lowercase = scoring.lowercase if lowercase is None else lowercase
     metrics(tokenize, lowercase)  # refuses an unknown tokenizer before anything is translated
-    sources, references = read_parallel(*files)
+    sources, references = read_parallel(*files, names=reads_vectors)
     if against is not None and not against.is_dir():
         check_lengths(list(read_lines(against)), references, f"lines of {against}")
 
     def output_of(system: Path) -> list[str]:
-        return translate(system, sources) if system.is_dir() else list(read_lines(system))
+        if not system.is_dir():
+            return list(read_lines(system))
+        if RunFolder.open(system).settings.model.reads_vectors != reads_vectors:
+            raise DataError(f"one of {run} and {system} reads text and the other vectors; compare runs with one source")
+        return translate(system, sources)
 
     ours = output_of(hypotheses or run)
     scores = evaluate(ours, references, tokenize=tokenize, lowercase=lowercase)
@@ -132,8 +136,7 @@ def evaluate_translations(
 
 def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:
     """Score a classifier on a file of labelled texts."""
-    check_source(file, classifier.vocabulary)
-    examples = list(read_labelled(file))
+    examples = list(read_labelled(file, names=classifier.vocabulary.reads_vectors))
     if not examples:
         raise DataError(f"{file}: there is no text")
     truth = [number_of(example, classifier.labels) for example in examples]

@@ -21,7 +21,7 @@ import contextlib
 import math
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any, Literal, TypeVar
 
@@ -111,6 +111,7 @@ class Wording:
         samples: Heading of the report's samples.
         shape: The model in one line of plain text.
         limits: What the card says about the limits of a model.
+        for_vectors: Other values of these for models whose source is vectors.
     """
 
     title: str
@@ -120,6 +121,11 @@ class Wording:
     samples: str = "Samples"
     shape: Callable[[Record], str]
     limits: Callable[[Record], tuple[str, ...]]
+    for_vectors: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, record: Record) -> Wording:
+        """The words for the model of a record."""
+        return replace(self, **self.for_vectors) if record.settings.model.reads_vectors else self
 
     def title_for(self, data: DataSettings) -> str:
         """The title of a model trained on this data."""

@@ -59,7 +59,7 @@ def write_report(run: RunFolder, wording: Wording) -> None:
 
 def report_html(record: Record, wording: Wording) -> str:
     """Render the page."""
-    end = record.of("end")
+    end, wording = record.of("end"), wording.of(record)
     return render(
         "report.html",
         folder=TEMPLATES,

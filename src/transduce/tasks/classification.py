@@ -58,6 +58,18 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         samples="Texts",
         shape=lambda record: f"text classifier · {shape_line(record)}",
         limits=lambda record: (f"It reads the first {record.settings.data.max_length} tokens of a text.",),
+        for_vectors={
+            "title": "A classifier of sequences of vectors with the labels {labels}",
+            "command": "transduce classify THIS_FOLDER in.safetensors > labels.txt",
+            "python": (
+                "from transduce import TextClassifier\n\n"
+                'classifier = TextClassifier.load("THIS_FOLDER")\n'
+                'print(classifier.classify(["in.safetensors#0"])[0].label)'
+            ),
+            "samples": "Sequences",
+            "shape": lambda record: f"classifier of vectors · {shape_line(record)}",
+            "limits": lambda record: (f"It reads the first {record.settings.data.max_length} vectors of a sequence.",),
+        },
     )
     evaluated_on = "--labels"
     scored_model = ScoredClassifier
@@ -76,6 +88,10 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         data = settings.data
         if data.max_length < 8:
             raise SettingsError(f"data.max_length = {data.max_length}: must be at least 8, special tokens included")
+        tokenizer = settings.tokenizer
+        for key in tokenizer.model_fields_set if model.reads_vectors else ():
+            if getattr(tokenizer, key) != type(tokenizer).model_fields[key].default:
+                raise SettingsError(f"tokenizer.{key} has no effect with model.source = 'vectors'; leave it out")
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):
             raise SettingsError(f"data.labels = {list(data.labels)}: must be at least two, all different")
 
@@ -89,7 +105,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
 
     def count_tokens(self, texts: LabelledTexts, tokenizers: Tokenizers) -> int:
         """Estimate the tokens of all texts, special ones included."""
-        some = texts.sample[:: max(1, len(texts.sample) // TRIED)]
+        some = texts.sample[:: max(1, len(texts.sample) // min(TRIED, tokenizers.tgt.chunk))]
         ids = tokenizers.tgt.encode_batch([text for example in some for text in example])
         return round((sum(map(len, ids)) / len(some) + 1 + len(some[0])) * texts.train.size)
 
@@ -116,7 +132,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         """Log how many texts were cut."""
         if cut := store.facts["longest"]:
             longest = longest_of(settings.model, settings.data.max_length)
-            log.say(f"{name}: {cut:,} texts have at least data.max_length = {longest} tokens and are cut there")
+            log.say(f"{name}: {cut:,} texts fill or exceed data.max_length = {longest}; the rest of them is cut off")
 
     def text_of(self, record: Labelled) -> str:
         """All texts of an example."""

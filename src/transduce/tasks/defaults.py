@@ -16,7 +16,7 @@ from transduce.tasks.choices import Answer, Defaults, Facts, Rules, Size, bytes_
 MIN_WARMUP, MAX_WARMUP = 10, 2000
 
 
-def _of_vectors(value: Any, reason: str) -> Callable[[Facts], Answer]:
+def _for_vectors(value: Any, reason: str) -> Callable[[Facts], Answer]:
     """A rule for models whose source is vectors."""
     return lambda facts: (value, reason) if facts.settings.model.reads_vectors else None
 
@@ -171,9 +171,9 @@ TRANSLATION = Defaults(
         )
     ),
     {
-        "tokenizer.joint": _of_vectors(False, "vectors have no vocabulary"),
+        "tokenizer.joint": _for_vectors(False, "vectors have no vocabulary"),
         "tokenizer.vocab_size": _vocab_size,
-        "data.max_ratio": _of_vectors(1e6, "there may be many more vectors than tokens"),
+        "data.max_ratio": _for_vectors(1e6, "there may be many more vectors than tokens"),
         "model.preset": _preset,
         "model.dropout": _dropout,
         "model.residual": _PRE_NORM,
@@ -254,7 +254,7 @@ BERT_CLASSIFICATION = Defaults(
         "tokenizer.vocab_size": _vocab_size,
         "model.preset": _preset,
         "model.dropout": _dropout,
-        "model.pooling": _of_vectors("mean", "vectors have no [CLS]"),
+        "model.pooling": _for_vectors("mean", "vectors have no [CLS]"),
     },
     {**_TRAINING, "training.stop_by": ("accuracy", "the goal of the run")},
 )  # fmt: skip

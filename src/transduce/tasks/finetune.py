@@ -96,6 +96,11 @@ def find_start(asked: Settings) -> Start | None:
             f"training.start = '{run.path}': its model is of kind '{other.model.kind}'; task '{asked.task}' needs "
             f"{' or '.join(fitting)}"
         )
+    if extend_by and other.model.reads_vectors:
+        raise SettingsError(
+            f"tokenizer.extend = {extend_by}: the source of {run.path} is vectors, which have no vocabulary; leave "
+            "--extend-vocabulary out"
+        )
     if extend_by and other.tokenizer.kind == HubTokenizer.kind:
         raise SettingsError(
             f"tokenizer.extend = {extend_by}: {run.path} has a vocabulary of the tokenizers library, which cannot be "
@@ -109,7 +114,7 @@ def find_start(asked: Settings) -> Start | None:
         values.setdefault(section, {})[key] = value
     m = other.model
     parts = [
-        f"starting from {run.path}: vocabulary ({load_tokenizers(run).n_tgt:,} pieces, {other.tokenizer.kind})",
+        f"starting from {run.path}: vocabulary ({_described_vocabulary(run)})",
         f"model ({m.kind}, d_model {m.d_model}, {' + '.join(map(str, m.depth))} layers)",
         *(f"{section}.{key} = {value}" for (section, key), value in inherited.items()),
     ]
@@ -127,8 +132,14 @@ def _find_tokenizer(asked: Settings) -> Start | None:
         )
     values = asked.model_dump(exclude_unset=True)
     values["tokenizer"] = _merged_section("tokenizer", asked, run.settings, origin="tokenizer.start") | {"extend": 0}
-    summary = f"tokenizer of {run.path}: {load_tokenizers(run).n_tgt:,} pieces, {run.settings.tokenizer.kind}"
+    summary = f"tokenizer of {run.path}: {_described_vocabulary(run)}"
     return Start(run, Settings.from_mapping(values), summary)
+
+
+def _described_vocabulary(run: RunFolder) -> str:
+    tgt = load_tokenizers(run).tgt
+    unit = "numbers in each vector" if tgt.reads_vectors else f"pieces, {run.settings.tokenizer.kind}"
+    return f"{tgt.vocab_size:,} {unit}"
 
 
 def extend_vocabulary(start: Start, src: Iterable[str], tgt: Iterable[str], log: Log) -> Extended:

@@ -61,6 +61,8 @@ def _check_sources(settings: Settings, model: ModelSettings) -> None:
         for path in filter(None, (corpus.src, corpus.path)):
             if is_vectors(path) and not model.reads_vectors:
                 raise SettingsError(f"{path} is a file of vectors; set model.source = 'vectors' to read it")
+            if model.reads_vectors and not is_vectors(path):  # a file of names would not show that vectors changed
+                raise SettingsError(f"{path}: model.source = 'vectors' needs files of vectors (.safetensors)")
 
 
 def learn_vocabulary(lines: Lines, settings: Settings, log: Log, *, may_grow: bool) -> Tokenizers:
@@ -113,7 +115,13 @@ def resolve(
     may_grow = asked.tokenizer.vocab_size is None
     learn = _learn_target_vocabulary if settings.model.reads_vectors else learn_vocabulary
     tokenizers = known or learn(lambda: task.lines(texts), settings, log, may_grow=may_grow)
-    sizes = [side.vocab_size for side in (tokenizers.src, tokenizers.tgt) if not isinstance(side, VectorReader)]
+    if tokenizers.src.reads_vectors != settings.model.reads_vectors:
+        read = "vectors" if tokenizers.src.reads_vectors else "text"
+        raise SettingsError(
+            f"tokenizer.start = '{settings.tokenizer.start}': the source of that run is {read}, unlike model.source; "
+            "name another run"
+        )
+    sizes = [side.vocab_size for side in (tokenizers.src, tokenizers.tgt) if not side.reads_vectors]
     settings = settings.with_values("tokenizer", vocab_size=max(sizes, default=None))
     tokens = round(task.count_tokens(texts, tokenizers) * scale)
     rules = task.defaults.before_training

@@ -69,6 +69,19 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             f"It was trained on sentences of up to {record.settings.data.max_length} tokens and writes up to "
             f"{record.settings.decoding.max_length}.",
         ),
+        for_vectors={
+            "does": "writes text for sequences of vectors",
+            "command": "transduce translate THIS_FOLDER in.safetensors > out.txt",
+            "python": (
+                "from transduce import Translator\n\n"
+                'translator = Translator.load("THIS_FOLDER")\n'
+                'print(translator.translate(["in.safetensors#0"])[0].text)'
+            ),
+            "limits": lambda record: (
+                f"It was trained on sequences of up to {record.settings.data.max_length} vectors and writes up to "
+                f"{record.settings.decoding.max_length} tokens.",
+            ),
+        },
     )
     evaluated_on = "--src"
     scored_model = ScoredTranslator
@@ -130,7 +143,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
 
     def count_tokens(self, texts: PairTexts, tokenizers: Tokenizers) -> int:
         """Estimate the tokens of the longer side of all training pairs, including EOS, from a few thousand."""
-        pairs = texts.sample[:TRIED]
+        pairs = texts.sample[: min(TRIED, tokenizers.src.chunk)]
         sides = (tokenizers.src.encode_batch([p[0] for p in pairs]), tokenizers.tgt.encode_batch([p[1] for p in pairs]))
         longer = [1 + max(len(src), len(tgt)) for src, tgt in zip(*sides, strict=True)]
         return round(sum(longer) * texts.train.size / max(1, len(longer)))

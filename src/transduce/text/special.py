@@ -36,6 +36,10 @@ class Vocabulary(ABC):
 
     model: bytes
     notes: tuple[str, ...] = ()
+    chunk: int = 10_000
+    """Texts to encode at once, so that their ids fit in memory."""
+    reads_vectors: bool = False
+    """Whether texts are names of sequences of vectors."""
     _pieces: list[str]
 
     @property

@@ -26,6 +26,8 @@ SUFFIX = ".safetensors"
 MAX_WIDTH = 1 << 16
 """Most numbers of a vector."""
 
+_CHUNK_NUMBERS, _USUAL_LENGTH = 1 << 24, 256  # of the sequences that are read at once: 64 MiB; vectors in each
+
 
 def is_vectors(path: Path | str) -> bool:
     """Whether a file is one of vectors, by its name."""
@@ -94,16 +96,17 @@ class VectorReader(Vocabulary):
     `vocab_size` is that width.
     """
 
-    kind = "vectors"
+    kind, reads_vectors = "vectors", True
 
     def __init__(self, width: int) -> None:
         if not 1 <= width <= MAX_WIDTH:
             raise ValueError(f"vectors of {width} numbers; allowed are 1 to {MAX_WIDTH}")
         self.width, self.model = width, f"vectors of {width} numbers\n".encode()
+        self.chunk = max(1, min(self.chunk, _CHUNK_NUMBERS // (_USUAL_LENGTH * width)))
 
     @classmethod
     def of(cls, names: Iterable[str]) -> VectorReader:
-        """The reader for sequences like the first of these."""
+        """The reader for vectors of the width of the first of these sequences."""
         name = next(iter(names), "")
         return cls(VectorFile(_parse(name)[0]).width)
 
@@ -139,7 +142,7 @@ class VectorReader(Vocabulary):
         raise SettingsError("a source of vectors has no words; words are aligned in text only")
 
     def decode(self, ids: Iterable[Any]) -> str:
-        """What a report says of vectors."""
+        """The number of vectors, for reports."""
         return f"({len(list(ids))} vectors)"
 
     def normalize(self, text: str) -> str:
@@ -156,12 +159,6 @@ class VectorReader(Vocabulary):
 
     def _listed(self) -> dict[str, Any]:
         return {"kind": self.kind, "width": self.width}
-
-
-def check_source(path: Path, vocabulary: Vocabulary) -> None:
-    """Refuse a file of vectors for a model that reads text."""
-    if is_vectors(path) and not isinstance(vocabulary, VectorReader):
-        raise DataError(f"{path} is a file of vectors; this model reads text")
 
 
 def _parse(name: str) -> tuple[Path, int]:

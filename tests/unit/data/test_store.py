@@ -52,7 +52,7 @@ def contents(store: TokenStore) -> list[tuple[list[int], list[int]]]:
 
 
 def test_ids_are_read_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "_CHUNK", 7)
+    monkeypatch.setattr(Vocabulary, "chunk", 7)
     folder = tmp_path / "tokens"
     expected = list(zip(TOKENIZERS.src.encode_batch(SRC), TOKENIZERS.tgt.encode_batch(TGT), strict=True))
     for store in (build(folder), TokenStore.open(folder)):
@@ -94,7 +94,7 @@ def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_vocabulary_beyond_two_bytes_takes_four(tmp_path: Path) -> None:
     class Many:
         vocab_size = 70_000
-        model = b""
+        model, chunk = b"", 10
         stored_as = Vocabulary.stored_as
 
         def encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -228,7 +228,7 @@ def test_a_full_disk_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "_CHUNK", 100)
+    monkeypatch.setattr(Vocabulary, "chunk", 100)
     peaks = []
     for n in (5, 60):
         stream, read = (pair for _ in range(n) for pair in pairs()), CleanReport(read=n * len(SRC))

@@ -32,7 +32,7 @@ def test_names_become_the_vectors_of_their_sequences(
 ) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"vectors": np.concatenate(sequences).astype(dtype), "lengths": np.array([1, 4, 2])}, path)
-    names = list(read_lines(path))
+    names = list(read_lines(path, names=True))
     assert names == [f"{path}#{i}" for i in range(3)]
     reader = VectorReader.of(names)
     found = reader.encode_batch([names[2], names[0], names[1], names[0]])
@@ -100,19 +100,32 @@ def test_names_of_nothing_are_refused(tmp_path: Path) -> None:
         VectorReader(4).encode(f"{path}#0")
 
 
+def test_a_file_of_vectors_is_no_text(tmp_path: Path) -> None:
+    path = write_vectors(tmp_path / "a.safetensors", [np.ones((2, 3))], labels=np.array([1]))
+    for read in (read_lines, read_labelled):
+        with pytest.raises(DataError, match="is a file of vectors"):
+            list(read(path))
+
+
+def test_few_long_vectors_are_read_at_once() -> None:
+    assert VectorReader(4).chunk == 10_000
+    assert VectorReader(768).chunk == 85
+    assert VectorReader(1 << 16).chunk == 1
+
+
 def test_labels_are_read_from_the_file(tmp_path: Path) -> None:
     one = np.ones((1, 2))
     path = write_vectors(tmp_path / "a.safetensors", [one, one], labels=np.array([7, -1]))
-    assert [(found.label, found.texts) for found in read_labelled(path)] == [
+    assert [(found.label, found.texts) for found in read_labelled(path, names=True)] == [
         ("7", (f"{path}#0",)),
         ("-1", (f"{path}#1",)),
     ]
     write_vectors(path, [one, one])
     with pytest.raises(DataError, match="has no labels"):
-        list(read_labelled(path))
+        list(read_labelled(path, names=True))
     write_vectors(path, [one, one], labels=np.array([1]))
     with pytest.raises(DataError, match="1 labels for 2 sequences"):
-        list(read_labelled(path))
+        list(read_labelled(path, names=True))
 
 
 def test_damaged_files_are_refused_or_read(tmp_path: Path, sequences: list[np.ndarray]) -> None:

@@ -113,7 +113,7 @@ class SourceSettings(ModelSettings):
 
     @property
     def reads_vectors(self) -> bool:
-        """As `source` says."""
+        """Whether the source is sequences of vectors, not of tokens."""
         return self.source == "vectors"
 
 
