@@ -103,7 +103,7 @@ class _Protocol(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
         if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True  # uvicorn tells the last of several pipelined requests only
+            self._running.disconnected = True  # uvicorn notifies the last of several pipelined requests only
             self._running.message_event.set()
             state = self._running.scope["state"]
             state[CLIENT_LEFT] = True

@@ -37,7 +37,7 @@ class Limits:
 
     Attributes:
         max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`. A core decodes
-            about 24 sentences with 5 beams at a time, and has some to go on with.
+            about 24 sentences with 5 beams at a time; a few more wait to be next.
         max_tokens: Source tokens of all these requests, at most, each counted once per beam.
         batch_tokens: The same in one batch with which the engine is about as fast as it gets.
         max_wait: Seconds that what waits or runs may take, as estimated from the recent speed; more requests are
@@ -75,10 +75,15 @@ class Limits:
 
     def check_options(self, options: TranslationOptions) -> None:
         """Refuse searches that are too expensive."""
-        for name, most in (("beam", self.max_beam), ("n_best", self.max_beam), ("max_length", self.max_length)):
-            value = getattr(options, name)
-            if value is not None and value > most:
-                raise SettingsError(f"{name} = {value}: must be at most {most}")
+        check_at_most("beam", options.beam, self.max_beam)
+        check_at_most("n_best", options.n_best, self.max_beam)
+        check_at_most("max_length", options.max_length, self.max_length)
+
+
+def check_at_most(name: str, value: int | None, most: int) -> None:
+    """Raise `SettingsError` if a value is above its limit."""
+    if value is not None and value > most:
+        raise SettingsError(f"{name} = {value}: must be at most {most}")
 
 
 class Work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from transduce.decoding.alignment import Link
@@ -88,21 +89,19 @@ async def translate_texts(
             end=deadline,
             prefixes=[start for place in places for start in (starts[place], *[""] * (len(cut[place][::2]) - 1))],
         )
-        links = await found.align(deadline) if "alignment" in extras else []
-        scores = await found.score(deadline) if "scores" in extras else []
-        end = 0
+        sentences = iter(found.sentences)
+        links = iter(await found.align(deadline) if "alignment" in extras else [])
+        scores = iter(await found.score(deadline) if "scores" in extras else [])
         for place in places:
-            first, end = end, end + len(cut[place][::2])
-            here = slice(first, end)
+            n = len(cut[place][::2])
             results[place] = TextTranslation(
-                tuple(cut[place]), tuple(found.sentences[here]), route, tuple(links[here]), tuple(scores[here])
+                tuple(cut[place]), tuple(islice(sentences, n)), route, tuple(islice(links, n)), tuple(islice(scores, n))
             )
 
     groups: dict[str, list[int]] = {}
     for place, route in enumerate(routes):
         groups.setdefault(route.name, []).append(place)
-    works = [translate(routes[places[0]], places) for places in groups.values()]
-    await together(works)
+    await together([translate(routes[places[0]], places) for places in groups.values()])
     return [one for one in results if one is not None]
 
 

@@ -13,7 +13,7 @@ from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
 from transduce.serving.async_generator import AsyncTextGenerator, Completions
 from transduce.serving.http import Call, json_response, refuse_unsupported
-from transduce.serving.limits import Limits
+from transduce.serving.limits import Limits, check_at_most
 from transduce.serving.protocols.openai_format import (
     Chat,
     Count,
@@ -55,9 +55,8 @@ class GenerationRequest(OpenAIRequest):
         n, length = self.n or 1, self.max_length or min(default_length, limits.max_length)
         if self.best_of not in (None, n):
             raise SettingsError(f"best_of = {self.best_of}: must be n = {n}; leave it out")
-        for name, value, most in (("n", n, limits.max_beam), ("max_tokens", length, limits.max_length)):
-            if value > most:
-                raise SettingsError(f"{name} = {value}: must be at most {most}")
+        check_at_most("n", n, limits.max_beam)
+        check_at_most("max_tokens", length, limits.max_length)
         return GenerationOptions(
             max_length=length,
             sampling=Sampling(
