@@ -91,9 +91,7 @@ class AsyncTextGenerator(AsyncModel):
         """
         started = self.generator.start(prompts, options)
         texts = [
-            _Text(
-                one, GrowingText(self.generator.tokenizer, stop), on_part=on_part and partial(_pass_on, on_part, place)
-            )
+            _Text(one, GrowingText(self.generator.tokenizer, stop), place=place, on_part=on_part)
             for place, one in enumerate(started)
         ]
         n_wanted = sum(len(one.ids) + one.limit for one in started)
@@ -139,9 +137,14 @@ class _Text:
     """A text in progress, as tokens and as characters."""
 
     def __init__(
-        self, tokens: Continuation, growing: GrowingText, *, on_part: Callable[[str], object] | None = None
+        self,
+        tokens: Continuation,
+        growing: GrowingText,
+        *,
+        place: int = 0,
+        on_part: Callable[[Part], object] | None = None,
     ) -> None:
-        self._tokens, self._growing, self._on_part = tokens, growing, on_part
+        self._tokens, self._growing, self._place, self._on_part = tokens, growing, place, on_part
         self._parts: list[str] = []
 
     def next_source(self, generator: Generator) -> Source | None:
@@ -169,12 +172,8 @@ class _Text:
         if part:
             self._parts.append(part)
             if self._on_part is not None:
-                self._on_part(part)
+                self._on_part((self._place, part))
 
 
 def _add(texts: Sequence[_Text], place: int, tokens: Sequence[int]) -> bool:
     return texts[place].add(tokens)
-
-
-def _pass_on(on_part: Callable[[Part], object], place: int, part: str) -> None:
-    on_part((place, part))
