@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,8 @@ Translate = Callable[..., list[str]]
 
 class Doubling:
     """Translates a line by doubling it; long ones get a note."""
+
+    tokenizers = SimpleNamespace(src=SimpleNamespace(reads_vectors=False))
 
     def translate_lines(
         self, lines: Iterable[str], options: TranslationOptions, *, prefixes: None

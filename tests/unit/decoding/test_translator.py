@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,7 +141,7 @@ def test_text_of_any_size_streams(translator: Translator, monkeypatch: pytest.Mo
             read += 1
             yield f"dog {i}"
 
-    monkeypatch.setattr(translator_module, "chunks", partial(chunks, n_lines=8, n_characters=1000))
+    monkeypatch.setattr(translator_module, "CHUNK_LINES", 8)
     found = translator.translate_lines(lines(), TranslationOptions(beam=1, max_length=3))
     assert read == 0
     for n, translation in enumerate(found, start=1):
@@ -231,7 +230,7 @@ def test_a_long_text_needs_no_more_memory_than_a_short_one(
         tracemalloc.stop()
         return size
 
-    monkeypatch.setattr(translator_module, "chunks", partial(chunks, n_lines=64, n_characters=1 << 20))
+    monkeypatch.setattr(translator_module, "CHUNK_LINES", 64)
     peak(128)  # warm up
     assert peak(1500) < 2.5 * peak(128)  # for twelve times the lines
 
