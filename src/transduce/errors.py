@@ -89,5 +89,5 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     >>> nearest("droput", ["dropout", "d_model"])
     "; did you mean 'dropout'?"
     """
-    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(given[:100], list(allowed), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -32,6 +32,7 @@ from transduce.serving.service import Service
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _READ_ON = 16  # times the limit of a body: so much is read and forgotten, as most clients read no answer before
 _MOST_FIELDS = 1000  # of a form
+_LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
 _STATUS_LEFT = 499  # nginx' number; nobody sees it but the log
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """One text or several."""
@@ -259,7 +260,8 @@ def _problem(error: Exception) -> tuple[int, str]:
     if status == 500:
         traceback.print_exception(error)
         return status, "internal error; the server's log has the cause"
-    return status, " ".join(str(error).split())
+    message = " ".join(str(error).split())
+    return status, message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
 
 
 def refuse_unsupported(asked: BaseModel, names: Sequence[str]) -> None:
