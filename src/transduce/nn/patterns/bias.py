@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -121,7 +121,7 @@ class BlockBias(SpecialBias):
         return whole
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class FlexBias(SpecialBias):
     """The bias of a sparse pattern for a kernel that follows it, and the same in blocks for what the kernel cannot do.
 
@@ -130,21 +130,27 @@ class FlexBias(SpecialBias):
 
     make_kernel: Callable[[], FlexKernel]
     make_blocks: Callable[[], BlockBias]
+    _kernel: FlexKernel | None = None  # a cached_property has a lock, which torch.compile cannot trace
+    _blocks: BlockBias | None = None
 
-    @cached_property
+    @property
     def kernel(self) -> FlexKernel:
         """The kernel, for heads of at least `NARROWEST` and without dropout."""
-        return self.make_kernel()
+        if self._kernel is None:
+            self._kernel = self.make_kernel()
+        return self._kernel
 
-    @cached_property
+    @property
     def blocks(self) -> BlockBias:
         """The bias in blocks."""
-        return self.make_blocks()
+        if self._blocks is None:
+            self._blocks = self.make_blocks()
+        return self._blocks
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """By the kernel, narrow heads in blocks."""
         narrow = min(query.shape[-1], value.shape[-1]) < NARROWEST
-        return self.blocks.attend(attend, query, key, value) if narrow else super().attend(attend, query, key, value)
+        return self.blocks.attend(attend, query, key, value) if narrow else attend(query, key, value, bias=self)
 
     def dense(self, query: Tensor) -> Tensor:
         """[B, H, T, T]."""
