@@ -177,6 +177,9 @@ def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generat
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"presence_penalty": 1}, "presence_penalty"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"extra_body": {"repetition_penalty": 2}}, "repetition_penalty"),
+        ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
         ({"best_of": 3}, "best_of = 3"),
         ({"model": "gtp"}, "did you mean 'gpt'"),
         ({"model": "toy"}, "toy.*chat/completions"),
@@ -185,6 +188,20 @@ def test_a_chat_continues_its_messages(client: openai.OpenAI, generator: Generat
 def test_bad_completions(client: openai.OpenAI, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=words):
         client.completions.create(**{"model": "gpt", "prompt": "a", **arguments})
+
+
+@pytest.mark.parametrize("model", ["gpt", "EN-de"])
+def test_chats_refuse_options_that_would_change_the_answer(client: openai.OpenAI, model: str) -> None:
+    asked: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": LINES[0]}], "max_tokens": 5}
+    tool = {"type": "function", "function": {"name": "f"}}
+    bad: dict[str, Any] = {
+        "tools": [tool], "response_format": {"type": "json_object"}, "top_logprobs": 2, "logprobs": True
+    }  # fmt: skip
+    for name, value in (bad if model == "gpt" else bad | {"stop": ["Hund"]}).items():
+        with pytest.raises(openai.BadRequestError, match=name):
+            client.chat.completions.create(**asked, **{name: value})
+    same: dict[str, Any] = {"tools": [], "response_format": {"type": "text"}, "logprobs": False, "presence_penalty": 0}
+    assert client.chat.completions.create(**asked, **same).choices
 
 
 def test_a_language_model_has_no_languages(server: Server) -> None:

@@ -120,7 +120,7 @@ def parse_entries(text: str, separator: str) -> dict[str, str]:
     try:
         lines = [line.split("\t") for line in text.splitlines()]
         if separator == ",":
-            lines = list(csv.reader(text.splitlines()))
+            lines = list(csv.reader(text.splitlines(keepends=True)))
     except csv.Error as error:
         raise SettingsError(f"entries: not a table of comma-separated values ({error})") from None
     for number, row in enumerate(lines, 1):

@@ -55,6 +55,10 @@ class Route:
         """The names of the runs."""
         return "+".join(run.name for run in self.runs)
 
+    def is_called(self, name: str) -> bool:
+        """Whether a request may mean this route: by its name, or by languages such as en-de in any case."""
+        return name == self.name or name.lower() == f"{self.source}-{self.target}".lower()
+
 
 @dataclass(frozen=True, slots=True)
 class RouteTranslation:

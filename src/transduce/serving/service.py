@@ -181,7 +181,7 @@ class Service:
         return self._known
 
     def route(self, source: str | None = None, target: str | None = None, *, name: str | None = None) -> Route:
-        """The first route of these languages and this name; without them, the first one.
+        """The first route of these languages and this name (see `Route.is_called`); without them, the first one.
 
         Where no route has a language's variant, such as en-GB, one of the language will do. Raises `SettingsError`:
         there is none.
@@ -193,14 +193,14 @@ class Service:
             for route in routes:
                 pairs = ((source, route.source), (target, route.target))
                 fits = all(wanted is None or same(wanted) == same(has) for wanted, has in pairs)
-                if fits and name in (None, route.name):
+                if fits and (name is None or route.is_called(name)):
                     return route
         if name in self.generators():
             raise SettingsError(f"model '{name}' is a language model, which does not translate; use /v1/completions")
         if not routes:
             raise SettingsError(f"no model here translates; language models: {', '.join(self.generators())}")
-        if name is not None and name not in [route.name for route in routes]:
-            names = [route.name for route in routes]
+        if name is not None and not any(route.is_called(name) for route in routes):
+            names = [*(route.name for route in routes), *self.generators()]
             raise SettingsError(f"model '{name}'{nearest(name, names)}; available: {', '.join(names)}")
         known = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
         raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {known}")

@@ -87,7 +87,7 @@ async def translate_texts(
             route,
             options,
             end=deadline,
-            prefixes=[start for place in places for start in (starts[place], *[""] * (len(cut[place][::2]) - 1))],
+            prefixes=[start for place in places for start in _prefixes(cut[place][::2], starts[place])],
         )
         sentences = iter(found.sentences)
         links = iter(await found.align(deadline) if "alignment" in extras else [])
@@ -103,6 +103,12 @@ async def translate_texts(
         groups.setdefault(route.name, []).append(place)
     await together([translate(routes[places[0]], places) for places in groups.values()])
     return [one for one in results if one is not None]
+
+
+def _prefixes(sentences: Sequence[str], start: str) -> list[str]:
+    """The prefix of each sentence: the first that is not empty has the text's, which may begin with white space."""
+    first = next((place for place, sentence in enumerate(sentences) if sentence), 0)
+    return [start if place == first else "" for place in range(len(sentences))]
 
 
 async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:

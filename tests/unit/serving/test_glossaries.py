@@ -69,3 +69,5 @@ def test_tables_of_entries() -> None:
             parse_entries(bad, "\t")
     with pytest.raises(SettingsError, match="comma-separated"):
         parse_entries("a," + "b" * 200_000, ",")
+    with pytest.raises(SettingsError, match="one line"):
+        Glossaries().create("x", "en", "de", parse_entries('"dog\ncat",x\n', ","))

@@ -145,6 +145,7 @@ def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
         assert found.sentences == second.translate([one.text for one in first.translate(LINES[:5])])
         with pytest.raises(SettingsError, match=r"from fr to any; available: en-de, de-fr, en-fr"):
             service.route("fr")
+        assert [service.route(name=name).name for name in ("y", "EN-de", "en-fr")] == ["y", "x", "x+y"]
         with pytest.raises(SettingsError, match="did you mean 'x'"):
             service.route(name="xx")
 
@@ -249,6 +250,9 @@ def test_texts_keep_their_form(run: Path) -> None:
         assert found[0].text == f"  {a} {b}\n\n{c}\n" and found[1].text == ""
         alone = await translate_texts(service, ["A man reads."], [route], OPTIONS)
         assert alone[0].text == found[2].text and len(alone[0].alternatives(3)) <= 1
+        for space in (" ", "\n\n", ""):
+            (begun,) = await translate_texts(service, [f"{space}A man reads."], [route], OPTIONS, prefixes=["wei"])
+            assert begun.text.startswith(f"{space}wei")
 
     serve(work, f"en-de={run}")
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from pydantic import field_validator
 from starlette.responses import Response
 
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
-from transduce.errors import SettingsError, nearest
+from transduce.errors import SettingsError
 from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
 from transduce.serving.protocols.openai_format import Chat, Message, choice, chunk, format_error, stream_chunks, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate
 from transduce.serving.routes import Route
-from transduce.serving.service import Service
 from transduce.serving.texts import TextTranslation, translate_texts
 from transduce.text.sentences import join_sentences, split_sentences
 
@@ -25,7 +25,7 @@ _CHAT = Chat()
 
 
 class ChatRequest(GenerationRequest):
-    """A chat. A translation ignores the options of sampling; its `n` are the best ones."""
+    """A chat. A translation ignores temperature, top_p, top_k and seed; its `n` are the best ones."""
 
     messages: list[Message]
 
@@ -37,7 +37,8 @@ class ChatRequest(GenerationRequest):
         return texts[-1]
 
     def search(self) -> TranslationOptions:
-        """How to translate."""
+        """How to translate. Raises `SettingsError`: options that are not supported."""
+        self.refuse_unsupported("stop")
         return translation_options(n_best=self.n or 1, max_length=self.max_length)
 
 
@@ -46,15 +47,10 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Texts
 
-
-def find_route(service: Service, model: str) -> Route:
-    """The route of a name, or of languages such as en-de."""
-    routes = list(service.routes())
-    for route in routes:
-        if model in (route.name, f"{route.source}-{route.target}"):
-            return route
-    names = [*(route.name for route in routes), *service.generators()]
-    raise SettingsError(f"model '{model}'{nearest(model, names)}; available: {', '.join(names)}")
+    @field_validator("logprobs")
+    @classmethod
+    def _is_asked_for(cls, value: Any) -> Any:
+        return value if value is None else value is not False  # 0: those of the tokens themselves
 
 
 async def completions(call: Call) -> Response:
@@ -62,7 +58,7 @@ async def completions(call: Call) -> Response:
     asked = call.parse(CompletionRequest)
     generator = call.service.generators().get(asked.model)
     if generator is None:
-        route = find_route(call.service, asked.model)
+        route = call.service.route(name=asked.model)
         raise SettingsError(f"model '{route.name}' translates; use /v1/chat/completions")
     if not asked.prompt:
         raise SettingsError("prompt: the list is empty; give at least one text")
@@ -79,7 +75,7 @@ async def chat(call: Call) -> Response:
     text, options = asked.source(), asked.search()
     call.take_texts([text])
     call.service.limits.check_options(options)
-    route = find_route(call.service, asked.model)
+    route = call.service.route(name=asked.model)
     head = asked.head(_CHAT.kind)
     if asked.stream:
         if options.n_best > 1:

@@ -26,7 +26,11 @@ from transduce.serving.protocols.openai_format import (
 )
 
 _MAX_STOPS, _MAX_STOP = 4, 256
-_UNSUPPORTED = ("echo", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty", "suffix")
+_UNSUPPORTED = (
+    *("echo", "frequency_penalty", "functions", "logit_bias", "logprobs", "presence_penalty", "repetition_penalty"),
+    *("response_format", "suffix", "tools", "top_logprobs"),
+)
+_NO_CHANGE: dict[str, Any] = {"repetition_penalty": 1, "response_format": {"type": "text"}}
 
 
 class GenerationRequest(OpenAIRequest):
@@ -44,14 +48,25 @@ class GenerationRequest(OpenAIRequest):
     best_of: Count | None = None
     echo: Any = None
     frequency_penalty: Any = None
+    functions: Any = None
     logit_bias: Any = None
     logprobs: Any = None
     presence_penalty: Any = None
+    repetition_penalty: Any = None
+    response_format: Any = None
     suffix: Any = None
+    tools: Any = None
+    top_logprobs: Any = None
+
+    def refuse_unsupported(self, *more: str) -> None:
+        """Raises `SettingsError` for options that would change the answer, and are not supported; `more`: others."""
+        refuse_unsupported(
+            self, [name for name in (*_UNSUPPORTED, *more) if getattr(self, name) != _NO_CHANGE.get(name)]
+        )
 
     def sampling(self, default_length: int, limits: Limits) -> GenerationOptions:
         """The options, within limits. Raises `SettingsError`: they are beyond, or not supported."""
-        refuse_unsupported(self, _UNSUPPORTED)
+        self.refuse_unsupported()
         n, length = self.n or 1, self.max_length or min(default_length, limits.max_length)
         if self.best_of not in (None, n):
             raise SettingsError(f"best_of = {self.best_of}: must be n = {n}; leave it out")
