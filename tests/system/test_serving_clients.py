@@ -91,6 +91,31 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("offered", ["h2c", "websocket"])
+def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
+    async def echo(call: Call) -> Response:
+        return Response(call.body, media_type="text/plain")
+
+    fields = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offered}\r\nHTTP2-Settings: AAMAAABk\r\n"
+    head = f"POST / HTTP/1.1\r\nHost: x\r\n{fields}".encode()
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nA dog\r\n0\r\n\r\n"
+    whole = head + b"Content-Length: 5\r\n\r\nA cat"
+
+    async def main() -> None:
+        service = make_service()
+        async with serving(make_app(service, echo)[0], service, seconds=60) as (_, connect):
+            for packets in ([chunked + whole + GET], [whole[:-3], whole[-3:] + chunked], [whole[:90], whole[90:]]):
+                reader, writer = await connect(b"")
+                for packet in packets:
+                    writer.write(packet)
+                    await asyncio.sleep(0.02)
+                sent = b"".join(packets)
+                for body in sorted((x for x in (b"A dog", b"A cat") if x in sent), key=sent.index):
+                    assert (await asyncio.wait_for(reader.readuntil(body), 5)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(main())
+
+
 def test_headers_that_do_not_arrive_are_not_waited_for() -> None:
     async def main() -> None:
         service = make_service()

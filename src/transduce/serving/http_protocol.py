@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from transduce.serving.http import BODY_HAS_ARRIVED, CLIENT_LEFT, ON_DISCONNECT
@@ -47,6 +48,31 @@ class _Protocol(HttpToolsProtocol):
     _seconds: float
     _running: RequestResponseCycle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _is_offer = False
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a request that offers another protocol as if it did not (RFC 9110, 7.8).
+
+        The parser takes what follows the headers of such a request for the other protocol; a new one reads them again.
+        """
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as offer:
+                data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def _head_without_offer(self) -> bytes:
+        fields = b"".join(b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        version = self.parser.get_http_version().encode()
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, fields)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_JoinedWrites(transport, self.loop, self._seconds))  # type: ignore[arg-type]
@@ -58,6 +84,9 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._is_offer = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._is_offer:
+            return
         response, is_free = None, self.cycle is None or self.cycle.response_complete
         if is_free and not self.flow.write_paused:  # else responses wait for those before, or for the client
             response = self._refusal(self.parser.get_method(), self.url)
@@ -76,6 +105,8 @@ class _Protocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_offer:
+            return
         if not self._is_refused:
             self.cycle.scope["state"][BODY_HAS_ARRIVED] = True
             super().on_message_complete()

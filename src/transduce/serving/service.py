@@ -47,7 +47,7 @@ class RunSpec:
         """
         direction, equals, path = text.partition("=")
         source, dash, target = direction.rpartition("-")
-        if not equals:
+        if not equals or Path(text).exists():
             return cls(Path(text))
         if not (dash and source and target and path):
             raise SettingsError(f"'{text}': a run is RUN, or SOURCE-TARGET=RUN, such as en-de=runs/x")
@@ -187,6 +187,7 @@ class Service:
         there is none.
         """
         _, routes, by_languages = self._known_routes()
+        source, target = source or None, target or None  # clients leave fields of forms empty
         if name is None and (found := by_languages.get((source, target))) is not None:
             return found
         for same in (str.lower, base_language):

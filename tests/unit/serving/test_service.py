@@ -146,6 +146,7 @@ def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=r"from fr to any; available: en-de, de-fr, en-fr"):
             service.route("fr")
         assert [service.route(name=name).name for name in ("y", "EN-de", "en-fr")] == ["y", "x", "x+y"]
+        assert service.route("", "").name == "x"  # as in forms
         with pytest.raises(SettingsError, match="did you mean 'x'"):
             service.route(name="xx")
 
@@ -261,6 +262,13 @@ def test_texts_keep_their_form(run: Path) -> None:
 def test_runs_that_cannot_be_read(text: str) -> None:
     with pytest.raises(SettingsError, match="SOURCE-TARGET=RUN"):
         RunSpec.parse(text)
+
+
+def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "lr=0.1"
+    path.mkdir()
+    assert RunSpec.parse(str(path)) == RunSpec(path)
+    assert RunSpec.parse(f"en-de={path}") == RunSpec(path, "en", "de")
 
 
 def copy_of(run: Path) -> Path:
