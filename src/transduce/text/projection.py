@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Literal
 
 from transduce.text.numerals import OTHER, forms_of
+from transduce.text.scripts import is_spaced
 from transduce.text.special import Span
 
 _OPENING, _CLOSING = (
@@ -257,16 +258,21 @@ class _Projection:
         yield _Piece(element.after, tag="end")
 
     def _needs_space(self, one: _Piece, two: _Piece) -> bool:
-        """Whether a part that was put between two words touches what should be apart from it."""
-        if not (one.is_new or two.is_new):
+        """Whether a part that stays touches what should be apart from it."""
+        is_new = one.is_new or two.is_new
+        edges = [leaf.copy[place] for leaf, place in ((one.leaf, -1), (two.leaf, 0)) if leaf is not None and leaf.copy]
+        if not is_new and any(edge.isalnum() and not is_spaced(edge) for edge in edges):
             return False
         if one.leaf is not None and two.leaf is not None:
             return one.leaf.end != two.leaf.start
         if two.leaf is not None:
             here, there, joined = one.text[-1], self.source[: two.leaf.start][-1:], _OPENING
-        else:
-            assert one.leaf is not None
+        elif one.leaf is not None:
             here, there, joined = two.text[0], self.source[one.leaf.end :][:1], _CLOSING
+        else:
+            return False
+        if not is_new:  # it replaces a part of a word, or a comma
+            return is_spaced(here) and not is_spaced(there)
         return here.isalnum() or not (there.strip() or here.isspace() or here in joined)
 
     def _placed(self, element: Element, here: Span) -> list[tuple[Span, Element]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 
@@ -16,7 +17,8 @@ _NAMED = {
     "MASCULINE": "Latin",
     "MICRO": "Greek",
 }
-LETTER = r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+_SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+LETTER = rf"[^\W{_SPACELESS}]"
 """A pattern for letters and digits, but not those of Han, Kana, Thai, Lao, Khmer and Myanmar: words without spaces."""
 
 _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
@@ -36,3 +38,9 @@ def script(character: str) -> str:
         name = name.removeprefix(width)
     first = name.partition(" ")[0]
     return _NAMED.get(first, first.title())
+
+
+def is_spaced(character: str) -> bool:
+    """Whether it is a letter, a digit or a mark of a script that puts spaces between words."""
+    is_mark = unicodedata.category(character or " ").startswith("M")
+    return re.match(rf"[^{_SPACELESS}]" if is_mark else LETTER, character) is not None

@@ -194,6 +194,40 @@ def test_kept_parts_never_touch_words_or_each_other(tokens: list[str], draw: st.
             assert not re.search(r"\w\{|\}\w|\}\{", visible), (document, target, found)
 
 
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(draw=st.data(), part=st.sampled_from(["{name}", "${x}", "http://a.b/c", "a@b.cd", "dog"]))
+def test_kept_parts_do_not_touch_other_words(draw: st.DataObject, part: str) -> None:
+    """Also where they replace a comma, or a part of a word with hyphens."""
+    inside = draw.draw(st.lists(st.sampled_from(["one", "two,", "U-Bahn"]), max_size=4))
+    place = draw.draw(st.integers(0, len(inside)))
+    source = " ".join([*inside[:place], part, *inside[place:]])
+    target = " ".join(
+        draw.draw(st.lists(st.sampled_from(["eins,", "U-Bahn-Fahrt", "3,5", "ä"]), min_size=1, max_size=5))
+    )
+    places = [m.span() for m in re.finditer(r"\w+|[^\w\s]", target)]
+    sources = [m.span() for m in re.finditer(r"\S+", source)]
+    links = [(*draw.draw(st.sampled_from(sources)), *one) for one in places if draw.draw(st.booleans())]
+    root = Element(0, len(source))
+    use_glossary(root, source, {"dog": "üb5"}, str)
+    protect(root, source, str)
+    kept = "üb5" if part == "dog" else part
+    words = words_of(target, links, src=0, tgt=0, number=0)
+    found = project(root, source, target, words, [(0, len(source))], str)
+    assert len(re.findall(rf"(?<!\w){re.escape(kept)}(?!\w)", found)) == 1, (source, target, found)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [("A{x}b c", "C-D", "C{x}D"), ("a {x} b", "模型好", "模{x}好"), ("a {x} b", "A-में", "A {x} में")],
+)
+def test_kept_parts_touch_words_as_in_the_source(source: str, target: str, expected: str) -> None:
+    root, (first, last) = Element(0, len(source)), (source.index("{"), source.index("}") + 1)
+    protect(root, source, str)
+    links = [(0, 1, 0, 1), (first, last, 1, 2), (last, len(source), 2, len(target))]
+    found = project(root, source, target, words_of(target, links, src=0, tgt=0, number=0), [(0, len(source))], str)
+    assert found == expected
+
+
 def test_only_running_text_is_cut_out() -> None:
     document = (
         "<!DOCTYPE html><html><head><title>A t</title><style>p > b {}</style></head>\n"
