@@ -203,6 +203,8 @@ def test_huggingface_client(server: Server, translator: Translator, monkeypatch:
         ("/translate", b" " * ((1 << 20) + 1), 413, "1,048,576 bytes"),
         ("/nothing", {}, 404, "not found"),
         ("/ready", {}, 405, "use GET"),
+        ("/models/tiny", None, 405, "use POST"),
+        ("/v2/glossaries/abc", {}, 405, "use DELETE, GET"),
     ],
 )
 def test_bad_requests_get_one_line(server: Server, path: str, body: Any, status: int, message: str) -> None:
@@ -337,6 +339,8 @@ def test_api_keys(run: Path, tmp_path: Path) -> None:
         (["RUN", "--api-key-file", "/nowhere"], "/nowhere"),
         (["RUN", "--certificate-key", "/nowhere"], "--certificate"),
         (["RUN", "--certificate", "/nowhere"], "no such file"),
+        (["RUN", "--certificate", __file__], f"--certificate {__file__}: no certificate in PEM"),
+        (["RUN", "--cors", "http://a/"], "--cors http://a/: an origin has no path"),
         (["RUN", "--glossary-file", "/nowhere/x.json"], "/nowhere/x.json"),
     ],
 )

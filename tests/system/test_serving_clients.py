@@ -20,7 +20,7 @@ from transduce.serving.http_protocol import http_protocol
 from transduce.serving.keys import NO_KEYS, ApiKeys, new_key
 from transduce.serving.limits import Limits
 from transduce.serving.metrics import Metrics
-from transduce.serving.server import _Server
+from transduce.serving.server import _Server, _watch
 from transduce.serving.service import RunSpec, Service
 
 pytestmark = [pytest.mark.loopback]
@@ -89,6 +89,33 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def test_a_client_that_asks_first_sends_no_large_body() -> None:
+    async def main() -> None:
+        service = make_service(max_body=100)
+        async with serving(make_app(service, empty)[0], service, seconds=60) as (_, connect):
+            for size in (100, 101):
+                fields = f"Host: x\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n\r\n"
+                reader, writer = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
+                status = await asyncio.wait_for(reader.readline(), 5)
+                assert status.startswith(b"HTTP/1.1 100" if size == 100 else b"HTTP/1.1 413")
+                writer.write(bytes(100))
+
+    asyncio.run(main())
+
+
+def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        service = Service([RunSpec(Path("/nowhere/x")), RunSpec(Path("/nowhere/y"))])
+        service._runs = (object(), object())  # type: ignore[assignment]
+        watching = asyncio.ensure_future(_watch(service, 0.01, Log()))
+        await asyncio.sleep(0.3)
+        watching.cancel()
+
+    asyncio.run(main())
+    log = capsys.readouterr().err
+    assert log.count("stays in service") == 1 and "/nowhere/x" in log and "/nowhere/y" in log
 
 
 @pytest.mark.parametrize("offered", ["h2c", "websocket"])

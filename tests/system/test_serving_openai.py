@@ -58,6 +58,9 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["toy", "en-de", "gpt"]
+    assert client.models.retrieve("en-de").id == "en-de"
+    with pytest.raises(openai.NotFoundError, match="did you mean 'toy'"):
+        client.models.retrieve("toi")
 
 
 @pytest.mark.parametrize("model", ["en-de", "toy"])

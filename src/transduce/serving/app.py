@@ -70,21 +70,22 @@ class _App:
         if scope["type"] != "http":
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        endpoint = self._exact.get((method, scope["path"])) or self._matched(scope) or self._unknown
+        endpoint = self._exact.get((method, scope["path"])) or self._matched(method, scope) or self._unknown
         await self._server.answer(endpoint, scope, receive, send)
 
-    def _matched(self, scope: Scope) -> Endpoint | None:
+    def _matched(self, method: str, scope: Scope) -> Endpoint | None:
         for endpoint, pattern in self._patterns:
-            if scope["method"] == endpoint.method and (found := pattern.match(scope["path"])):
+            if method == endpoint.method and (found := pattern.match(scope["path"])):
                 scope["path_params"] = found.groupdict()
                 return endpoint
         return None
 
     async def _refuse(self, call: Call) -> Response:
         scope = call.request.scope
-        methods = sorted({method for method, path in self._exact if path == scope["path"]})
+        methods = {method for method, path in self._exact if path == scope["path"]}
+        methods |= {one.method for one, pattern in self._patterns if pattern.match(scope["path"])}
         what = f"{scope['method'][:20]} {scope['path'][:200]}"
         if not methods:
             return json_response({"error": f"{what}: not found"}, status=404)
-        headers: dict[str, Any] = {"allow": ", ".join(methods)}
+        headers: dict[str, Any] = {"allow": ", ".join(sorted(methods))}
         return json_response({"error": f"{what}: use {headers['allow']}"}, status=405, headers=headers)

@@ -292,6 +292,9 @@ async def read_body(request: Request, service: Service) -> bytes:
     limits = service.limits
     if BODY_HAS_ARRIVED in request.scope["state"]:
         return await _read(request, limits.max_body)
+    headers = request.headers
+    if "expect" in headers and int(headers.get("content-length", 0)) > limits.max_body:  # the client waits to send it
+        raise _too_large(limits.max_body)
     try:
         async with asyncio.timeout(limits.body_seconds):
             return await _read(request, limits.max_body)
@@ -310,8 +313,12 @@ async def _read(request: Request, most: int) -> bytes:
         if size <= most:
             body += part
     if size > most:
-        raise BodyTooLargeError(f"the body has more than {most:,} bytes; send several requests")
+        raise _too_large(most)
     return bytes(body)
+
+
+def _too_large(most: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body has more than {most:,} bytes; send several requests")
 
 
 async def until_disconnected(request: Request, work: Awaitable[Response]) -> Response:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +70,22 @@ class ServerOptions:
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise SettingsError(f"--{name.replace('_', '-')} {path}: there is no such file")
+        if self.certificate is not None:
+            _check_certificate(self.certificate, self.certificate_key)
+        for origin in self.cors:
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+                raise SettingsError(f"--cors {origin}: an origin has no path, such as https://example.org; or give *")
+
+
+def _check_certificate(certificate: Path, key: Path | None) -> None:
+    context, what = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), f"--certificate {certificate}: no certificate in PEM"
+    try:
+        context.load_verify_locations(certificate)
+        own = f"--certificate {certificate}: no private key inside; give --certificate-key"
+        what = own if key is None else f"--certificate-key {key}: not the unencrypted private key of {certificate}"
+        context.load_cert_chain(certificate, key, password="")  # else OpenSSL would ask for one
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{what} ({error})") from None
 
 
 def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
@@ -159,7 +177,7 @@ def _listen(options: ServerOptions) -> socket.socket:
 @contextmanager
 def _reload_on_hangup(service: Service, log: Log) -> Iterator[None]:
     """Inside, SIGHUP reloads, where the platform has it."""
-    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[str]]()
     number = getattr(signal, "SIGHUP", None)
     if number is None:
         yield
@@ -178,15 +196,19 @@ def _reload_on_hangup(service: Service, log: Log) -> Iterator[None]:
             task.cancel()
 
 
-async def _reload(service: Service, log: Log) -> None:
+async def _reload(service: Service, log: Log, known: str = "") -> str:
+    """Reload; returns what is wrong with new folders. `known`: what was logged before."""
     try:
         names = await service.reload()
-    except Exception as error:  # whatever is wrong with the new folder
-        log.warn(f"the old model stays in service: {error}")
-        return
+    except Exception as error:  # whatever is wrong
+        problem = str(error) or type(error).__name__
+        if problem != known:
+            log.warn(f"the old model stays in service: {problem}")
+        return problem
     if names:
         _settle_garbage()
         log.say(f"new model in service: {', '.join(names)}")
+    return ""
 
 
 def _settle_garbage() -> None:
@@ -201,9 +223,10 @@ def _settle_garbage() -> None:
 
 
 async def _watch(service: Service, seconds: float, log: Log) -> None:
+    problem = ""
     while True:
         await asyncio.sleep(seconds)
-        await _reload(service, log)
+        problem = await _reload(service, log, problem)
 
 
 def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> None:

@@ -138,7 +138,7 @@ class Service:
         """Load the runs whose folders have changed beside the old ones, and swap them; returns their names.
 
         Work inside `request` ends with the old run. A folder that cannot be loaded leaves the old run in service;
-        its error is raised after the others.
+        its error is raised after the others; several become one.
         """
         names, errors = [], list[Exception]()
         async with self._reloading:
@@ -156,8 +156,10 @@ class Service:
                     await self._requests_ended()  # they may still need the old run
                 finally:
                     await old.model.close()
-        if errors:
+        if len(errors) == 1:
             raise errors[0]
+        if errors:
+            raise RunFolderError("; ".join(map(str, errors)))
         return names
 
     def routes(self) -> Iterator[Route]:

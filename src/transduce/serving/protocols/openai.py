@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, nearest
 from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
 from transduce.serving.protocols.openai_format import Chat, Message, choice, chunk, format_error, stream_chunks, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate
 from transduce.serving.routes import Route
+from transduce.serving.service import Service
 from transduce.serving.texts import TextTranslation, translate_texts
 from transduce.text.sentences import join_sentences, split_sentences
 
@@ -127,18 +128,30 @@ async def _chunks(
         yield {"choices": [], "usage": _usage(route, TextTranslation(tuple(parts), tuple(found), route))}
 
 
+def _models(service: Service) -> dict[str, dict[str, Any]]:
+    """What requests may give as model, by name."""
+    routes = [name for route in service.routes() for name in (route.name, f"{route.source}-{route.target}")]
+    names = dict.fromkeys([*routes, *service.generators()])
+    return {name: {"id": name, "object": "model", "created": 0, "owned_by": "transduce"} for name in names}
+
+
 async def models(call: Call) -> Response:
-    """The names that requests may give as model."""
-    names = dict.fromkeys(
-        name for route in call.service.routes() for name in (route.name, f"{route.source}-{route.target}")
-    )
-    names |= dict.fromkeys(call.service.generators())
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "transduce"} for name in names]
-    return json_response({"object": "list", "data": data})
+    """All models."""
+    return json_response({"object": "list", "data": list(_models(call.service).values())})
+
+
+async def model(call: Call) -> Response:
+    """One model."""
+    known, name = _models(call.service), call.request.path_params["id"]
+    if name in known:
+        return json_response(known[name])
+    message = f"model '{name[:200]}'{nearest(name, list(known))}; available: {', '.join(known)}"
+    return json_response(format_error(404, message), status=404)
 
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat, error=format_error),
     Endpoint("POST", "/v1/completions", completions, error=format_error),
     Endpoint("GET", "/v1/models", models, error=format_error),
+    Endpoint("GET", "/v1/models/{id}", model, error=format_error),
 )
