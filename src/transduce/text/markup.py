@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from xml.parsers import expat
 
 from transduce.errors import SettingsError
 from transduce.text.projection import Element
@@ -32,6 +33,7 @@ _TAG = re.compile(r"""<(/?)((?:[^\W\d]|:)[^\s/<>"'=]*+)((?:"[^"]*"|'[^']*'|[^<>"
 _NO_TRANSLATION = re.compile(r"""\stranslate\s*=\s*["']?no\b|\sclass\s*=\s*["'][^"']*\bnotranslate\b""", re.IGNORECASE)
 _OPAQUE = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<?", "?>"), ("<!", ">"))
 _SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.IGNORECASE)  # declarations of a document type, which end with ]>
+_PROLOG = re.compile(r"<!DOCTYPE\b|\A<\?xml\b")
 _SPACES = " \t\r\n\f"
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 _FOREIGN_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9A-Fa-f]+);)[A-Za-z_][\w.-]*;")
@@ -109,9 +111,24 @@ class _Parser:
             stack[-1].children.append(_Node("#text", place, end=len(text)))
         if self._is_xml and len(stack) > 1:
             raise SettingsError(f"not well-formed XML: <{stack[-1].name[:40]}> is not closed")
+        if self._is_xml:
+            self._check(root)
         for unclosed in stack[1:]:
             unclosed.end = len(text)
         return root
+
+    def _check(self, root: _Node) -> None:
+        """Let expat read it, as content of one element, without the document type and its entities."""
+        text = self._text
+        for node in root.children:
+            if node.name == "#other" and _PROLOG.match(text, node.start):
+                text = text[: node.start] + re.sub(r"[^\n]", " ", text[node.start : node.end]) + text[node.end :]
+        text = _FOREIGN_ENTITY.sub(lambda entity: "x" * len(entity[0]), text)
+        try:
+            expat.ParserCreate("utf-8").Parse(f"<_>\n{text}</_>".encode(errors="replace"), True)
+        except expat.ExpatError as error:
+            place = f"line {error.lineno - 1}, column {error.offset + 1}"
+            raise SettingsError(f"not well-formed XML: {expat.ErrorString(error.code)} at {place}") from None
 
     def _markup(self) -> Iterator[tuple[int, int, re.Match[str] | None]]:
         """The places of tags, with their match, and of comments and the like."""

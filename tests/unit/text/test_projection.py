@@ -257,10 +257,21 @@ def restored(parts: list[str | Segment]) -> str:
     return "".join(out)
 
 
-@pytest.mark.parametrize("text", ["<a>x", "x</a>", "<a><b>x</a></b>", "<a>" * 300, "<a>x</A>"])
+@pytest.mark.parametrize("text", ["<a>x", "x</a>", "<a><b>x</a></b>", "<a>" * 300, "<a>x</A>", "<a>A < B</a>",
+                                  "<a b='1' b='2'>x</a>", "<a>A & B</a>", "<a x=1>x</a>", "x</_><_>"])  # fmt: skip
 def test_malformed_xml_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"not well-formed XML|nested more than"):
         parse_markup(text, XML)
+
+
+def test_well_formed_xml_may_have_several_roots() -> None:
+    for text in (
+        "<?xml version='1.0' encoding='latin-1'?>\n<!DOCTYPE a>\n<a b='&own;'>x</a>",
+        "x <a>ü</a> <a>y</a> &lt;",
+    ):
+        assert restored(parse_markup(text, XML)) == text
+    with pytest.raises(SettingsError, match=r"invalid token.* line 2, column 5"):
+        parse_markup("<a>\n A & B</a>", XML)
 
 
 def test_entities_of_a_document_type_are_never_resolved() -> None:
