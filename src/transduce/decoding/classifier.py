@@ -69,6 +69,10 @@ class TextClassifier(RunModel):
         packed = pack_texts(sides, self.vocabulary, longest=self.longest)
         found = []
         for side, one, row in zip(sides, packed, self.probabilities(packed).tolist(), strict=True):
+            if not np.isfinite(row).all():
+                raise DataError(
+                    f"{' | '.join(side)[:200]}: the model's result is not a number; its values are too large"
+                )
             probabilities = dict(zip(self.labels, row, strict=True))
             best = max(probabilities, key=probabilities.__getitem__)
             full = len(one.ids) >= self.longest

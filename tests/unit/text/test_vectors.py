@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from transduce.data.corpus import read_labelled
 from transduce.data.lines import read_lines
+from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, RunFolderError
 from transduce.text.tokenizer import Tokenizers
 from transduce.text.vectors import VectorFile, VectorReader
@@ -143,3 +145,16 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path, sequences: list[np.nd
         except DataError:
             refused += 1
     assert refused > 200
+
+
+def test_vectors_too_large_for_a_model_are_named(tmp_path: Path) -> None:
+    class Sum(torch.nn.Linear):
+        def forward(self, vectors: torch.Tensor, *_: object) -> torch.Tensor:
+            return vectors.sum(1) * torch.tensor([1e30, -1e30])
+
+    path = tmp_path / "large.safetensors"
+    save_file({"vectors": np.array([[1, 2], [1e38, -1e38]], np.float32), "lengths": np.array([1, 1])}, path)
+    classifier = TextClassifier(Sum(2, 2), VectorReader(2), ["a", "b"], longest=4)
+    assert classifier.classify([f"{path}#0"])[0].label == "a"
+    with pytest.raises(DataError, match=r"large\.safetensors#1: the model's result is not a number"):
+        classifier.classify([f"{path}#0", f"{path}#1"])
