@@ -1,6 +1,6 @@
 """Which words of a translation belong to which words of its source, for a translation model of any architecture.
 
-The weights of attention tell little: which layer and which head align words, and whether at the step that writes a word
+Attention weights are a poor guide: which layer and which head align words, and whether at the step that writes a word
 or at the next, differs from model to model. What aligns them is how much less likely each word of the translation is
 without each word of the source (prediction difference; Li et al. 2019, On the Word Alignment from Neural Machine
 Translation, section 4). It takes one pass of scoring per word of the source.
