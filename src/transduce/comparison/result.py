@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transduce.comparison.measures import RunMeasures, Speeds
-from transduce.evaluation.bootstrap import Difference, bootstrap_means, is_significant
+from transduce.evaluation.bootstrap import Difference, paired_bootstrap
 from transduce.evaluation.outputs import MEASURES
 from transduce.evaluation.report import compact
 
@@ -166,12 +166,7 @@ class RecipeComparison:
 
 
 def _shown(found: Difference | None, form: str) -> str:
-    if found is None:
-        return ""
-    signed = form.replace("{:", "{:+")
-    low, high = (signed.format(bound) for bound in found.interval)
-    star = "*" if is_significant(found.p_value, found.interval) else " "
-    return f"{signed.format(found.difference)} [{low}, {high}]{star}"
+    return "" if found is None else found.shown(form.replace("{:", "{:+")) + ("*" if found.is_significant else " ")
 
 
 def system_of(
@@ -184,7 +179,8 @@ def system_of(
         measure = MEASURES[one.measure]
         scores[one.name] = Spread(tuple(run.sets[place].value for run in found))
         ours, theirs = ([run.sets[place].statistics for run in some] for some in (found, first))
-        differences[one.name] = bootstrap_means(ours, theirs, measure.score, higher_is_better=measure.higher_is_better)
+        difference = paired_bootstrap(ours, theirs, measure.score, higher_is_better=measure.higher_is_better)
+        differences[one.name] = difference if len(one.statistics) > 1 else None
     return System(
         name=name,
         kind=kind,

@@ -11,7 +11,7 @@ from typing import Any
 from transduce.config import Settings
 from transduce.data.preparation import read_scored_pairs
 from transduce.decoding.translator import Translator
-from transduce.evaluation.evaluate import Comparison, paired_bootstrap
+from transduce.evaluation.evaluate import Comparison, compare_translations
 from transduce.evaluation.speed import measure_in_turns
 from transduce.evaluation.translations import score_translator
 from transduce.logging import Log
@@ -66,9 +66,7 @@ class SideBySide:
             lines.append(f"{name}, BLEU:")
             lines += [f"  {role:<{width}}  {one.bleu[name]:6.2f}" for role, one in self.systems.items()]
             for role, one in found.items():
-                low, high = one.interval
-                difference = f"{one.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-                lines.append(f"  student against {role}: {difference}  p = {one.p_value:.4f}  {one.verdict}")
+                lines.append(f"  student against {role}: {one.by.shown()}  p = {one.by.p_value:.4f}  {one.by.verdict}")
         return [*lines, f"BLEU by {self.signature}; intervals of 95 % and p by paired bootstrap"]
 
 
@@ -91,7 +89,7 @@ def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> Si
             bleu[role][name], signature = scores.bleu.value, scores.bleu.signature
         references, (_, of_student) = [reference for _, reference in pairs], found["student"]
         comparisons[name] = {
-            role: paired_bootstrap(of_student, output, references, **scoring.model_dump(), names=("BLEU",))[0]
+            role: compare_translations(of_student, output, references, **scoring.model_dump(), names=("BLEU",))[0]
             for role, (_, output) in found.items()
             if role != "student"
         }

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
-from sacrebleu.significance import PairedTest
 
 from transduce.data.corpus import number_of, read_labelled
 from transduce.data.lines import read_lines, read_parallel
 from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, UserError
-from transduce.evaluation.bootstrap import is_significant
+from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
 from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
 from transduce.evaluation.precisions import format_precisions
 from transduce.runs.atomic import write_text
@@ -24,35 +23,24 @@ from transduce.runs.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One metric of two systems on the same sentences. Intervals contain 95 % of the resampled corpora."""
+    """One metric of two systems on the same sentences."""
 
     metric: str
     value: float
     other: float
-    margin: float  # half the width of the interval of `value`
-    other_margin: float
-    difference: float  # value - other
-    interval: tuple[float, float]  # of the difference
-    p_value: float  # probability of such a difference between equal systems
+    by: Difference
     signature: str
-
-    @property
-    def verdict(self) -> str:
-        """Result in words. Of TER, lower is better."""
-        if not is_significant(self.p_value, self.interval):
-            return "no significant difference"
-        return "better" if (self.difference < 0) == (self.metric == "TER") else "worse"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self) | {"verdict": self.verdict}
+        own = {"metric": self.metric, "value": self.value, "other": self.other, "signature": self.signature}
+        return own | self.by.to_json()
 
     def line(self) -> str:
         """Format for people."""
-        low, high = self.interval
-        ours, theirs = f"{self.value:6.2f} ± {self.margin:.2f}", f"{self.other:6.2f} ± {self.other_margin:.2f}"
-        by = f"{self.difference:+.2f} [{low:+.2f}, {high:+.2f}]"
-        return f"{self.metric:5} {ours}  against {theirs}  difference {by}  p = {self.p_value:.4f}  {self.verdict}"
+        ours, theirs = f"{self.value:6.2f} ± {self.by.margin:.2f}", f"{self.other:6.2f} ± {self.by.other_margin:.2f}"
+        found = f"{self.by.shown()}  p = {self.by.p_value:.4f}  {self.by.verdict}"
+        return f"{self.metric:5} {ours}  against {theirs}  difference {found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +118,7 @@ def evaluate_translations(
         return Evaluation(scores)
     theirs = output_of(against)
     check_lengths(theirs, references, f"lines of {against}")
-    rows = paired_bootstrap(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
+    rows = compare_translations(ours, theirs, references, tokenize=tokenize, lowercase=lowercase)
     return Evaluation(scores, against, rows)
 
 
@@ -144,20 +132,19 @@ def evaluate_labels(classifier: TextClassifier, file: Path) -> LabelScores:
     return score_labels(truth, predicted, classifier.labels)
 
 
-def paired_bootstrap(
+def compare_translations(
     hypotheses: Sequence[str],
     others: Sequence[str],
     references: Sequence[str],
     *,
     tokenize: str = "13a",
     lowercase: bool = False,
-    n_samples: int = 1000,
+    n_samples: int = N_SAMPLES,
     names: Collection[str] = ("BLEU", "chrF", "TER"),
 ) -> list[Comparison]:
     """Compare `hypotheses` with `others` of another system: BLEU, chrF and TER, each with p-value and intervals.
 
-    Paired bootstrap resampling (Koehn 2004) by sacreBLEU. Raises `DataError` if the three differ in length or are
-    empty, `UserError` for an unknown tokenizer or no samples.
+    Raises `DataError` if the three differ in length or are empty, `UserError` for an unknown tokenizer or no samples.
     """
     if n_samples < 1:
         raise UserError(f"n_samples = {n_samples}: must be at least 1; 1000 is usual")
@@ -166,46 +153,17 @@ def paired_bootstrap(
     found = []
     for name in names:
         metric = metrics(tokenize, lowercase)[name]
-        # sacreBLEU takes the first system as the baseline.
-        systems: list[tuple[str, Sequence[str]]] = [("other", list(others)), ("this", list(hypotheses))]
-        test = PairedTest(systems, {name: metric}, [list(references)], test_type="bs", n_samples=n_samples)
-        signatures, results = test()
-        ((key, signature),) = signatures.items()
-        rows: Any = results[key]  # a list, against its annotation
-        other, this = rows
-        comparison = Comparison(
-            metric=name,
-            value=float(this.score),
-            other=float(other.score),
-            margin=float(this.ci),
-            other_margin=float(other.ci),
-            difference=float(this.score - other.score),
-            interval=_interval(metric, hypotheses, others, references, n_samples=n_samples, seed=test._seed),
-            # sacreBLEU gives identical systems the smallest p there is, 1 / (n_samples + 1).
-            p_value=1.0 if this.score == other.score else float(this.p_value),
-            signature=str(signature),
+
+        def score(statistics: np.ndarray, metric: Metric = metric) -> float:
+            return float(metric._compute_score_from_stats(statistics.tolist()).score)
+
+        ours, theirs = (
+            np.array(metric._extract_corpus_statistics(list(system), [list(references)]), dtype=np.float64)
+            for system in (hypotheses, others)
         )
-        found.append(comparison)
+        by = paired_bootstrap([ours], [theirs], score, higher_is_better=name != "TER", n_samples=n_samples)
+        signature = metric.get_signature()
+        signature.update("bs", n_samples)
+        signature.update("seed", SEED)
+        found.append(Comparison(name, score(ours.sum(0)), score(theirs.sum(0)), by, str(signature)))
     return found
-
-
-def _interval(
-    metric: Metric,
-    hypotheses: Sequence[str],
-    others: Sequence[str],
-    references: Sequence[str],
-    *,
-    n_samples: int,
-    seed: int | None,
-) -> tuple[float, float]:
-    """The 2.5th and 97.5th percentile of the difference, over the same draws as sacreBLEU's test."""
-    n = len(references)
-    draws = np.random.default_rng(seed).choice(n, size=(n_samples, n), replace=True)
-
-    def scores(system: Sequence[str]) -> np.ndarray:
-        extracted = metric._extract_corpus_statistics(list(system), [list(references)])
-        statistics = np.array(extracted, dtype=np.float64)
-        return np.array([metric._compute_score_from_stats(statistics[draw].sum(0)).score for draw in draws])
-
-    low, high = np.percentile(scores(hypotheses) - scores(others), [2.5, 97.5])
-    return float(low), float(high)

@@ -20,7 +20,8 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from transduce.config.settings import EvaluationSettings
 from transduce.errors import DataError, UserError
-from transduce.evaluation.evaluate import Comparison, paired_bootstrap
+from transduce.evaluation.bootstrap import Difference
+from transduce.evaluation.evaluate import compare_translations
 from transduce.evaluation.metrics import Scores, evaluate, metrics
 
 TEXT = "Ein kleiner Hund läuft über die grüne Wiese , und zwei Kinder schauen ihm zu ."
@@ -124,9 +125,9 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(UserError, match=r"unknown BLEU tokenizer '13b'; did you mean '13a'\?; allowed: none, zh"):
         evaluate(["a"], ["a"], tokenize="13b")
     with pytest.raises(DataError, match="2 hypotheses of the other system but 1 references"):
-        paired_bootstrap(["a"], ["a", "b"], ["a"])
+        compare_translations(["a"], ["a", "b"], ["a"])
     with pytest.raises(UserError, match="n_samples = 0: must be at least 1"):
-        paired_bootstrap(["a"], ["a"], ["a"], n_samples=0)
+        compare_translations(["a"], ["a"], ["a"], n_samples=0)
 
 
 def test_the_setting_names_every_tokenizer() -> None:
@@ -165,23 +166,28 @@ def test_tokenized_and_empty_text_is_noted(caplog: pytest.LogCaptureFixture) -> 
 def test_a_clear_difference_is_significant() -> None:
     references = corpus(120)
     good, bad = worse(references, 0.1), worse(references, 0.4, seed=3)
-    for c in paired_bootstrap(good, bad, references, n_samples=200):
-        low, high = c.interval
-        assert c.p_value < 0.05 and c.verdict == "better", c
-        assert low < c.difference < high and not low < 0 < high
-        assert c.margin > 0 and c.other_margin > 0
+    for c in compare_translations(good, bad, references, n_samples=200):
+        low, high = c.by.interval
+        assert c.by.p_value < 0.05 and c.by.verdict == "better", c
+        assert low < c.by.difference < high and not low < 0 < high
+        assert c.by.margin > 0 and c.by.other_margin > 0
         assert f"bs:200|seed:{12345}" in c.signature
-    assert [c.verdict for c in paired_bootstrap(bad, good, references, n_samples=200)] == ["worse"] * 3
+    assert [c.by.verdict for c in compare_translations(bad, good, references, n_samples=200)] == ["worse"] * 3
 
 
 def test_equal_systems_do_not_differ_significantly() -> None:
     references = corpus(120)
     one, two = worse(references, 0.2), worse(references, 0.2, seed=4)
-    for c in paired_bootstrap(one, two, references, n_samples=200):
-        assert c.p_value > 0.05 and c.verdict == "no significant difference"
-        assert c.interval[0] < 0 < c.interval[1]
-    for c in paired_bootstrap(one, one, references, n_samples=50):
-        assert (c.difference, c.interval, c.p_value) == (0.0, (0.0, 0.0), 1.0)
+    for c in compare_translations(one, two, references, n_samples=200):
+        assert c.by.p_value > 0.05 and c.by.verdict == "no significant difference"
+        assert c.by.interval[0] < 0 < c.by.interval[1]
+    for c in compare_translations(one, one, references, n_samples=50):
+        assert (c.by.difference, c.by.interval, c.by.p_value) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_one_sentence_shows_nothing() -> None:
+    for c in compare_translations(["ein Hund"], ["eine Katze"], ["ein Hund"]):
+        assert c.by.verdict == "no significant difference"
 
 
 def test_p_values_are_uniform_where_there_is_no_difference() -> None:
@@ -190,7 +196,7 @@ def test_p_values_are_uniform_where_there_is_no_difference() -> None:
     p_values = []
     for seed in range(60):
         one, two = worse(references, 0.3, seed=1000 + seed), worse(references, 0.3, seed=2000 + seed)
-        p_values.append(paired_bootstrap(one, two, references, tokenize="none", n_samples=60)[0].p_value)
+        p_values.append(compare_translations(one, two, references, tokenize="none", n_samples=60)[0].by.p_value)
     assert sum(p < 0.05 for p in p_values) <= 9  # 3 expected; the probability of more than 9 is below 0.1 %
     assert sum(p < 0.5 for p in p_values) >= 15
 
@@ -206,23 +212,23 @@ def test_p_values_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", env=env, check=True)
     scores = [(float(a), float(b)) for a, b in re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", done.stdout)]
     p_values = [float(p) for p in re.findall(r"\(p = ([\d.]+)\)", done.stdout)]
-    ours = paired_bootstrap(one, two, references, n_samples=300)
+    ours = compare_translations(one, two, references, n_samples=300)
     for c, base, this, p in zip(ours, scores[:3], scores[3:], p_values, strict=True):
-        assert (c.other, c.other_margin) == pytest.approx(base, abs=1e-3)
-        assert (c.value, c.margin) == pytest.approx(this, abs=1e-3)
-        assert c.p_value == pytest.approx(p, abs=1e-4)
+        assert (c.other, c.by.other_margin) == pytest.approx(base, abs=1e-3)
+        assert (c.value, c.by.margin) == pytest.approx(this, abs=1e-3)
+        assert c.by.p_value == pytest.approx(p, abs=1e-4)
 
 
-@pytest.mark.parametrize("metric", ["BLEU", "TER"])
-def test_a_difference_is_significant_if_its_interval_excludes_0_too(metric: str) -> None:
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_a_difference_is_significant_if_its_interval_excludes_0_too(higher_is_better: bool) -> None:
     """The test and the interval differ slightly, so that one may contain 0 at p < 0.05."""
-    clear = Comparison(metric, 30.0, 31.0, 0.9, 0.9, -1.0, (-1.5, -0.5), 0.04, "")
-    assert clear.verdict == ("worse" if metric == "BLEU" else "better")
+    clear = Difference(-1.0, (-1.5, -0.5), 0.04, 0.9, 0.9, higher_is_better)
+    assert clear.verdict == ("worse" if higher_is_better else "better")
     assert replace(clear, interval=(-1.5, 0.1)).verdict == "no significant difference"
     assert replace(clear, p_value=0.06).verdict == "no significant difference"
 
 
 def test_comparisons_are_plain_data() -> None:
-    (bleu, *_) = paired_bootstrap(worse(corpus(), 0.1), worse(corpus(), 0.4), corpus(), n_samples=30)
-    assert json.loads(json.dumps(bleu.to_json()))["verdict"] == bleu.verdict
+    (bleu, *_) = compare_translations(worse(corpus(), 0.1), worse(corpus(), 0.4), corpus(), n_samples=30)
+    assert json.loads(json.dumps(bleu.to_json()))["verdict"] == bleu.by.verdict
     assert bleu.line().startswith("BLEU ") and "p = 0.0" in bleu.line()
