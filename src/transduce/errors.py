@@ -53,6 +53,10 @@ class RunFolderError(UserError):
     """A run folder that is missing or damaged, belongs to another run, or cannot be written."""
 
 
+class FolderInUse(RunFolderError):
+    """A folder that another process works in."""
+
+
 class Interrupted(TransduceError):
     """A signal stopped the run after everything was saved; the message says how to resume.
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from transduce.errors import Interrupted
 
@@ -149,18 +148,3 @@ def release_memory() -> None:
     `keep_freed_memory` would fragment.
     """
     call_c("malloc_trim", 0)
-
-
-def reset_peak_memory() -> None:
-    """Start the measurement of `peak_memory` anew (Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory() -> int | None:
-    """The most bytes of memory that this process has had since `reset_peak_memory`; None if the system cannot say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return None

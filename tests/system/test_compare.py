@@ -233,6 +233,21 @@ def start(arguments: list[str], errors: Path) -> Any:
     return process
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forkserver")
+def test_two_processes_share_the_trainings(folder: Path) -> None:
+    recipes = [str(folder / f"{name}.toml") for name in ("base", "wide")]
+    command, errors = ["compare", *recipes, "--run", str(folder / "shared"), "--seeds", "2"], folder / "shared.err"
+    processes = [start(command, errors.with_suffix(f".{i}")) for i in range(2)]
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0, [path.read_text() for path in folder.glob("shared.*")]
+    for path in runs(folder / "shared"):
+        ends = [event for event in MetricsFile(path / "metrics.jsonl").read() if event["event"] == "end"]
+        assert len(ends) == 1 and (path / RECORD).exists()
+    assert len(json.loads((folder / "shared" / "compare.json").read_text())["systems"]) == 2
+    assert not (folder / "shared" / ".lock").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forkserver")
 def test_kills_change_nothing_and_finished_trainings_are_not_repeated(folder: Path) -> None:

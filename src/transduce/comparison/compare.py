@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,6 @@ from transduce.comparison.measures import (
     Speeds,
     measure_speeds,
     read_measures,
-    start_memory_measurement,
     store_measures,
 )
 from transduce.comparison.page import comparison_html
@@ -27,16 +27,19 @@ from transduce.comparison.sizes import RULE, scaled
 from transduce.config import Settings, to_toml
 from transduce.data.corpus import corpus_files
 from transduce.decoding.precision import model_digest
-from transduce.errors import DataError, RunFolderError, SettingsError, TrainingError
+from transduce.errors import DataError, FolderInUse, RunFolderError, SettingsError, TrainingError
 from transduce.logging import Log
+from transduce.machine import reset_peak_memory
 from transduce.pipeline import is_finished, train
 from transduce.process import release_memory
 from transduce.runs.atomic import read_json, write_json, write_text
 from transduce.runs.folder import RunFolder, has_read_text
+from transduce.runs.lock import is_locked, locked_folder
 from transduce.tasks.resolve import check
 
 _DEFAULT = Budget()
 TABLE, PAGE = "compare.json", "compare.html"
+WAIT_SECONDS = 1.0  # between two looks at a training of another process
 
 
 def compare(
@@ -52,8 +55,8 @@ def compare(
     """Train every recipe with every seed under the same conditions, score the models and compare them with the first.
 
     The first recipe's text, vocabulary, batches, limits, search and scoring are those of all. The same call resumes
-    after a kill; finished trainings are not repeated. More recipes or seeds can be added later. Writes `compare.json`
-    and `compare.html`.
+    after a kill; finished trainings are not repeated. More recipes or seeds can be added later. Several processes may
+    make the same call: each trains what no other one does. Writes `compare.json` and `compare.html`.
 
     Args:
         recipes: Recipe files, or nested settings by name, whose paths are relative to the working directory.
@@ -71,17 +74,11 @@ def compare(
     log, run = log or Log(), Path(run)
     settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
     plan = _plan(settings, run, seeds=seeds, budget=budget, log=log)
-    failed = {}
-    for number, (path, own) in enumerate(plan.items(), 1):
-        log.say(f"{path.parent.name}, {path.name} ({number} of {len(plan)})")
-        try:
-            _train(path, own, log)
-        except TrainingError as error:
-            if path == next(iter(plan)):
-                raise  # the others need its vocabulary
-            failed[str(path)] = " ".join(str(error).split())
-            log.warn(f"{path}: {error}; the other trainings continue")
-    return _finish(run, plan, _conditions(settings, seeds, budget), failed, log)
+    failed = _train_all(plan, log)
+    while True:
+        with suppress(FolderInUse), locked_folder(run, use="comparing", option="--run", warn=log.warn):
+            return _finish(run, plan, _conditions(settings, seeds, budget), failed, log)
+        time.sleep(WAIT_SECONDS)
 
 
 def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log) -> dict[Path, Settings]:
@@ -119,19 +116,49 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
             plan[path] = own
     for path, own in plan.items():
         if (path / "manifest.json").exists():
-            RunFolder.create(path, own, to_toml(own)).close()
+            with suppress(FolderInUse):
+                RunFolder.create(path, own, to_toml(own)).close()
     return plan
+
+
+def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
+    """Train what no other process trains, and wait for the others; why trainings failed, by run folder."""
+    first, failed, waiting, told = next(iter(plan)), dict[str, str](), dict(plan), False
+    while waiting:
+        before = len(waiting)
+        for path, own in list(waiting.items()):
+            if path != first and first in waiting:
+                break  # the others need its vocabulary
+            if is_locked(path):
+                continue
+            try:
+                if not (path / RECORD).exists():
+                    log.say(f"{path.parent.name}, {path.name} ({list(plan).index(path) + 1} of {len(plan)})")
+                    _train(path, own, log)
+                del waiting[path]
+            except FolderInUse:  # since a moment ago
+                continue
+            except TrainingError as error:
+                if path == first:
+                    raise
+                failed[str(path)] = " ".join(str(error).split())
+                log.warn(f"{path}: {error}; the other trainings continue")
+                del waiting[path]
+        if len(waiting) == before:
+            if not told:
+                log.say(f"waiting for another process, which trains {', '.join(map(str, waiting))}")
+                told = True
+            time.sleep(WAIT_SECONDS)
+    return failed
 
 
 def _train(path: Path, settings: Settings, log: Log) -> None:
     """Train and score, as far as that is not done."""
-    if (path / RECORD).exists():
-        return
-    if trained_now := not is_finished(path):
+    if not is_finished(path):
         release_memory()
-        start_memory_measurement()
+        reset_peak_memory()
         train(settings, path, log=log)
-    store_measures(path, trained_now=trained_now)
+    store_measures(path)
 
 
 def _conditions(recipes: Mapping[str, Settings], seeds: int, budget: Budget) -> list[str]:

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from transduce.evaluation.outputs import Outputs, ScoredModel
 from transduce.evaluation.records import read_record
 from transduce.evaluation.speed import measure_in_turns
 from transduce.logging import Log
-from transduce.process import peak_memory, reset_peak_memory
 from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
@@ -43,23 +40,11 @@ class RunMeasures:
     sets: tuple[Outputs, ...]
 
 
-def start_memory_measurement() -> None:
-    """Call this before a training."""
-    reset_peak_memory()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-
-
-def store_measures(run: Path, *, trained_now: bool) -> None:
-    """Score a finished run and store the result in its folder.
-
-    `trained_now`: this process has trained it, so that its peak memory is known.
-    """
-    on_gpu = torch.cuda.is_available()
-    memory = (torch.cuda.max_memory_allocated() if on_gpu else peak_memory()) if trained_now else None
+def store_measures(run: Path) -> None:
+    """Score a finished run and store the result in its folder."""
     with RunFolder.open_locked(run) as folder:
         sets = find_task(folder.settings.task).scored_model(folder).outputs()
-        folder.write_record(RECORD, {"memory": memory, "sets": [one.to_json() for one in sets]})
+        folder.write_record(RECORD, {"sets": [one.to_json() for one in sets]})
 
 
 def read_measures(run: Path) -> RunMeasures:
@@ -67,7 +52,7 @@ def read_measures(run: Path) -> RunMeasures:
     folder = RunFolder.open(run)
     record, stored = read_record(folder), folder.read_record(RECORD)
     with expecting(run / RECORD):
-        memory, sets = stored["memory"], tuple(map(Outputs.from_json, stored["sets"]))
+        sets = tuple(map(Outputs.from_json, stored["sets"]))
     with expecting(run / "metrics.jsonl"):
         end, validations = record.of("end")[-1], record.of("validation")
         kept = next((one for one in validations if one["update"] == end["best_update"]), validations[-1])
@@ -78,7 +63,7 @@ def read_measures(run: Path) -> RunMeasures:
             updates=int(end["update"]),
             seconds=float(end["seconds"]),
             tokens_per_second=statistics.median(speeds) if speeds else n_targets / max(end["seconds"], 1e-9),
-            memory=memory,
+            memory=end.get("memory"),
             nll=float(kept["nll"]),
             curves={key: _curve(validations, key) for key in CURVES if any(key in one for one in validations)},
             sets=sets,

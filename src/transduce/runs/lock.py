@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from transduce.errors import RunFolderError
+from transduce.errors import FolderInUse, RunFolderError
 
 try:
     import fcntl
@@ -38,7 +38,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, *, use: str = "training in it", option: str = "--run") -> None:
-        """Take the lock. Raises `RunFolderError` if another process, or another part of this one, has it.
+        """Take the lock. Raises `FolderInUse` if another process, or another part of this one, has it.
 
         For that message: `use`, what the other process is doing, and `option`, which names another folder.
         """
@@ -94,11 +94,11 @@ class FolderLock:
             raise self._in_use(owner, certain=True)
         return file
 
-    def _in_use(self, owner: str, *, certain: bool) -> RunFolderError:
+    def _in_use(self, owner: str, *, certain: bool) -> FolderInUse:
         found = _OWNER.match(owner)
         who = found[0] if found else "another process"
         hint = "" if certain else f"; if that process no longer runs, remove {self.path}: without flock we cannot know"
-        return RunFolderError(
+        return FolderInUse(
             f"{self.path.parent} is in use: {who} is {self._use}; wait for it, or name another folder with "
             f"{self._option}{hint}"
         )

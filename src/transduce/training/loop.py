@@ -19,6 +19,7 @@ from torch import nn
 from transduce.config import resolved
 from transduce.errors import Interrupted, TooLong, TrainingError
 from transduce.logging import Bar, Log
+from transduce.machine import peak_memory
 from transduce.process import release_memory
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
@@ -300,7 +301,9 @@ class Trainer:
             shutil.rmtree(session.snapshots, ignore_errors=True)
         if all(event["event"] != "end" for event in session.metrics.read()):
             event = {"event": "end", "update": state.update, "seconds": state.seconds, "minutes": state.seconds / 60}
-            session.metrics.append({**event, "reason": state.finished, "epochs": state.epochs, "best_update": best})
+            memory = peak_memory(self.feeder.device)
+            event |= {"reason": state.finished, "epochs": state.epochs, "best_update": best, "memory": memory}
+            session.metrics.append(event)
         return TrainingResult(state.update, state.epochs, state.seconds, state.finished, best, state.scores)
 
     def _interrupted(self, asked: StopRequest) -> Interrupted:
