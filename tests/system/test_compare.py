@@ -198,6 +198,17 @@ def test_classifiers_are_compared_by_accuracy(tmp_path: Path) -> None:
     assert found.speeds.unit == "texts" and found.systems[1].differences["valid"] is not None
 
 
+def test_with_a_time_limit_all_seeds_make_the_updates_of_the_first(folder: Path) -> None:
+    for seeds in (1, 2, 2):
+        done = run(folder, "timed", "--seeds", seeds, "--budget", "minutes=0.02", "--json")
+        assert done.code == 0, done.err
+    for name in ("base", "wide"):
+        first, second = (RunFolder.open(folder / "timed" / name / f"seed{seed}") for seed in (1, 2))
+        ends = [MetricsFile(one.path / "metrics.jsonl").read()[-1]["update"] for one in (first, second)]
+        assert ends[0] == ends[1] == second.settings.training.max_updates
+        assert (first.settings.training.max_minutes, second.settings.training.max_minutes) == (0.02, None)
+
+
 def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> None:
     (folder / "other.toml").write_text(WIDE + "\n[data]\nmax_length = 9\n")
     (folder / "new.toml").write_text(WIDE.replace("n_heads = 4", "n_heads = 5"))

@@ -116,9 +116,21 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
             plan[path] = own
     for path, own in plan.items():
         if (path / "manifest.json").exists():
+            own = _with_updates_of_first_seed(path, own)
             with suppress(FolderInUse):
                 RunFolder.create(path, own, to_toml(own)).close()
     return plan
+
+
+def _with_updates_of_first_seed(path: Path, settings: Settings) -> Settings:
+    """Settings with the number of updates of the recipe's first seed in place of a time limit.
+
+    The speed of the machine may change; with it the seeds would differ in more than their random numbers.
+    """
+    first = path.with_name("seed1")
+    if settings.training.max_minutes is None or path == first or not (first / RECORD).exists():
+        return settings
+    return settings.with_values("training", max_minutes=None, max_updates=read_measures(first).updates)
 
 
 def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
@@ -127,14 +139,15 @@ def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
     while waiting:
         before = len(waiting)
         for path, own in list(waiting.items()):
-            if path != first and first in waiting:
-                break  # the others need its vocabulary
-            if is_locked(path):
+            needed = {first}  # for its vocabulary
+            if own.training.max_minutes is not None:
+                needed.add(path.with_name("seed1"))
+            if is_locked(path) or (needed - {path}) & waiting.keys():
                 continue
             try:
                 if not (path / RECORD).exists():
                     log.say(f"{path.parent.name}, {path.name} ({list(plan).index(path) + 1} of {len(plan)})")
-                    _train(path, own, log)
+                    _train(path, _with_updates_of_first_seed(path, own), log)
                 del waiting[path]
             except FolderInUse:  # since a moment ago
                 continue
