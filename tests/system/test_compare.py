@@ -198,15 +198,21 @@ def test_classifiers_are_compared_by_accuracy(tmp_path: Path) -> None:
     assert found.speeds.unit == "texts" and found.systems[1].differences["valid"] is not None
 
 
-def test_with_a_time_limit_all_seeds_make_the_updates_of_the_first(folder: Path) -> None:
-    for seeds in (1, 2, 2):
-        done = run(folder, "timed", "--seeds", seeds, "--budget", "minutes=0.02", "--json")
-        assert done.code == 0, done.err
+def test_minutes_become_updates_by_speeds_that_are_measured_in_turns(folder: Path) -> None:
+    for seeds, recipes in ((1, ("base",)), (2, ("base", "wide"))):
+        done = run(folder, "timed", "--seeds", seeds, "--budget", "minutes=0.02", recipes=recipes)
+        assert done.code == 0 and "measuring speed" in done.err, done.err
+    updates = {}
     for name in ("base", "wide"):
-        first, second = (RunFolder.open(folder / "timed" / name / f"seed{seed}") for seed in (1, 2))
-        ends = [MetricsFile(one.path / "metrics.jsonl").read()[-1]["update"] for one in (first, second)]
-        assert ends[0] == ends[1] == second.settings.training.max_updates
-        assert (first.settings.training.max_minutes, second.settings.training.max_minutes) == (0.02, None)
+        folders = [RunFolder.open(folder / "timed" / name / f"seed{seed}") for seed in (1, 2)]
+        (updates[name],) = {MetricsFile(one.path / "metrics.jsonl").read()[-1]["update"] for one in folders}
+        assert all(one.settings.training.max_updates == updates[name] for one in folders)
+        assert all(one.settings.training.max_minutes is None for one in folders)
+        assert f"{name}: 0.02 minutes are {updates[name]} updates" in done.err
+    pace = {one["recipe"]: one["seconds"] for one in json.loads((folder / "timed" / "pace.json").read_text()).values()}
+    assert updates == {name: max(1, int(1.2 / seconds)) for name, seconds in pace.items()}
+    done = run(folder, "timed", "--seeds", 2, "--budget", "minutes=0.02")
+    assert done.code == 0 and "measuring speed" not in done.err
 
 
 def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> None:

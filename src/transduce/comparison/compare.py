@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transduce.comparison.measures import (
     read_measures,
     store_measures,
 )
+from transduce.comparison.pace import with_updates
 from transduce.comparison.page import comparison_html
 from transduce.comparison.recipes import (
     Budget,
@@ -24,6 +25,7 @@ from transduce.comparison.recipes import (
 )
 from transduce.comparison.result import RecipeComparison, system_of
 from transduce.comparison.sizes import RULE, scaled
+from transduce.comparison.text import SharedText
 from transduce.config import Settings, to_toml
 from transduce.data.corpus import corpus_files
 from transduce.decoding.precision import model_digest
@@ -75,9 +77,17 @@ def compare(
     settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
     plan = _plan(settings, run, seeds=seeds, budget=budget, log=log)
     failed = _train_all(plan, log)
+    with _locked(run, log):
+        return _finish(run, plan, _conditions(settings, seeds, budget), failed, log)
+
+
+@contextmanager
+def _locked(run: Path, log: Log) -> Iterator[None]:
+    """Lock the folder of the comparison, after waiting for other processes."""
     while True:
         with suppress(FolderInUse), locked_folder(run, use="comparing", option="--run", warn=log.warn):
-            return _finish(run, plan, _conditions(settings, seeds, budget), failed, log)
+            yield
+            return
         time.sleep(WAIT_SECONDS)
 
 
@@ -104,8 +114,12 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
         ):
             if not path.exists():
                 raise DataError(f"there is no file {path}; name the folder of the data with --data FOLDER")
+    text = SharedText(base, first, log)
     if budget.params is not None:
-        recipes = scaled(recipes, budget.params, first_run=first, log=log)
+        recipes = scaled(recipes, budget.params, text, log)
+    if base.training.max_minutes is not None:
+        with _locked(run, log):
+            recipes = with_updates(recipes, run, text, log)
     plan = {}
     for seed in range(seeds):
         for name, settings in recipes.items():
@@ -116,21 +130,9 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
             plan[path] = own
     for path, own in plan.items():
         if (path / "manifest.json").exists():
-            own = _with_updates_of_first_seed(path, own)
             with suppress(FolderInUse):
                 RunFolder.create(path, own, to_toml(own)).close()
     return plan
-
-
-def _with_updates_of_first_seed(path: Path, settings: Settings) -> Settings:
-    """Settings with the number of updates of the recipe's first seed in place of a time limit.
-
-    The speed of the machine may change; with it the seeds would differ in more than their random numbers.
-    """
-    first = path.with_name("seed1")
-    if settings.training.max_minutes is None or path == first or not (first / RECORD).exists():
-        return settings
-    return settings.with_values("training", max_minutes=None, max_updates=read_measures(first).updates)
 
 
 def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
@@ -139,15 +141,14 @@ def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
     while waiting:
         before = len(waiting)
         for path, own in list(waiting.items()):
-            needed = {first}  # for its vocabulary
-            if own.training.max_minutes is not None:
-                needed.add(path.with_name("seed1"))
-            if is_locked(path) or (needed - {path}) & waiting.keys():
+            if path != first and first in waiting:
+                break  # the others need its vocabulary
+            if is_locked(path):
                 continue
             try:
                 if not (path / RECORD).exists():
                     log.say(f"{path.parent.name}, {path.name} ({list(plan).index(path) + 1} of {len(plan)})")
-                    _train(path, _with_updates_of_first_seed(path, own), log)
+                    _train(path, own, log)
                 del waiting[path]
             except FolderInUse:  # since a moment ago
                 continue

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from transduce.comparison.text import SharedText
 from transduce.config import ModelSettings, Settings, resolve_preset
 from transduce.errors import SettingsError
 from transduce.logging import Log
-from transduce.machine import this_machine
 from transduce.models.registry import parameters_of
-from transduce.runs.folder import RunFolder, has_read_text
-from transduce.tasks.finetune import find_start
-from transduce.tasks.registry import find_task
-from transduce.tasks.resolve import resolve
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 TOLERANCE = 0.1  # of the number asked for
 RULE = (
@@ -69,41 +63,18 @@ def scale(model: SettingsT, n_parameters: int, *, n_src: int, n_tgt: int) -> Set
     return sized(best)
 
 
-def scaled(recipes: Mapping[str, Settings], n_parameters: int, *, first_run: Path, log: Log) -> dict[str, Settings]:
+def scaled(recipes: Mapping[str, Settings], n_parameters: int, text: SharedText, log: Log) -> dict[str, Settings]:
     """The recipes with models of about `n_parameters`, for the vocabulary that the first recipe learns."""
-    n_labels, tokenizers = _known(first_run) if has_read_text(first_run) else _learned(recipes, log)
     found = {}
     for name, settings in recipes.items():
         model: Any = resolve_preset(settings.model)
         if "n_labels" in type(model).model_fields:
-            model = model.model_copy(update={"n_labels": n_labels})
+            model = model.model_copy(update={"n_labels": text.n_labels})
         try:
-            sized = scale(model, n_parameters, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
+            sized = scale(model, n_parameters, n_src=text.tokenizers.n_src, n_tgt=text.tokenizers.n_tgt)
         except SettingsError as error:
             raise SettingsError(f"{name}: {error}") from None
         widths = {key: value for key, value in sized.model_dump().items() if key.startswith("d_") and value is not None}
         found[name] = settings.with_values("model", **widths)
         log.say(f"{name}: {', '.join(f'{key} {value}' for key, value in widths.items())}")
     return found
-
-
-def _known(run: Path) -> tuple[int | None, Tokenizers]:
-    """The number of labels and the vocabulary of a run that has read its text."""
-    folder = RunFolder.open(run, model=False)
-    return _labels(folder.settings), load_tokenizers(folder)
-
-
-def _learned(recipes: Mapping[str, Settings], log: Log) -> tuple[int | None, Tokenizers]:
-    """The same before the first run: read the text as its training will."""
-    settings = next(iter(recipes.values()))
-    start = find_start(settings)
-    settings, known = (settings, None) if start is None else (start.settings, load_tokenizers(start.run))
-    task, machine = find_task(settings.task), this_machine(settings.training.device)
-    log.say("reading the text, for the size of the vocabulary")
-    texts = task.read(settings, Log(quiet=True))
-    found, tokenizers = resolve(task, settings, texts, machine, Log(quiet=True), known=known)
-    return _labels(found), tokenizers
-
-
-def _labels(settings: Settings) -> int | None:
-    return len(settings.data.labels) if settings.data.labels else None

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -27,6 +28,7 @@ from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import child_environment, exit_with_parent, keep_freed_memory, limit_kernel_cache
 from transduce.runs.folder import RunFolder
+from transduce.tasks.base import Prepared
 from transduce.tasks.registry import find_task
 from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
@@ -79,7 +81,8 @@ def why_it_died(code: int, err: str) -> str:
 class Rehearsal:
     """The parts of a training without its loop, and measurements of them."""
 
-    def __init__(self, folder: RunFolder, processes: int = 1) -> None:
+    def __init__(self, folder: RunFolder, processes: int = 1, *, prepared: Prepared[Any] | None = None) -> None:
+        """`prepared`: the encoded text; by default that of the folder."""
         self.settings, self.processes = folder.settings, processes
         limit_kernel_cache()
         self.task = find_task(self.settings.task)
@@ -88,7 +91,7 @@ class Rehearsal:
         if self.device.type == "cpu":
             keep_freed_memory()
         torch.manual_seed(training.seed)
-        self.prepared = self.task.open_prepared(folder)
+        self.prepared = prepared or self.task.open_prepared(folder)
         tokenizers = self.prepared.tokenizers
         self.model = build_model(self.settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt).to(self.device)
         criterion = self.task.criterion(self.settings.model)
@@ -127,30 +130,30 @@ class Rehearsal:
                 continue
             if number >= 2 and time.monotonic() + 2.2 * took * feed.n_slots / slots > until:
                 return
-            took, slots, number = self._update(feed), feed.n_slots, number + 1
+            took, slots, number = self.update(feed), feed.n_slots, number + 1
             if took < (until - time.monotonic()) / 4:  # the first of a size is slower
-                took = self._update(feed)
+                took = self.update(feed)
             yield Point(share, slots, self._peak(), took)
 
     def speed(self, until: float, points: tuple[Point, ...]) -> Speed:
         """Time updates of real batches, smaller ones on slow machines."""
         settings, share = self.settings, 1.0
         pace = points[-1].seconds / points[-1].slots
-        n_batches = len(self._feeder(settings).plan(0))
+        n_batches = len(self.feeder(settings).plan(0))
         while True:
-            feeds = self._feeder(settings).feeds(Position())
+            feeds = self.feeder(settings).feeds(Position())
             first = next(feeds)
             tokens = resolved(settings.training.batch_tokens, "training.batch_tokens")
             is_fast = first.n_slots / self.processes * pace < (until - time.monotonic()) / 3
             if is_fast or share < 0.02 or tokens < 2 * (settings.data.context or 32):
                 break
             share, settings = share / 2, settings.with_values("training", batch_tokens=tokens // 2)
-        self._update(first)
+        self.update(first)
         took, n_targets = list[float](), 0
         while not took or (len(took) < ENOUGH and time.monotonic() + took[-1] < until):
             began = time.monotonic()
             feed = next(feeds)
-            self._update(feed)
+            self.update(feed)
             took.append(time.monotonic() - began)
             n_targets += feed.n_targets
         n, peak = len(took), self._peak()
@@ -176,7 +179,7 @@ class Rehearsal:
             judge(self.model)
         yield loss, time.monotonic() - began
 
-    def _feeder(self, settings: Settings) -> Feeder:
+    def feeder(self, settings: Settings) -> Feeder:
         """The batches of this process: its share of each."""
         feeder = self.task.feeder(self.prepared, settings, self.device)
         feeder.n_ranks = self.processes
@@ -191,7 +194,7 @@ class Rehearsal:
         sizes = [len(batch) for batch in feeder.plan(0)]
         return next(iter(feeder.feeds(Position(0, sizes.index(max(sizes))))))
 
-    def _update(self, feed: Feed) -> float:
+    def update(self, feed: Feed) -> float:
         """Make one update; its seconds. Where state is carried, it follows another one, as most updates do."""
         carry = self.updater.update(feed.batches, 1e-6).carry if self.settings.model.carries_state else ()
         began = time.perf_counter()
