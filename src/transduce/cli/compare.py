@@ -37,7 +37,8 @@ def compare(
     others may leave them out. Prints a table of cost and quality, with the mean
     over seeds and paired significance against the first recipe, and writes
     compare.html and compare.json. The same command resumes; finished trainings
-    are not repeated, and recipes and seeds can be added.
+    are not repeated, and recipes and seeds can be added. The same command in a
+    second process shares the work.
 
     \b
     transduce compare a.toml b.toml --run runs/compare --budget minutes=10
