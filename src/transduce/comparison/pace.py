@@ -63,14 +63,14 @@ def with_updates(recipes: Mapping[str, Settings], run: Path, text: SharedText, l
 def _seconds(recipes: Mapping[str, Settings], names: Collection[str], text: SharedText, log: Log) -> dict[str, float]:
     """Seconds per update of each recipe, with its share of a validation: the median of ROUNDS rounds."""
     found: dict[str, list[float]] = {name: [] for name in recipes if name in names}
+    complete = {name: text.resolved(recipes[name]) for name in found}
     prepared: Prepared[Any] | None = None
     with tempfile.TemporaryDirectory(prefix="transduce-pace-") as temporary, log.progress("measuring speed") as bar:
         for number in range(ROUNDS):
             for place, (name, seconds) in enumerate(found.items(), 1):
-                settings, tokenizers = text.resolved(recipes[name])
-                with RunFolder.create(Path(temporary) / name, settings, "") as folder:
+                with RunFolder.create(Path(temporary) / name, complete[name], "") as folder:
                     if prepared is None:
-                        prepared = text.task.encode(folder, text.texts, tokenizers, settings, QUIET)
+                        prepared = text.task.encode(folder, text.texts, text.tokenizers, complete[name], QUIET)
                     seconds.append(_measured(Rehearsal(folder, prepared=prepared)))
                 gc.collect()
                 bar.update((number * len(found) + place) / (ROUNDS * len(found)))

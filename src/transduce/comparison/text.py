@@ -26,32 +26,35 @@ class SharedText:
         self.task: AnyTask = find_task(settings.task)
 
     @cached_property
-    def tokenizers(self) -> Tokenizers:
-        """Those of the first run once it has read its text; they are learned from the text before."""
-        return self._known or self.resolved(self.asked)[1]
-
-    @cached_property
-    def n_labels(self) -> int | None:
-        """Number of labels of a classifier."""
-        run = self.first_run
-        settings = RunFolder.open(run, model=False).settings if self._known else self.resolved(self.asked)[0]
-        return len(settings.data.labels) if settings.data.labels else None
-
-    @cached_property
     def texts(self) -> Any:
         """The text, read."""
         self.log.say("reading the text")
         return self.task.read(self.asked, QUIET)
 
-    def resolved(self, settings: Settings) -> tuple[Settings, Tokenizers]:
-        """Complete settings of a recipe for this text, and the vocabulary."""
-        known, start = self._known, find_start(settings)
-        if start is not None:
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The vocabulary; learned from the text if there is none yet."""
+        return self._first[1]
+
+    @property
+    def n_labels(self) -> int | None:
+        """Number of labels of a classifier."""
+        labels = self._first[0].data.labels
+        return len(labels) if labels else None
+
+    def resolved(self, settings: Settings) -> Settings:
+        """Complete settings of a recipe for this text."""
+        machine = this_machine(settings.training.device)
+        return resolve(self.task, settings, self.texts, machine, QUIET, known=self.tokenizers)[0]
+
+    @cached_property
+    def _first(self) -> tuple[Settings, Tokenizers]:
+        """Complete settings of the first recipe, and the vocabulary."""
+        if has_read_text(self.first_run):
+            folder = RunFolder.open(self.first_run, model=False)
+            return folder.settings, load_tokenizers(folder)
+        settings, known = self.asked, None
+        if (start := find_start(settings)) is not None:
             settings, known = start.settings, load_tokenizers(start.run)
         machine = this_machine(settings.training.device)
         return resolve(self.task, settings, self.texts, machine, QUIET, known=known)
-
-    @cached_property
-    def _known(self) -> Tokenizers | None:
-        run = self.first_run
-        return load_tokenizers(RunFolder.open(run, model=False)) if has_read_text(run) else None
