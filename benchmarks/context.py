@@ -1,6 +1,7 @@
 """Validation loss of Transformer-XL against its memory, compared with the same model without one, at equal time.
 
     python benchmarks/context.py --data FOLDER --out context                 # about 25 minutes
+    python benchmarks/context.py --data FOLDER --out longer --set data.context=128 model.memory_length=128
     python benchmarks/context.py --data FOLDER --out try --minutes 0.5 --characters 5000
 
 Both models are trained by recipes/shakespeare-xl.toml for `--minutes` each, one with `model.memory_length = 0`: a
@@ -29,7 +30,7 @@ MODELS = {"with memory": (), "without memory": ("model.memory_length=0",)}
 def train(name: str, args: argparse.Namespace) -> Path:
     """The finished run of a model."""
     folder = args.out / name.replace(" ", "-")
-    settings = (*MODELS[name], f"training.max_minutes={args.minutes}", *args.set)
+    settings = (f"training.max_minutes={args.minutes}", *args.set, *MODELS[name])
     overrides = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "transduce", "train", RECIPE, "--data", args.data, "--run", folder, *overrides]
     subprocess.run([str(part) for part in command], check=True)
