@@ -147,7 +147,7 @@ def last_update(run: Path) -> int:
 
 
 def computed(run: Path) -> list[dict[str, Any]]:
-    left_out = ("seconds", "tokens_per_second", "validation_seconds", "minutes")
+    left_out = ("seconds", "tokens_per_second", "validation_seconds", "minutes", "memory")
     found = [e for e in events(run) if e["event"] != "restart"]
     return [{k: v for k, v in e.items() if k not in left_out} for e in found]
 

@@ -146,29 +146,3 @@ def container_memory(cgroup: Path) -> int | None:
             taken -= sum(int(line.split()[1]) for line in lines if line.startswith(f"{cache} "))
         return max(0, most - max(0, taken))
     return None
-
-
-def reset_peak_memory() -> None:
-    """Start the measurement of `peak_memory` anew (of main memory: Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """The most bytes that this process has used since `reset_peak_memory`; None if the system cannot say.
-
-    Of a CUDA device: of its memory; otherwise of main memory.
-    """
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return None

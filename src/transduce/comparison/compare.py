@@ -31,13 +31,13 @@ from transduce.data.corpus import corpus_files
 from transduce.decoding.precision import model_digest
 from transduce.errors import DataError, FolderInUse, RunFolderError, SettingsError, TrainingError
 from transduce.logging import Log
-from transduce.machine import reset_peak_memory
 from transduce.pipeline import is_finished, train
 from transduce.process import release_memory
 from transduce.runs.atomic import read_json, write_json, write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.lock import is_locked, locked_folder
 from transduce.tasks.resolve import check
+from transduce.training.meter import reset_peak_memory
 
 _DEFAULT = Budget()
 TABLE, PAGE = "compare.json", "compare.html"

@@ -19,7 +19,6 @@ from torch import nn
 from transduce.config import resolved
 from transduce.errors import Interrupted, TooLong, TrainingError
 from transduce.logging import Bar, Log
-from transduce.machine import peak_memory
 from transduce.process import release_memory
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
@@ -27,7 +26,7 @@ from transduce.training import rollback
 from transduce.training.averaging import borrowed
 from transduce.training.feed import Feed, Feeder, Position, ahead
 from transduce.training.loss_spikes import BadLoss
-from transduce.training.meter import LATENCY, WARM_UPDATES, Row, Stopwatch
+from transduce.training.meter import LATENCY, WARM_UPDATES, Row, Stopwatch, peak_memory
 from transduce.training.schedule import Clock, Limits, Moment, TimeLimit, find_schedule
 from transduce.training.session import Session
 from transduce.training.step import DoesNotFit, Updater, UpdateResult

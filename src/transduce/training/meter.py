@@ -1,10 +1,12 @@
-"""Losses and speed for the training log. Losses stay on the device and are read every few updates only."""
+"""Losses, speed and memory for the training log. Losses stay on the device and are read every few updates only."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -113,3 +115,25 @@ class Stopwatch:
         """The mean so far, without the first updates once there are more."""
         n, since = (WARM_UPDATES, self._warm) if self.n_updates > WARM_UPDATES else (0, self._start)
         return max(0.0, now - since) / (self.n_updates - n)
+
+
+def reset_peak_memory() -> None:
+    """Start the measurement of `peak_memory` anew (of main memory: Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that this process has used since `reset_peak_memory`; None if the system cannot say.
+
+    Of a CUDA device: of its memory; otherwise of main memory.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
