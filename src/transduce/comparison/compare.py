@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,12 @@ from transduce.pipeline import is_finished, train
 from transduce.process import release_memory
 from transduce.runs.atomic import read_json, write_json, write_text
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.runs.lock import is_locked, locked_folder
+from transduce.runs.lock import WAIT_SECONDS, is_locked, locked_folder
 from transduce.tasks.resolve import check
 from transduce.training.meter import reset_peak_memory
 
 _DEFAULT = Budget()
 TABLE, PAGE = "compare.json", "compare.html"
-WAIT_SECONDS = 1.0  # between two looks at a training of another process
 
 
 def compare(
@@ -77,18 +76,8 @@ def compare(
     settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
     plan = _plan(settings, run, seeds=seeds, budget=budget, log=log)
     failed = _train_all(plan, log)
-    with _locked(run, log):
+    with locked_folder(run, use="comparing", option="--run", warn=log.warn, wait=True):
         return _finish(run, plan, _conditions(settings, seeds, budget), failed, log)
-
-
-@contextmanager
-def _locked(run: Path, log: Log) -> Iterator[None]:
-    """Lock the folder of the comparison, after waiting for other processes."""
-    while True:
-        with suppress(FolderInUse), locked_folder(run, use="comparing", option="--run", warn=log.warn):
-            yield
-            return
-        time.sleep(WAIT_SECONDS)
 
 
 def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log) -> dict[Path, Settings]:
@@ -118,7 +107,7 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
     if budget.params is not None:
         recipes = scaled(recipes, budget.params, text, log)
     if base.training.max_minutes is not None:
-        with _locked(run, log):
+        with locked_folder(run, use="comparing", option="--run", warn=log.warn, wait=True):
             recipes = with_updates(recipes, run, text, log)
     plan = {}
     for seed in range(seeds):
@@ -137,18 +126,19 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
 
 def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
     """Train what no other process trains, and wait for the others; why trainings failed, by run folder."""
-    first, failed, waiting, told = next(iter(plan)), dict[str, str](), dict(plan), False
+    first, failed, told = next(iter(plan)), dict[str, str](), False
+    waiting = {path: number for number, path in enumerate(plan, 1)}
     while waiting:
         before = len(waiting)
-        for path, own in list(waiting.items()):
+        for path, number in list(waiting.items()):
             if path != first and first in waiting:
                 break  # the others need its vocabulary
             if is_locked(path):
                 continue
             try:
                 if not (path / RECORD).exists():
-                    log.say(f"{path.parent.name}, {path.name} ({list(plan).index(path) + 1} of {len(plan)})")
-                    _train(path, own, log)
+                    log.say(f"{path.parent.name}, {path.name} ({number} of {len(plan)})")
+                    _train(path, plan[path], log)
                 del waiting[path]
             except FolderInUse:  # since a moment ago
                 continue

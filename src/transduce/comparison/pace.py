@@ -12,12 +12,15 @@ import math
 import statistics
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transduce.comparison.text import QUIET, SharedText
 from transduce.config import Settings, resolved, to_toml
 from transduce.doctor.trial import Rehearsal
+from transduce.evaluation.speed import in_turns
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
@@ -25,7 +28,6 @@ from transduce.tasks.base import Prepared
 from transduce.training.feed import Position
 
 RECORD = "pace.json"
-ROUNDS = 3
 WARM, TIMED = 3, 12  # updates in a round
 
 
@@ -61,24 +63,21 @@ def with_updates(recipes: Mapping[str, Settings], run: Path, text: SharedText, l
 
 
 def _seconds(recipes: Mapping[str, Settings], names: Collection[str], text: SharedText, log: Log) -> dict[str, float]:
-    """Seconds per update of each recipe, with its share of a validation: the median of ROUNDS rounds."""
-    found: dict[str, list[float]] = {name: [] for name in recipes if name in names}
-    complete = {name: text.resolved(recipes[name]) for name in found}
-    prepared: Prepared[Any] | None = None
-    with tempfile.TemporaryDirectory(prefix="transduce-pace-") as temporary, log.progress("measuring speed") as bar:
-        for number in range(ROUNDS):
-            for place, (name, seconds) in enumerate(found.items(), 1):
-                with RunFolder.create(Path(temporary) / name, complete[name], "") as folder:
-                    if prepared is None:
-                        prepared = text.task.encode(folder, text.texts, text.tokenizers, complete[name], QUIET)
-                    seconds.append(_measured(Rehearsal(folder, prepared=prepared)))
-                gc.collect()
-                bar.update((number * len(found) + place) / (ROUNDS * len(found)))
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+    """Seconds per update of each recipe, with its share of a validation."""
+    with tempfile.TemporaryDirectory(prefix="transduce-pace-") as temporary, ExitStack() as stack:
+        folders = {
+            name: stack.enter_context(RunFolder.create(Path(temporary) / name, text.resolved(settings), ""))
+            for name, settings in recipes.items()
+            if name in names
+        }
+        first = next(iter(folders.values()))
+        prepared = text.task.encode(first, text.texts, text.tokenizers, first.settings, QUIET)
+        return in_turns({name: partial(_measured, folder, prepared) for name, folder in folders.items()}, log)
 
 
-def _measured(rehearsal: Rehearsal) -> float:
-    settings = rehearsal.settings
+def _measured(folder: RunFolder, prepared: Prepared[Any]) -> float:
+    gc.collect()  # the model before
+    rehearsal, settings = Rehearsal(folder, prepared=prepared), folder.settings
     feeds = rehearsal.feeder(settings).feeds(Position())
     took = [rehearsal.update(next(feeds)) for _ in range(WARM + TIMED)][WARM:]
     *_, (loss, judge) = rehearsal.validation(math.inf)

@@ -174,13 +174,15 @@ def system_of(
 ) -> System:
     """Aggregate the measures of a recipe's runs, by folder; `first`: those of the first recipe."""
     found = list(runs.values())
-    scores, differences = {}, {}
+    scores, differences = dict[str, Spread](), dict[str, Difference | None]()
     for place, one in enumerate(found[0].sets):
         measure = MEASURES[one.measure]
         scores[one.name] = Spread(tuple(run.sets[place].value for run in found))
         ours, theirs = ([run.sets[place].statistics for run in some] for some in (found, first))
-        difference = paired_bootstrap(ours, theirs, measure.score, higher_is_better=measure.higher_is_better)
-        differences[one.name] = difference if len(one.statistics) > 1 else None
+        differences[one.name] = None
+        if len(one.statistics) > 1:
+            better = measure.higher_is_better
+            differences[one.name] = paired_bootstrap(ours, theirs, measure.score, higher_is_better=better)
     return System(
         name=name,
         kind=kind,

@@ -44,8 +44,7 @@ class SharedText:
 
     def resolved(self, settings: Settings) -> Settings:
         """Complete settings of a recipe for this text."""
-        machine = this_machine(settings.training.device)
-        return resolve(self.task, settings, self.texts, machine, QUIET, known=self.tokenizers)[0]
+        return self._resolve(settings, self.tokenizers)[0]
 
     @cached_property
     def _first(self) -> tuple[Settings, Tokenizers]:
@@ -56,5 +55,8 @@ class SharedText:
         settings, known = self.asked, None
         if (start := find_start(settings)) is not None:
             settings, known = start.settings, load_tokenizers(start.run)
+        return self._resolve(settings, known)
+
+    def _resolve(self, settings: Settings, known: Tokenizers | None) -> tuple[Settings, Tokenizers]:
         machine = this_machine(settings.training.device)
         return resolve(self.task, settings, self.texts, machine, QUIET, known=known)

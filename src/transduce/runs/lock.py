@@ -28,6 +28,7 @@ except ImportError:  # not a POSIX system
 _POSIX = os.name == "posix"
 _NO_FLOCK = "without flock"
 _OWNER = re.compile(r"process (\d+) on (\S+)")
+WAIT_SECONDS = 1.0  # between two looks at what another process has locked
 _SETTLE_SECONDS = 0.2  # for two processes that take over the same stale file at the same time
 
 
@@ -105,16 +106,20 @@ class FolderLock:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path, *, use: str, option: str, warn: Callable[[str], object]) -> Iterator[None]:
+def locked_folder(
+    folder: Path, *, use: str, option: str, warn: Callable[[str], object], wait: bool = False
+) -> Iterator[None]:
     """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
 
-    `use` and `option`: as for `FolderLock`, whose note goes to `warn`. After an error, folders that this made and that
+    `use` and `option`: as for `FolderLock`, whose note goes to `warn`. `wait`: for another process that has the lock,
+    where otherwise a `FolderInUse` is raised. After an error, folders that this made and that
     are still empty are removed.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(folder, use=use, option=option)
+        while (lock := _lock(folder, use=use, option=option, wait=wait)) is None:
+            time.sleep(WAIT_SECONDS)
         if lock.note:
             warn(lock.note)
         try:
@@ -129,6 +134,16 @@ def locked_folder(folder: Path, *, use: str, option: str, warn: Callable[[str], 
             raise
         where = error.filename or folder
         raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
+
+
+def _lock(folder: Path, *, use: str, option: str, wait: bool) -> FolderLock | None:
+    """The lock; None if it is in use and the caller waits."""
+    try:
+        return FolderLock(folder, use=use, option=option)
+    except FolderInUse:
+        if not wait:
+            raise
+        return None
 
 
 def is_locked(folder: Path) -> bool:

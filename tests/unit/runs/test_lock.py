@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from transduce.errors import RunFolderError
+from transduce.errors import FolderInUse, RunFolderError
 from transduce.runs import lock as lock_module
 from transduce.runs.lock import FolderLock, is_locked, locked_folder
 
@@ -187,3 +188,16 @@ def test_folders_that_stayed_empty_are_removed_after_an_error(tmp_path: Path) ->
             raise RunFolderError("no such cluster")
         assert folder.exists() == (there / name).exists() == bool(content)
     assert there.exists()
+
+
+def test_waits_for_another_process_but_not_for_an_error_inside(tmp_path: Path) -> None:
+    process = start_locking(tmp_path)
+    threading.Timer(0.2, process.kill).start()
+    with (
+        pytest.raises(FolderInUse, match="another folder"),
+        locked_folder(tmp_path, use="testing", option="--run", warn=print, wait=True),
+    ):
+        assert process.wait() == -signal.SIGKILL
+        assert is_locked(tmp_path)
+        raise FolderInUse("another folder")
+    assert not is_locked(tmp_path)
