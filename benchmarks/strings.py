@@ -1,9 +1,9 @@
 """Which models learn to copy and to reverse strings, by the length of the string.
 
-    python benchmarks/strings.py --runs RUNS --out strings                    # 2 x 6 trainings of one to three minutes
+    python benchmarks/strings.py --runs RUNS --out strings                    # 2 x 6 trainings of a few minutes
 
 Sources are random strings of 1 to 20 of ten letters, one token each; targets are the same strings or their mirror
-images. The models have about as many parameters and see the same batches. Reported is the share of new strings whose
+images. The models have 156,000 to 180,000 parameters and see the same batches. Reported is the share of new strings whose
 translation (beam 5) is right in every letter, also for strings longer than any in training. A run that RUNS contains
 complete is not trained again. OUT.md has the table, OUT.svg the plot.
 """
@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "RNN, Bahdanau": {"kind": "rnn", "attention": "bahdanau", "cell": "gru", "d_model": 48, "d_hidden": 72},
     "RNN, Luong": {"kind": "rnn", "attention": "general", "d_model": 48, "d_hidden": 72},
-    "ConvS2S": {"kind": "convs2s", "d_model": 64, "d_conv": 64},
+    "ConvS2S": {"kind": "convs2s", "d_model": 64, "d_conv": 72, "max_positions": 64},
     "Star encoder": {"kind": "star", "d_model": 64, "d_ff": 128, "n_heads": 4, "residual": "pre"},
 }  # fmt: skip
 TRAINING = {
