@@ -6,14 +6,15 @@
 Each layer reads one sequence and gets a gradient. Time is the lowest CPU time of several forward and backward passes.
 Memory is the size of all tensors that are kept for the gradient. Exponents are the slopes of lines through the upper
 half of the points, on logarithmic axes: 2 is quadratic. They are below the theory's where other work dominates: the
-overhead of a step, or the projections (n d^2), which cost as much as attention's own products at n = 2 d.
+overhead of a step, or the projections (n d^2), which cost as much as attention's own products at n = 2 d. The memory of
+self-attention is linear in n, because PyTorch's fused kernel computes the weights again for the gradient.
 
 The path length is the number of operations, one after the other, until the last position depends on all others, found
 by gradients: layers, rounds of the star, steps of the recurrent layer. A convolution reaches (k - 1) / 2 positions to
 each side.
 
-Neighbourhood and kernel: r = 64 positions to each side, k = 3. The strided pattern has stride sqrt(n).
-OUT.md has the tables, OUT.svg the plot.
+Neighbourhood and kernel: r = 64 positions to each side, the own one included, k = 3. The strided pattern has stride
+sqrt(n). OUT.md has the tables, OUT.svg the plot.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def measure(args: argparse.Namespace) -> Found:
 
 
 def tables(found: Found, lengths: list[int]) -> list[str]:
-    """Markdown: exponents and path lengths beside the theory's, then milliseconds and megabytes."""
+    """Markdown: exponents and path lengths next to the theory's, then milliseconds and megabytes."""
     heads = ["layer", "theory", "time, n", "memory, n", "time, d", "memory, d", "path", *(f"n = {n}" for n in lengths)]
     lines = heading(*heads)
     for name, points in found.items():

@@ -1,13 +1,13 @@
 """Validation loss of Transformer-XL against its memory, compared with the same model without one, at equal time.
 
-    python benchmarks/context.py --data FOLDER --out context                 # about 25 minutes
+    python benchmarks/context.py --data FOLDER --out context                 # about 30 minutes
     python benchmarks/context.py --data FOLDER --out longer --set data.context=128 model.memory_length=128
     python benchmarks/context.py --data FOLDER --out try --minutes 0.5 --characters 5000
 
-Both models are trained by recipes/shakespeare-xl.toml for `--minutes` each, one with `model.memory_length = 0`: a
-token sees its own segment only. Then the validation text (its first `--characters`) is scored with each length of the
-memory, which needs no further training. The runs stay in OUT/, and a second call does not train them again.
-OUT.md has the tables, OUT.svg the plot.
+`transduce compare` trains recipes/shakespeare-xl.toml for `--minutes` twice, the second time with
+`model.memory_length = 0`: a token sees its own segment only. Then the validation text (its first `--characters`) is
+scored with each length of the memory, which needs no further training. The runs stay in OUT/, and a second call does
+not train them again. OUT.md has the tables, OUT.svg the plot.
 """
 
 from __future__ import annotations
@@ -18,23 +18,15 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from results import heading, row, write
 
+from transduce import Budget, compare
+from transduce.config import apply_overrides, read_recipe
+
 RECIPE = Path(__file__).parents[1] / "recipes" / "shakespeare-xl.toml"
 MEMORIES = (0, 16, 32, 64, 128, 256, 512, 1024)
-MODELS = {"with memory": (), "without memory": ("model.memory_length=0",)}
-
-
-def train(name: str, args: argparse.Namespace) -> Path:
-    """The finished run of a model."""
-    folder = args.out / name.replace(" ", "-")
-    settings = (f"training.max_minutes={args.minutes}", *args.set, *MODELS[name])
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "transduce", "train", RECIPE, "--data", args.data, "--run", folder, *overrides]
-    subprocess.run([str(part) for part in command], check=True)
-    return folder
+MODELS = {"with-memory": (), "without-memory": ("model.memory_length=0",)}
 
 
 def measure(folder: Path, text: Path, memory: int) -> float:
@@ -44,21 +36,13 @@ def measure(folder: Path, text: Path, memory: int) -> float:
     return float(json.loads(done.stdout)["nll"])
 
 
-def facts(folder: Path) -> dict[str, Any]:
-    """Updates, minutes and speed of a run."""
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (end,) = (event for event in events if event["event"] == "end")
-    speeds = sorted(event["tokens_per_second"] for event in events if event["event"] == "update")
-    return {"updates": end["update"], "minutes": end["minutes"], "speed": speeds[len(speeds) // 2]}
-
-
 def plot(losses: dict[str, dict[int, float]], path: Path) -> None:
     """Loss over the length of the memory."""
     import matplotlib.pyplot as plt
 
     _, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for name, by_memory in losses.items():
-        axes.plot(list(by_memory), list(by_memory.values()), "o-", label=f"trained {name}")
+        axes.plot(list(by_memory), list(by_memory.values()), "o-", label=f"trained {name.replace('-', ' ')}")
     axes.set_xscale("symlog", base=2, linthresh=16)
     axes.set(xlabel="memory in evaluation, characters before the segment", ylabel="nats per character")
     axes.grid(alpha=0.3)
@@ -74,20 +58,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10, help="of training, for each model")
     parser.add_argument("--memories", nargs="+", type=int, default=list(MEMORIES))
     parser.add_argument("--characters", type=int, help="of validation text that is scored (default: all)")
-    parser.add_argument("--set", action="append", default=[], help="another setting of both models")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other settings of both models")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    recipes = {}
+    for name, own in MODELS.items():
+        recipes[name] = read_recipe(RECIPE)
+        apply_overrides(recipes[name], [*args.set, *own])
+    found = compare(recipes, args.out, budget=Budget(minutes=args.minutes), data=args.data)
     text = args.out / "text.txt"
     text.write_text((args.data / "valid.txt").read_text(encoding="utf-8")[: args.characters], encoding="utf-8")
-    runs = {name: train(name, args) for name in MODELS}
-    losses = {name: {n: measure(folder, text, n) for n in args.memories} for name, folder in runs.items()}
+    losses = {name: {n: measure(args.out / name / "seed1", text, n) for n in args.memories} for name in MODELS}
     lines = heading("trained", "updates", "minutes", "characters/s")
-    for name, folder in runs.items():
-        found = facts(folder)
-        lines.append(row(name, f"{found['updates']:,}", f"{found['minutes']:.1f}", f"{found['speed']:,.0f}"))
+    for one in found.systems:
+        lines.append(row(one.name, f"{one.updates:,.0f}", f"{one.minutes:.1f}", f"{one.tokens_per_second:,.0f}"))
     lines += ["", *heading("nats per character, memory of", *args.memories)]
     for name, by_memory in losses.items():
-        lines.append(row(f"trained {name}", *(f"{loss:.4f}" for loss in by_memory.values())))
+        lines.append(row(name, *(f"{loss:.4f}" for loss in by_memory.values())))
     write(lines, partial(plot, losses), args.out)
 
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from transduce.config import Settings, apply_overrides, read_recipe, resolved
 from transduce.decoding.loading import open_model
 from transduce.nn.positions import POSITIONS
-from transduce.pipeline import is_finished, train
+from transduce.pipeline import train
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "shakespeare-gpt.toml"
 SCHEMES = [name for name in POSITIONS if name != "sinusoidal_halves"]  # the same up to the order of columns
@@ -41,8 +41,7 @@ def train_all(args: argparse.Namespace) -> dict[str, Path]:
         values["data"] |= {part: [{"path": str(args.data / f"{part}.txt")}] for part in ("train", "valid")}
         values["model"]["max_positions"] = values["data"]["context"]
         runs[scheme] = args.runs / scheme
-        if not is_finished(runs[scheme]):
-            train(Settings.from_mapping(values), runs[scheme])
+        train(Settings.from_mapping(values), runs[scheme])
     return runs
 
 

@@ -108,8 +108,9 @@ def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int], tok
             cells = list[str]()
             for n in lengths:
                 value = by_length.get(n, {}).get(key)
-                first = by_length[lengths[0]][key]
-                cells.append("" if value is None else f"{factor * value / tokens:.1f} ({value / first:.2f})")
+                first = by_length.get(lengths[0], {}).get(key)
+                ratio = f" ({value / first:.2f})" if value is not None and first else ""
+                cells.append("" if value is None else f"{factor * value / tokens:.1f}{ratio}")
             lines.append(row(name, unit, *cells))
     return lines
 
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[1 << i for i in range(10, 17)])
     parser.add_argument("--tokens", type=int, default=1 << 16, help="tokens per update")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=60, help="CPU seconds of an update")
+    parser.add_argument("--limit", type=float, default=60, help="CPU seconds per update")
     parser.add_argument("--out", type=Path, help="OUT.md and OUT.svg are written")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()

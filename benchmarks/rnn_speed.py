@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ from transduce.models.registry import build_model
 from transduce.training.loss import label_smoothed_loss
 
 CASES = {
-    "Sutskever, LSTM": {"attention": "none"},
+    "no attention, LSTM": {"attention": "none"},
     "Luong general, LSTM": {"attention": "general", "input_feeding": False},
     "Luong general with input feeding, LSTM": {"attention": "general"},
     "Bahdanau, LSTM": {"attention": "bahdanau"},
@@ -132,6 +133,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the name of a case")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if (depth := resolve_preset(model_settings(preset=args.preset)).depth[1]) > 1:
+        sys.exit(f"rnn_speed.py: --preset {args.preset} has {depth} decoder layers; the plain model has one")
     src, tgt_in, tgt_out = batch(args.tokens // args.length, args.length, args.vocab)
     n_tokens = int((tgt_out != 0).sum())
     print(f"{args.preset}, {len(src)} x {args.length} tokens, {args.precision}: target tokens/s of CPU time")

@@ -72,7 +72,10 @@ def line(name: str, n: int, args: argparse.Namespace) -> str:
     if n <= args.dense:
         ways["dense"] = step_bias(pattern, places, places, scheme, history=None, masked=True)
     measured = {way: [once(layer, x, bias) for _ in range(args.rounds + 1)][1:] for way, bias in ways.items()}
-    columns = [f"{min(s for s, _, _ in found) * 1e3:.2f} ms, {found[0][1] >> 20} MiB" for found in measured.values()]
+    columns = [
+        f"{min(s for s, _, _ in found) * 1e3:.2f} ms, {min(size for _, size, _ in found) >> 20} MiB"
+        for found in measured.values()
+    ]
     gaps = [f"{difference(measured['flex'][0][2], found[0][2]):.1e}" for found in list(measured.values())[1:]]
     return row(name, f"{n:,}", *columns, *[""] * (3 - len(columns)), ", ".join(gaps))
 
