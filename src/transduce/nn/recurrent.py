@@ -159,22 +159,24 @@ class _Scan(torch.autograd.Function):
                 steps.append(current)
                 saved.append(kept)
             outputs = tuple(torch.stack(parts) for parts in zip(*steps, strict=True))
-        ctx.save_for_backward(u, state[0], outputs[0])
-        ctx.cell, ctx.saved, ctx.dtypes, ctx.has_bias = cell, saved, (x.dtype, weight.dtype), bias is not None
+        ctx.save_for_backward(u, state[0], outputs[0], *(tensor for kept in saved for tensor in kept))
+        ctx.cell, ctx.dtypes, ctx.has_bias = cell, (x.dtype, weight.dtype), bias is not None
         ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        u, first, hidden = ctx.saved_tensors
+        u, first, hidden, *saved = ctx.saved_tensors
+        n_saved = len(saved) // len(hidden)
         with torch.autocast(u.device.type, enabled=False):
             columns = [None if grad is None else grad.unbind(0) for grad in grads]
             carried = tuple(torch.zeros_like(first) for _ in grads)
             inputs, products = [], []
             for t in range(len(hidden) - 1, -1, -1):
                 given = [c if g is None else c + g[t] for c, g in zip(carried, columns, strict=True)]
-                d_x, d_product, (d_hidden, *rest) = ctx.cell.step_gradient(ctx.saved[t], given)
+                kept = tuple(saved[t * n_saved : (t + 1) * n_saved])
+                d_x, d_product, (d_hidden, *rest) = ctx.cell.step_gradient(kept, given)
                 inputs.append(d_x)
                 products.append(d_product)
                 through = (d_product.to(u.dtype) @ u).to(d_product.dtype)
@@ -248,14 +250,15 @@ class _StepProduct(torch.autograd.Function):
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cell: type[Cell], x: Tensor, product: Tensor, *state: Tensor) -> State:
-        new, ctx.saved = cell.step(x, product, state)
+        new, saved = cell.step(x, product, state)
+        ctx.save_for_backward(*saved)
         ctx.cell = cell
         return new
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        d_x, d_product, d_state = ctx.cell.step_gradient(ctx.saved, grads)
+        d_x, d_product, d_state = ctx.cell.step_gradient(ctx.saved_tensors, grads)
         return None, d_x, d_product, *d_state
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 Carry = tuple[Tensor, ...]
 """State of a model that flows from one batch of contiguous text to the next: tensors [B, ...], one row per stream.
 
-Examples are the hidden state of an RNN and Transformer-XL's memory. `()` is the start of a text, and the carry of
+An example is Transformer-XL's memory. `()` is the start of a text, and the carry of
 models that have none. No gradient flows through it.
 """
 
