@@ -57,6 +57,17 @@ def train(settings: Settings, path: Path | str, *, log: Log | None = None, dry_r
     return path
 
 
+def prepare(settings: Settings, path: Path, *, log: Log | None = None) -> None:
+    """Read and encode the text into the run folder `path`, as `train` does before the first update."""
+    log = log or Log()
+    start = None if has_read_text(path) else find_start(settings)
+    task = check(settings if start is None else start.settings)
+    with RunFolder.create(path, settings, to_toml(settings)) as folder:
+        if not folder.resumed or task.find_prepared(folder, log) is None:
+            machine = this_machine(settings.training.device)
+            _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
+
+
 def _train_in(
     path: Path, settings: Settings, *, task: AnyTask, start: Start | None, machine: Machine, log: Log, ranks: Ranks
 ) -> None:

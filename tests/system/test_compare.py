@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ import kills
 from system.commands import Done, transduce, write_corpus
 from transduce import Budget, Translator, compare
 from transduce.comparison.measures import RECORD
+from transduce.errors import SettingsError
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
@@ -178,6 +180,35 @@ def test_language_models_are_compared_by_bits_per_byte(folder: Path) -> None:
     assert "20,000 parameters" in "\n".join(found.lines())
 
 
+def test_settings_that_the_first_recipe_leaves_unset_are_shared_too(folder: Path) -> None:
+    sizes = {"d_model": 16, "d_ff": 32, "n_heads": 2, "n_decoder_layers": 1}
+    given = {
+        "task": "causal",
+        "data": {"train": [{"path": str(folder / "train.en")}], "valid": [{"path": str(folder / "valid.en")}]},
+        "tokenizer": {"vocab_size": 300},
+        "model": sizes,
+    }
+    recipes = {"gpt": given, "learned": {"model": {**sizes, "positions": "learned", "max_positions": 64}}}
+    budget = Budget(minutes=0.005)
+    found = compare(recipes, folder / "unset", budget=budget, seeds=2)
+    settings = [RunFolder.open(path).settings for path in runs(folder / "unset")]
+    assert len(settings) == 4
+    for name in ("batch_tokens", "precision", "valid_updates", "max_epochs", "max_minutes"):
+        assert len({getattr(one.training, name) for one in settings}) == 1, name
+    (context,) = {one.data.context for one in settings}
+    assert context is not None and settings[0].training.max_minutes is None
+    assert f"batches of {settings[0].training.batch_tokens:,} tokens" in found.conditions[0]
+    assert found.conditions[1].endswith("0.005 minutes")
+
+    shutil.move(folder / "unset", folder / "moved")  # and with a setting that does not affect the result
+    again = compare(recipes, folder / "moved", budget=budget, seeds=2, overrides=["training.on_bad_loss=rollback"])
+    assert [one.scores for one in again.systems] == [one.scores for one in found.systems]
+    recipes["learned"]["model"] = {**sizes, "positions": "learned", "max_positions": context - 1}
+    with pytest.raises(SettingsError, match="max_positions"):
+        compare(recipes, folder / "short", budget=budget)
+    assert not (folder / "short").exists()
+
+
 def test_classifiers_are_compared_by_accuracy(tmp_path: Path) -> None:
     for name, n in (("train", 80), ("valid", 50)):
         lines = [f"{'good' if i % 3 else 'bad'}\tthe film {'shines' if i % 3 else 'drags'} {i}\n" for i in range(n)]
@@ -199,23 +230,41 @@ def test_classifiers_are_compared_by_accuracy(tmp_path: Path) -> None:
 
 
 def test_minutes_become_updates_by_speeds_that_are_measured_in_turns(folder: Path) -> None:
-    for seeds, recipes in ((1, ("base",)), (2, ("base", "wide"))):
-        done = run(folder, "timed", "--seeds", seeds, "--budget", "minutes=0.02", recipes=recipes)
+    for recipes in (("base",), ("base", "wide")):
+        done = run(folder, "timed", "--budget", "minutes=0.02", recipes=recipes)
         assert done.code == 0 and "measuring speed" in done.err, done.err
     updates = {}
     for name in ("base", "wide"):
-        folders = [RunFolder.open(folder / "timed" / name / f"seed{seed}") for seed in (1, 2)]
-        (updates[name],) = {MetricsFile(one.path / "metrics.jsonl").read()[-1]["update"] for one in folders}
-        assert all(one.settings.training.max_updates == updates[name] for one in folders)
-        assert all(one.settings.training.max_minutes is None for one in folders)
+        settings = RunFolder.open(folder / "timed" / name / "seed1").settings
+        updates[name] = MetricsFile(folder / "timed" / name / "seed1" / "metrics.jsonl").read()[-1]["update"]
+        assert settings.training.max_updates == updates[name] and settings.training.max_minutes is None
         assert f"{name}: 0.02 minutes are {updates[name]} updates" in done.err
     pace = {one["recipe"]: one["seconds"] for one in json.loads((folder / "timed" / "pace.json").read_text()).values()}
     assert updates == {name: max(1, int(1.2 / seconds)) for name, seconds in pace.items()}
+    (folder / "timed" / "pace.json").write_text('{"a": {}}')
+    done = run(folder, "timed", "--budget", "minutes=0.02", recipes=("base",))
+    assert done.code == 2 and "pace.json is damaged" in done.err, done.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forkserver")
+def test_a_signal_while_speeds_are_measured_leaves_nothing_behind(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-m", "transduce", "compare", str(folder / "base.toml"), "--run", str(folder / "signal")]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = subprocess.Popen([*command, "--budget", "minutes=5"], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(tmp_path.glob("transduce-pace-*")):
+        time.sleep(0.01)
+    process.terminate()
+    assert "SIGTERM; the same command resumes" in process.communicate()[1]
+    assert process.returncode == 128 + signal.SIGTERM and not list(tmp_path.iterdir())
+    assert not (folder / "signal" / ".lock").exists()
 
 
 def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> None:
     (folder / "other.toml").write_text(WIDE + "\n[data]\nmax_length = 9\n")
     (folder / "new.toml").write_text(WIDE.replace("n_heads = 4", "n_heads = 5"))
+    (folder / "shared.toml").write_text(WIDE)
     for options, recipes, part in (
         ((), ("base", "other"), "other: data.max_length is 9, and 256 in base"),
         ((), ("base", "new"), "model.n_heads = 5"),
@@ -225,6 +274,7 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> Non
         (("--data", folder / "nowhere"), ("base",), "there is no file"),
         (("--set", "data.valid=[]", "--seeds", 2), ("base",), "the held-out text would depend on the seed"),
         (("--run", folder / "plain" / "base" / "seed1"), ("base",), "this is a run folder"),
+        ((), ("base", "shared"), "rename the recipe"),
     ):
         done = run(folder, "never", *options, recipes=recipes)
         assert done.code == 2 and part in done.err and done.err.count("error:") == 1, done.err

@@ -48,16 +48,18 @@ def compare(
     from transduce.comparison.compare import compare as run_compare
     from transduce.comparison.recipes import Budget
     from transduce.logging import Log
+    from transduce.process import interrupted_by
 
-    found = run_compare(
-        recipes,
-        run,
-        seeds=seeds,
-        budget=Budget.parse(budget or ()),
-        data=data,
-        overrides=overrides or (),
-        log=Log(quiet=quiet),
-    )
+    with interrupted_by("SIGINT", "SIGTERM", "SIGHUP", then="the same command resumes"):
+        found = run_compare(
+            recipes,
+            run,
+            seeds=seeds,
+            budget=Budget.parse(budget or ()),
+            data=data,
+            overrides=overrides or (),
+            log=Log(quiet=quiet),
+        )
     print_lines([to_json(found.to_json())] if json else found.lines())
     if found.failed:
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,15 @@ from transduce.comparison.measures import (
 from transduce.comparison.pace import with_updates
 from transduce.comparison.page import comparison_html
 from transduce.comparison.recipes import (
+    SHARED,
     Budget,
     read_recipes,
     with_shared_conditions,
-    with_tokenizer_of,
 )
 from transduce.comparison.result import RecipeComparison, system_of
+from transduce.comparison.shared import shared_by, with_vocabulary_of
 from transduce.comparison.sizes import RULE, scaled
-from transduce.comparison.text import SharedText
-from transduce.config import Settings, to_toml
+from transduce.config import Settings, TrainingSettings, to_toml
 from transduce.data.corpus import corpus_files
 from transduce.decoding.precision import model_digest
 from transduce.errors import DataError, FolderInUse, RunFolderError, SettingsError, TrainingError
@@ -36,6 +37,7 @@ from transduce.process import release_memory
 from transduce.runs.atomic import read_json, write_json, write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.lock import WAIT_SECONDS, is_locked, locked_folder
+from transduce.runs.manifest import Manifest
 from transduce.tasks.resolve import check
 from transduce.training.meter import reset_peak_memory
 
@@ -74,16 +76,20 @@ def compare(
     """
     log, run = log or Log(), Path(run)
     settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
-    plan = _plan(settings, run, seeds=seeds, budget=budget, log=log)
+    locked = partial(locked_folder, run, use="comparing", option="--run", warn=log.warn, wait=True)
+    with locked():
+        plan, conditions = _plan(settings, run, seeds=seeds, budget=budget, log=log)
     failed = _train_all(plan, log)
-    with locked_folder(run, use="comparing", option="--run", warn=log.warn, wait=True):
-        return _finish(run, plan, _conditions(settings, seeds, budget), failed, log)
+    with locked():
+        return _finish(run, plan, conditions, failed, log)
 
 
-def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log) -> dict[Path, Settings]:
-    """The trainings, by run folder, in order: all recipes with the first seed, and so on.
+def _plan(
+    recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log
+) -> tuple[dict[Path, Settings], list[str]]:
+    """The trainings, by run folder, in order: all recipes with the first seed, and so on; and what they share.
 
-    Checks everything that can be known before the first training. All but the first use the vocabulary of the first.
+    Checks everything that can be known before the first training.
     """
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: must be at least 1")
@@ -94,45 +100,41 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
         raise SettingsError(
             f"--seeds {seeds}: the held-out text would depend on the seed; give data.valid and data.train as files"
         )
-    first = run / next(iter(recipes)) / "seed1"
     for settings in recipes.values():
         check(settings)
-    if not has_read_text(first):
+    if not has_read_text(run / SHARED):
         for path in (
             path for corpus in (*base.data.train, *base.data.valid, *base.data.test) for path in corpus_files(corpus)
         ):
             if not path.exists():
                 raise DataError(f"there is no file {path}; name the folder of the data with --data FOLDER")
-    text = SharedText(base, first, log)
-    if budget.params is not None:
-        recipes = scaled(recipes, budget.params, text, log)
-    if base.training.max_minutes is not None:
-        with locked_folder(run, use="comparing", option="--run", warn=log.warn, wait=True):
-            recipes = with_updates(recipes, run, text, log)
-    plan = {}
-    for seed in range(seeds):
-        for name, settings in recipes.items():
-            own = settings.with_values("training", seed=base.training.seed + seed)
-            path = run / name / f"seed{seed + 1}"
-            if path != first and base.tokenizer.start is None:
-                own = with_tokenizer_of(own, first.absolute())
-            plan[path] = own
-    for path, own in plan.items():
+    with shared_by(base, run, log) as shared:
+        recipes = {name: shared.apply(settings) for name, settings in recipes.items()}
+        if budget.params is not None:
+            recipes = scaled(recipes, budget.params, shared, log)
+        if shared.settings.training.max_minutes is not None:
+            recipes = with_updates(recipes, run, shared, log)
+    plan = {
+        run / name / f"seed{seed + 1}": settings.with_values("training", seed=shared.settings.training.seed + seed)
+        for seed in range(seeds)
+        for name, settings in recipes.items()
+    }
+    for path, settings in plan.items():
         if (path / "manifest.json").exists():
+            if start := Manifest.read(path).asked_settings().tokenizer.start:  # from before the folder was moved
+                plan[path] = settings = with_vocabulary_of(settings, start)
             with suppress(FolderInUse):
-                RunFolder.create(path, own, to_toml(own)).close()
-    return plan
+                RunFolder.create(path, settings, to_toml(settings)).close()
+    return plan, _conditions(shared.settings.training, seeds, budget)
 
 
 def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
     """Train what no other process trains, and wait for the others; why trainings failed, by run folder."""
-    first, failed, told = next(iter(plan)), dict[str, str](), False
+    first, failed, reported = next(iter(plan)), dict[str, str](), False
     waiting = {path: number for number, path in enumerate(plan, 1)}
     while waiting:
         before = len(waiting)
         for path, number in list(waiting.items()):
-            if path != first and first in waiting:
-                break  # the others need its vocabulary
             if is_locked(path):
                 continue
             try:
@@ -149,9 +151,9 @@ def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
                 log.warn(f"{path}: {error}; the other trainings continue")
                 del waiting[path]
         if len(waiting) == before:
-            if not told:
+            if not reported:
                 log.say(f"waiting for another process, which trains {', '.join(map(str, waiting))}")
-                told = True
+                reported = True
             time.sleep(WAIT_SECONDS)
     return failed
 
@@ -165,20 +167,12 @@ def _train(path: Path, settings: Settings, log: Log) -> None:
     store_measures(path)
 
 
-def _conditions(recipes: Mapping[str, Settings], seeds: int, budget: Budget) -> list[str]:
+def _conditions(training: TrainingSettings, seeds: int, budget: Budget) -> list[str]:
     """What all trainings share, for people."""
-    base = next(iter(recipes.values()))
-    training = base.training
-    limits = [
-        f"{value:g} {name.removeprefix('max_')}"
-        for name in ("max_updates", "max_epochs", "max_minutes")
-        if (value := getattr(training, name)) is not None
-    ]
-    batch = f"batches of {training.batch_tokens:,} tokens" if training.batch_tokens else "the same batches"
     numbers = f"seed {training.seed}" if seeds == 1 else f"seeds {training.seed} to {training.seed + seeds - 1}"
     lines = [
-        f"the same for all: text, vocabulary, {batch}, search, scoring, {numbers}",
-        f"budget of each training: {budget.describe() or ' or '.join(limits) or 'chosen from the data'}",
+        f"the same for all: text, vocabulary, batches of {training.batch_tokens:,} tokens, search, scoring, {numbers}",
+        f"budget of each training: {budget.describe(training)}",
     ]
     return [*lines, f"sizes: {RULE}"] if budget.params is not None else lines
 

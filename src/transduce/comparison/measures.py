@@ -27,13 +27,14 @@ class RunMeasures:
     """One finished training.
 
     `seconds`: of training, with its validations. `nll`: validation loss of the kept weights without label smoothing,
-    in nats per target token. `curves`: by key of CURVES, by update: (minutes, score). `memory`: peak bytes.
+    in nats per target token. `tokens_per_second`: None if the training was too short to log it. `curves`: by key of
+    CURVES, by update: (minutes, score). `memory`: peak bytes.
     """
 
     n_parameters: int
     updates: int
     seconds: float
-    tokens_per_second: float
+    tokens_per_second: float | None
     memory: int | None
     nll: float
     curves: Mapping[str, Mapping[int, tuple[float, float]]]
@@ -57,12 +58,11 @@ def read_measures(run: Path) -> RunMeasures:
         end, validations = record.of("end")[-1], record.of("validation")
         kept = next((one for one in validations if one["update"] == end["best_update"]), validations[-1])
         speeds = [speed for _, speed in record.points("update", "tokens_per_second")]
-        n_targets = sum(event["n_targets"] for event in record.of("update"))
         return RunMeasures(
             n_parameters=int(record.n_parameters or 0),
             updates=int(end["update"]),
             seconds=float(end["seconds"]),
-            tokens_per_second=statistics.median(speeds) if speeds else n_targets / max(end["seconds"], 1e-9),
+            tokens_per_second=statistics.median(speeds) if speeds else None,
             memory=end.get("memory"),
             nll=float(kept["nll"]),
             curves={key: _curve(validations, key) for key in CURVES if any(key in one for one in validations)},

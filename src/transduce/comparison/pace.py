@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import math
 import statistics
 import tempfile
@@ -17,13 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transduce.comparison.text import QUIET, SharedText
-from transduce.config import Settings, resolved, to_toml
+from transduce.comparison.shared import Shared
+from transduce.config import Settings, resolved
 from transduce.doctor.trial import Rehearsal
 from transduce.evaluation.speed import in_turns
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
+from transduce.runs.run_settings import identity
 from transduce.tasks.base import Prepared
 from transduce.training.feed import Position
 
@@ -31,47 +33,47 @@ RECORD = "pace.json"
 WARM, TIMED = 3, 12  # updates in a round
 
 
-def with_updates(recipes: Mapping[str, Settings], run: Path, text: SharedText, log: Log) -> dict[str, Settings]:
-    """The recipes with a number of updates in place of a time limit; without one, as they are.
+def with_updates(recipes: Mapping[str, Settings], run: Path, shared: Shared, log: Log) -> dict[str, Settings]:
+    """The recipes with a number of updates in place of a time limit.
 
     The speeds are stored in the folder of the comparison. Those of recipes that are added later are measured together
     with the first recipe, and multiplied by the change of its speed.
     """
-    first = next(iter(recipes))
-    minutes = recipes[first].training.max_minutes
-    if minutes is None:
-        return dict(recipes)
-    digests = {name: hashlib.sha256(to_toml(settings).encode()).hexdigest() for name, settings in recipes.items()}
-    known: dict[str, Any] = read_json(run / RECORD) if (run / RECORD).exists() else {}
-    missing = [name for name, digest in digests.items() if digest not in known]
-    if missing:
-        measured = _seconds(recipes, {first, *missing}, text, log)
-        change = known[digests[first]]["seconds"] / measured[first] if first not in missing else 1.0
-        known |= {digests[name]: {"recipe": name, "seconds": change * measured[name]} for name in missing}
-        write_json(run / RECORD, known)
+    first, minutes = next(iter(recipes)), resolved(shared.settings.training.max_minutes, "training.max_minutes")
+    digests = {name: _digest(settings) for name, settings in recipes.items()}
+    with expecting(run / RECORD):
+        stored = read_json(run / RECORD) if (run / RECORD).exists() else {}
+        known = {digest: (str(one["recipe"]), float(one["seconds"])) for digest, one in stored.items()}
+    if missing := [name for name, digest in digests.items() if digest not in known]:
+        measured = _seconds(recipes, {first, *missing}, shared, log)
+        change = known[digests[first]][1] / measured[first] if first not in missing else 1.0
+        known |= {digests[name]: (name, change * measured[name]) for name in missing}
+        write_json(run / RECORD, {key: {"recipe": name, "seconds": value} for key, (name, value) in known.items()})
     found = {}
     for name, settings in recipes.items():
-        with expecting(run / RECORD):
-            seconds = float(known[digests[name]]["seconds"])
-        n = max(1, int(60 * minutes / seconds))
-        most = settings.training.max_updates
-        found[name] = settings.with_values(
-            "training", max_minutes=None, max_updates=n if most is None else min(n, most)
-        )
+        _, seconds = known[digests[name]]
+        limits = (int(60 * minutes / seconds), settings.training.max_updates or math.inf)
+        n = max(1, int(min(limits)))
+        found[name] = settings.with_values("training", max_minutes=None, max_updates=n)
         log.say(f"{name}: {minutes:g} minutes are {n:,} updates of {seconds:.3g} s, validations included")
     return found
 
 
-def _seconds(recipes: Mapping[str, Settings], names: Collection[str], text: SharedText, log: Log) -> dict[str, float]:
+def _digest(settings: Settings) -> str:
+    """Of the settings that belong to a recipe alone and affect its speed."""
+    own = {name: value for name, value in identity(settings).items() if name.startswith(("model.", "training."))}
+    return hashlib.sha256(json.dumps(own).encode()).hexdigest()
+
+
+def _seconds(recipes: Mapping[str, Settings], names: Collection[str], shared: Shared, log: Log) -> dict[str, float]:
     """Seconds per update of each recipe, with its share of a validation."""
     with tempfile.TemporaryDirectory(prefix="transduce-pace-") as temporary, ExitStack() as stack:
         folders = {
-            name: stack.enter_context(RunFolder.create(Path(temporary) / name, text.resolved(settings), ""))
+            name: stack.enter_context(RunFolder.create(Path(temporary) / name, shared.resolved(settings), ""))
             for name, settings in recipes.items()
             if name in names
         }
-        first = next(iter(folders.values()))
-        prepared = text.task.encode(first, text.texts, text.tokenizers, first.settings, QUIET)
+        prepared = shared.prepared
         return in_turns({name: partial(_measured, folder, prepared) for name, folder in folders.items()}, log)
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Settings, apply_overrides, read_recipe
+from transduce.config import Settings, TrainingSettings, apply_overrides, read_recipe
 from transduce.errors import SettingsError, nearest
 
+SHARED = "shared"  # the folder for what all recipes have in common
 SECTIONS = ("data", "tokenizer", "decoding", "evaluation")
 LIMITS = ("max_updates", "max_epochs", "max_minutes")
 TRAINING = ("seed", "batch_tokens", "precision", "device", "valid_updates", "valid_bleu_sentences", *LIMITS)
@@ -71,15 +72,15 @@ class Budget:
         limits = {"max_updates": self.updates, "max_minutes": self.minutes}
         return {key: value for key, value in limits.items() if value is not None}
 
-    def describe(self) -> str:
-        """For people; empty without a limit."""
-        parts = [
-            "" if self.minutes is None else f"{self.minutes:g} minutes",
-            "" if self.updates is None else f"{self.updates:,} updates",
-            "" if self.tokens is None else f"{self.tokens:,} tokens",
-            "" if self.params is None else f"about {self.params:,} parameters (widths scaled)",
-        ]
-        return ", ".join(filter(None, parts))
+    def describe(self, training: TrainingSettings) -> str:
+        """For people; `training`: the settings that all trainings share, with their limits."""
+        limits = (
+            {"tokens": self.tokens}
+            if self.tokens is not None
+            else {name.removeprefix("max_"): getattr(training, name) for name in LIMITS}
+        )
+        limit = " or ".join(f"{value:,} {unit}" for unit, value in limits.items() if value is not None)
+        return limit if self.params is None else f"{limit}, about {self.params:,} parameters (widths scaled)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ def read_recipes(
     else:
         recipes = [Recipe(Path(path).stem, read_recipe(Path(path)), Path(path).parent) for path in given]
     for recipe in recipes:
+        if recipe.name in ("", ".", "..", SHARED) or Path(recipe.name).name != recipe.name:
+            raise SettingsError(f"recipe '{recipe.name}': its name becomes that of a folder; rename the recipe")
         if [one.name for one in recipes].count(recipe.name) > 1:
             raise SettingsError(f"several recipes are called '{recipe.name}'; rename all but one of the files")
         apply_overrides(recipe.values, overrides)
@@ -180,10 +183,3 @@ def _with_limits(settings: Settings, limits: Mapping[str, Any]) -> Settings:
     values = settings.model_dump(exclude_unset=True)
     kept = {key: value for key, value in values.get("training", {}).items() if key not in LIMITS}
     return Settings.from_mapping({**values, "training": {**kept, **limits}})
-
-
-def with_tokenizer_of(settings: Settings, run: Path) -> Settings:
-    """The same settings with the vocabulary of a run instead of one of its own."""
-    values = settings.model_dump(exclude_unset=True)
-    sampling = {key: value for key, value in values.get("tokenizer", {}).items() if key == "sampling"}
-    return Settings.from_mapping({**values, "tokenizer": {**sampling, "start": run}})

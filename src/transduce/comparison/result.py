@@ -63,7 +63,7 @@ class System:
     n_parameters: int
     updates: float
     minutes: float
-    tokens_per_second: float
+    tokens_per_second: float | None
     memory: int | None
     nll: Spread
     scores: Mapping[str, Spread]
@@ -125,12 +125,12 @@ class RecipeComparison:
         for place, one in enumerate(self.systems):
             row = [
                 *(one.name, compact(one.n_parameters), f"{one.updates:,.0f}", f"{one.minutes:.1f}"),
-                *(f"{one.tokens_per_second:,.0f}", "" if one.memory is None else f"{one.memory / 1e6:,.0f} MB"),
+                *(_cell(one.tokens_per_second), _cell(one.memory and one.memory / 1e6, " MB")),
                 one.nll.shown("{:.3f}"),
             ]
             for name in sets:
                 row += [one.scores[name].shown(form), _shown(one.differences[name], form) if place else ""]
-            rows.append([*row, *([f"{one.per_second:,.0f}" if one.per_second else ""] if speed else [])])
+            rows.append([*row, *([_cell(one.per_second)] if speed else [])])
         return header, rows
 
     def lines(self) -> list[str]:
@@ -152,6 +152,8 @@ class RecipeComparison:
         n_seeds = max((len(one.runs) for one in self.systems), default=0)
         if n_seeds > 1:
             notes.append("±: standard deviation over seeds")
+        if any(one.memory for one in self.systems):
+            notes.append("memory: peak of the process, with what its earlier trainings left")
         if any(one is not None for system in self.systems[1:] for one in system.differences.values()):
             notes.append(
                 "against the first: difference of the means, [95 % interval] by paired bootstrap over the test set; "
@@ -165,6 +167,10 @@ class RecipeComparison:
         return [*notes, *(f"failed: {run}: {why}" for run, why in self.failed.items())]
 
 
+def _cell(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{value:,.0f}{unit}"
+
+
 def _shown(found: Difference | None, form: str) -> str:
     return "" if found is None else found.shown(form.replace("{:", "{:+")) + ("*" if found.is_significant else " ")
 
@@ -174,6 +180,7 @@ def system_of(
 ) -> System:
     """Aggregate the measures of a recipe's runs, by folder; `first`: those of the first recipe."""
     found = list(runs.values())
+    speeds = [run.tokens_per_second for run in found if run.tokens_per_second is not None]
     scores, differences = dict[str, Spread](), dict[str, Difference | None]()
     for place, one in enumerate(found[0].sets):
         measure = MEASURES[one.measure]
@@ -190,7 +197,7 @@ def system_of(
         n_parameters=found[0].n_parameters,
         updates=statistics.fmean(run.updates for run in found),
         minutes=statistics.fmean(run.seconds for run in found) / 60,
-        tokens_per_second=statistics.fmean(run.tokens_per_second for run in found),
+        tokens_per_second=statistics.fmean(speeds) if speeds else None,
         memory=max((run.memory for run in found if run.memory is not None), default=None),
         nll=Spread(tuple(run.nll for run in found)),
         scores=scores,

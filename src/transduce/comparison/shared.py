@@ -1,62 +1,91 @@
-"""The text and the vocabulary that all recipes of a comparison share."""
+"""What all recipes of a comparison share: the text, the vocabulary, and the settings that belong to them.
+
+They are those of the first recipe. Its text is read, and its unset settings are chosen, once: in the folder `shared` of
+the comparison, a run folder that is not trained.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
+from transduce.comparison.recipes import SECTIONS, SHARED, TRAINING
 from transduce.config import Settings
+from transduce.errors import UserError
 from transduce.logging import Log
 from transduce.machine import this_machine
+from transduce.pipeline import prepare
 from transduce.runs.folder import RunFolder, has_read_text
-from transduce.tasks.finetune import find_start
-from transduce.tasks.registry import AnyTask, find_task
-from transduce.tasks.resolve import resolve
+from transduce.tasks.base import Prepared
+from transduce.tasks.registry import find_task
+from transduce.tasks.resolve import check, resolve
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 QUIET = Log(quiet=True)
 
 
-class SharedText:
-    """Those of the first recipe. The text is read when it is first needed, as the first training will read it."""
+class Shared:
+    """The prepared folder of the first recipe."""
 
-    def __init__(self, settings: Settings, first_run: Path, log: Log) -> None:
-        self.asked, self.first_run, self.log = settings, first_run, log
-        self.task: AnyTask = find_task(settings.task)
-
-    @cached_property
-    def texts(self) -> Any:
-        """The text, read."""
-        self.log.say("reading the text")
-        return self.task.read(self.asked, QUIET)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = RunFolder.open(path, model=False)
+        self.settings = self.folder.settings
+        self.task = find_task(self.settings.task)
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """The vocabulary; learned from the text if there is none yet."""
-        return self._first[1]
-
-    @property
-    def n_labels(self) -> int | None:
-        """Number of labels of a classifier."""
-        labels = self._first[0].data.labels
-        return len(labels) if labels else None
-
-    def resolved(self, settings: Settings) -> Settings:
-        """Complete settings of a recipe for this text."""
-        return self._resolve(settings, self.tokenizers)[0]
+        """The vocabulary."""
+        return load_tokenizers(self.folder)
 
     @cached_property
-    def _first(self) -> tuple[Settings, Tokenizers]:
-        """Complete settings of the first recipe, and the vocabulary."""
-        if has_read_text(self.first_run):
-            folder = RunFolder.open(self.first_run, model=False)
-            return folder.settings, load_tokenizers(folder)
-        settings, known = self.asked, None
-        if (start := find_start(settings)) is not None:
-            settings, known = start.settings, load_tokenizers(start.run)
-        return self._resolve(settings, known)
+    def prepared(self) -> Prepared[Any]:
+        """The encoded text."""
+        return self.task.open_prepared(self.folder)
 
-    def _resolve(self, settings: Settings, known: Tokenizers | None) -> tuple[Settings, Tokenizers]:
+    @cached_property
+    def texts(self) -> Any:
+        """The text, read again: complete settings of other recipes need to know its size."""
+        return self.task.read(self.settings, QUIET)
+
+    def apply(self, settings: Settings) -> Settings:
+        """A recipe with the shared settings, checked."""
+        own, shared = settings.model_dump(exclude_unset=True), self.settings.model_dump()
+        sections = {name: shared[name] for name in SECTIONS}
+        training = own.get("training", {}) | {key: shared["training"][key] for key in TRAINING}
+        mixed = with_vocabulary_of(Settings.from_mapping({**own, **sections, "training": training}), self.path)
+        check(mixed)
+        return mixed
+
+    def resolved(self, settings: Settings) -> Settings:
+        """Complete settings of a recipe."""
         machine = this_machine(settings.training.device)
-        return resolve(self.task, settings, self.texts, machine, QUIET, known=known)
+        return resolve(self.task, settings, self.texts, machine, QUIET, known=self.tokenizers)[0]
+
+
+@contextmanager
+def shared_by(first: Settings, run: Path, log: Log) -> Iterator[Shared]:
+    """Prepare the folder, or open it. A user's mistake inside removes a new one, so that the recipe can be changed."""
+    path = run / SHARED
+    is_new = not has_read_text(path)
+    if is_new:
+        log.say("reading the text")
+    prepare(first, path, log=QUIET)
+    try:
+        yield Shared(path)
+    except UserError:
+        if is_new:
+            rmtree(path)
+        raise
+
+
+def with_vocabulary_of(settings: Settings, run: Path) -> Settings:
+    """The same settings with the vocabulary of a run instead of one of its own."""
+    values = settings.model_dump(exclude_unset=True)
+    return Settings.from_mapping(
+        {**values, "tokenizer": {"sampling": settings.tokenizer.sampling, "start": run.absolute()}}
+    )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from transduce.comparison.text import SharedText
+from transduce.comparison.shared import Shared
 from transduce.config import ModelSettings, Settings, resolve_preset
 from transduce.errors import SettingsError
 from transduce.logging import Log
@@ -63,15 +63,15 @@ def scale(model: SettingsT, n_parameters: int, *, n_src: int, n_tgt: int) -> Set
     return sized(best)
 
 
-def scaled(recipes: Mapping[str, Settings], n_parameters: int, text: SharedText, log: Log) -> dict[str, Settings]:
-    """The recipes with models of about `n_parameters`, for the vocabulary that the first recipe learns."""
-    found = {}
+def scaled(recipes: Mapping[str, Settings], n_parameters: int, shared: Shared, log: Log) -> dict[str, Settings]:
+    """The recipes with models of about `n_parameters`, for the vocabulary that they share."""
+    found, labels = {}, shared.settings.data.labels
     for name, settings in recipes.items():
         model: Any = resolve_preset(settings.model)
         if "n_labels" in type(model).model_fields:
-            model = model.model_copy(update={"n_labels": text.n_labels})
+            model = model.model_copy(update={"n_labels": len(labels) if labels else None})
         try:
-            sized = scale(model, n_parameters, n_src=text.tokenizers.n_src, n_tgt=text.tokenizers.n_tgt)
+            sized = scale(model, n_parameters, n_src=shared.tokenizers.n_src, n_tgt=shared.tokenizers.n_tgt)
         except SettingsError as error:
             raise SettingsError(f"{name}: {error}") from None
         widths = {key: value for key, value in sized.model_dump().items() if key.startswith("d_") and value is not None}

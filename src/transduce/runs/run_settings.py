@@ -99,11 +99,16 @@ def with_changeable(settings: Settings, other: Settings) -> Settings:
     return Settings.from_mapping(values)
 
 
+def identity(settings: Settings) -> dict[str, Any]:
+    """The settings that make two runs the same one, by dotted name."""
+    return {name: value for name, value in _leaves(settings.model_dump(mode="json")) if name not in CHANGEABLE}
+
+
 def difference(there: Settings, asked: Settings) -> str:
     """Name and both values of the first setting that makes `asked` another run; empty if it is the same run."""
-    a, b = (dict(_leaves(settings.model_dump(mode="json"))) for settings in (there, asked))
+    a, b = identity(there), identity(asked)
     for name in a | b:
-        if name not in CHANGEABLE and a.get(name) != b.get(name):
+        if a.get(name) != b.get(name):
             values = (json.dumps(leaves.get(name), ensure_ascii=False) for leaves in (a, b))
             was, now = ("unset" if value == "null" else value for value in values)
             return f"{name} is {was} in the folder and {now} here"

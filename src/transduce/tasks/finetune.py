@@ -125,7 +125,7 @@ def _find_tokenizer(asked: Settings) -> Start | None:
     """The run that `tokenizer.start` names, or None."""
     if asked.tokenizer.start is None:
         return None
-    run = RunFolder.open(asked.tokenizer.start)
+    run = RunFolder.open(asked.tokenizer.start, model=False)
     if run.settings.task != asked.task:
         raise SettingsError(
             f"tokenizer.start = '{run.path}': a run of task '{run.settings.task}', not '{asked.task}'; name another run"

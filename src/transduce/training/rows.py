@@ -89,8 +89,12 @@ class StreamFeeder(RowFeeder):
 
     @property
     def n_streams(self) -> int:
-        """Rows of a batch: a multiple of the number of ranks, so that each rank keeps its streams."""
-        return max(1, self.budget // self.context // self.n_ranks) * self.n_ranks
+        """Rows of a batch: a multiple of the number of ranks, so that each rank keeps its streams.
+
+        A text shorter than a batch gives streams of at least one token.
+        """
+        n = min(self.budget // self.context, len(self.store) - 1)
+        return max(1, n // self.n_ranks) * self.n_ranks
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         """The same, in the order of the text."""

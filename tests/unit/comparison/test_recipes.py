@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from transduce.comparison.recipes import Budget, read_recipes, with_shared_conditions, with_tokenizer_of
+from transduce.comparison.recipes import Budget, read_recipes, with_shared_conditions
+from transduce.comparison.shared import with_vocabulary_of
 from transduce.comparison.sizes import TOLERANCE, scale
 from transduce.config import (
     BertClassifierSettings,
@@ -112,6 +113,22 @@ def test_bad_budgets_are_refused(texts: list[str], part: str) -> None:
     assert part in str(caught.value)
 
 
+def test_budgets_are_described_with_the_limits_that_all_trainings_share() -> None:
+    training = Settings.from_mapping({"training": {"max_updates": 2_000_000, "max_minutes": 0.5}}).training
+    for budget, text in (
+        (Budget(), "2,000,000 updates or 0.5 minutes"),
+        (Budget(tokens=10**6), "1,000,000 tokens"),
+        (Budget(params=1000), "2,000,000 updates or 0.5 minutes, about 1,000 parameters (widths scaled)"),
+    ):
+        assert budget.describe(training) == text
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "shared"])
+def test_recipes_that_cannot_be_folders_are_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="rename the recipe"):
+        read_recipes({name: BASE})
+
+
 def test_a_budget_in_tokens_needs_the_size_of_a_batch() -> None:
     with pytest.raises(SettingsError, match=r"training\.batch_tokens is unset"):
         with_shared_conditions(read_recipes({"a": {}}), Budget(tokens=5))
@@ -133,7 +150,7 @@ def test_recipes_of_files_are_named_like_them_and_paths_are_relative_to_data(tmp
 
 
 def test_the_vocabulary_of_a_run_replaces_the_settings_of_an_own_one() -> None:
-    found = with_tokenizer_of(shared({})["other"], Path("/runs/first"))
+    found = with_vocabulary_of(shared({})["other"], Path("/runs/first"))
     assert found.tokenizer.model_fields_set == {"sampling", "start"} and found.tokenizer.start == Path("/runs/first")
 
 
