@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import transduce
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
 FENCE = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -82,4 +84,10 @@ def test_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").glob("**/*.md")]
     missing = [page for page in pages if page != "README.md" and page not in LINK.findall(index)]
+    assert not missing, f"docs/README.md does not name {missing}"
+
+
+def test_index_names_the_public_api() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    missing = [name for name in transduce.__all__ if name != "__version__" and f"`{name}`" not in index]
     assert not missing, f"docs/README.md does not name {missing}"

@@ -38,6 +38,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(folder, "valid", 10, split="valid")
     write_corpus(folder, "test", 10, split="test")
     (folder / "book.txt").write_bytes((folder / "train.en").read_bytes())
+    (folder / "other.txt").write_bytes((folder / "test.en").read_bytes())
     script = 'transduce() { "$PYTHON" -m transduce "$@"; }\nset -euo pipefail\n'
     script += "\n".join(at_small_size(line) for block in blocks("bash") for line in block.splitlines())
     environment = {**os.environ, "PYTHON": sys.executable}

@@ -31,7 +31,7 @@ def compare(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train several recipes under the same conditions and compare the models.
+    """Train recipes under the same conditions and compare the models.
 
     The first recipe sets text, vocabulary, batches, limits, search and scoring;
     others may leave them out. Prints a table of cost and quality, with the mean

@@ -60,7 +60,11 @@ Overrides = Annotated[
 ]
 Processes = Annotated[
     int,
-    Option("--processes", help="Worker processes on this machine, e.g. one per GPU; they share every batch.", min=1),
+    Option(
+        "--processes",
+        help="Processes that train together on this machine, e.g. one per GPU; they share every batch.",
+        min=1,
+    ),
 ]
 
 Beam = Annotated[int | None, option(help="Number of beams; 1 is greedy (default: the run's setting).", min=1)]

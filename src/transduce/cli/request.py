@@ -39,7 +39,9 @@ class Request:
     valid_tgt: Annotated[Files, _files(help="Validation target.")] = None
     test_src: Annotated[Files, _files(help="Test source, scored after training.")] = None
     test_tgt: Annotated[Files, _files(help="Test references.")] = None
-    src_lang: Annotated[str | None, option(help="Source language code, as in the TMX file.")] = None
+    src_lang: Annotated[
+        str | None, option(help="Source language code: the side of a TMX file, a TSV column or a JSON key.")
+    ] = None
     tgt_lang: Annotated[str | None, option(help="Target language code.")] = None
     run: Annotated[Path | None, option(metavar="FOLDER", help="Run folder (default: runs/RECIPE).")] = None
     start: Annotated[Path | None, option("--from", metavar="RUN", help="Fine-tune the model of this run.")] = None

@@ -51,7 +51,9 @@ def serve(
     precision: opt.Precision = "auto",
     quiet: opt.Quiet = False,
 ) -> None:
-    """Serve runs over HTTP until SIGTERM or Ctrl-C; SIGHUP reloads replaced runs.
+    """Serve runs over HTTP.
+
+    SIGTERM or Ctrl-C ends the service; SIGHUP reloads replaced runs.
 
     \b
     transduce serve runs/en-de runs/de-en

@@ -20,12 +20,12 @@ def shortlist(
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a run's shortlist, for faster translation with `translate --shortlist`.
+    """Make a run's shortlist, for faster translation.
 
-    Reads the training text again and learns which tokens translate which (IBM
-    Model 1). Of a large text, an even sample of the sentence pairs is used.
-    Translates the validation text with and without the shortlist, and writes
-    none that loses more BLEU than --max-loss.
+    `translate --shortlist` uses it. Reads the training text again and learns
+    which tokens translate which (IBM Model 1). Of a large text, an even sample
+    of the sentence pairs is used. Translates the validation text with and
+    without the shortlist, and writes none that loses more BLEU than --max-loss.
 
     With a shortlist, beam search and single sentences are faster. Greedy search
     of many sentences at once is mostly slower: 0.7 to 1.05 of the speed without.

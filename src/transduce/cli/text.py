@@ -38,7 +38,9 @@ def generate(
     ] = False,
     memory: opt.Memory = None,
     device: opt.Device = "auto",
-    precision: opt.Precision = "float32",
+    precision: Annotated[
+        str, Option(help="float32, float32-fast (on CPUs with AMX; auto selects it), int8 or bfloat16.")
+    ] = "float32",
     json: opt.Json = False,
 ) -> None:
     """Generate text from a prompt. Multiple outputs are separated by `---`.
@@ -81,13 +83,13 @@ def _to_json(one: Generation) -> str:
 def fill(
     run: opt.Run,
     texts: Annotated[
-        list[str] | None, opt.argument("TEXT", "Text with <mask> for each word to predict (default: stdin).")
+        list[str] | None, opt.argument("TEXT", "Text with <mask> for each token to predict (default: stdin).")
     ] = None,
     top: Annotated[int, Option(help="Candidates per mask.", min=1)] = 5,
     device: opt.Device = "auto",
     json: opt.Json = False,
 ) -> None:
-    """Predict masked words with a run of task "masked". Prints PROBABILITY, WORD and TEXT.
+    """Predict masked tokens with a run of task "masked". Prints PROBABILITY, TOKEN and TEXT.
 
     \b
     transduce fill runs/bert "The capital of France is <mask>."

@@ -123,7 +123,9 @@ def verify(
     ] = None,
     kills: Annotated[int, Option(help="Number of kills.", min=1)] = 3,
     seed: Annotated[int, Option(help="Random seed for the moments of the kills.", min=0)] = 1,
-    data: Annotated[Path | None, option(metavar="FOLDER", help="Base folder of a recipe's data paths.")] = None,
+    data: Annotated[
+        Path | None, option(metavar="FOLDER", help="Folder that the recipe's data paths are relative to.")
+    ] = None,
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:

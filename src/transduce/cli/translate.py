@@ -177,7 +177,12 @@ def inspect(
     html: Annotated[
         Path | None, opt.option(metavar="FILE", help="Write a page with every layer and head; works offline.")
     ] = None,
-    svg: Annotated[Path | None, opt.option(metavar="FILE", help="Write the cross-attention as SVG or PNG.")] = None,
+    svg: Annotated[
+        Path | None,
+        opt.option(
+            metavar="FILE", help="Write the cross-attention to a .svg or .png file (PNG needs transduce[plot])."
+        ),
+    ] = None,
     device: opt.Device = "auto",
 ) -> None:
     """Show the attention weights of a translation.

@@ -133,7 +133,8 @@ class TrainingSettings(Section):
     start: Path | None = Field(None, description="Run folder to fine-tune from.")
     keep_checkpoints: int = Field(2, ge=1, le=MAX_STEPS, description="Number of checkpoints to keep.")
     save_updates: Steps | None = Field(
-        None, description="Updates between checkpoints (default: at each validation and every ten minutes)."
+        None,
+        description="Also save a checkpoint every so many updates (always: at each validation and every ten minutes).",
     )
     on_bad_loss: Literal["stop", "rollback"] = Field(
         "stop", description="On a loss spike or a non-finite loss: stop, or roll back and skip its batches."

@@ -68,7 +68,7 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
     with made_folder(out.parent), write_aside(out) as aside:
         aside.mkdir()
         lines = target.exporters[architecture.family](aside, outgoing)
-    yield f"{out}: {count_parameters(outgoing.model):,} weights"
+    yield f"{out}: {count_parameters(outgoing.model):,} parameters"
     yield from lines
 
 

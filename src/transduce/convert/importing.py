@@ -128,7 +128,7 @@ def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[
             folder.write_page("README.md", _card(found, kind, source, origin))
         (aside / ".lock").unlink(missing_ok=True)
     sizes = f"{tokenizers.n_src:,} and {tokenizers.n_tgt:,} pieces"
-    yield f"{run}: {count_parameters(model):,} weights, {sizes}"
+    yield f"{run}: {count_parameters(model):,} parameters, {sizes}"
     yield from found.notes
 
 

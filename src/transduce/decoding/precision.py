@@ -24,7 +24,7 @@ MOST_LOSS = 0.1
 """BLEU that a precision may lose to float32."""
 _FASTEST_FIRST = PRECISIONS[::-1]
 _INT8_SETS = ("avx512_vnni", "amx")  # others have no instruction for it: int8 is no faster than float32
-_UNMEASURED: NativePrecision = "float32-fast"  # gives float32's tokens
+_UNMEASURED: NativePrecision = "float32-fast"  # nearly always gives float32's tokens
 
 
 def check_precision(precision: str, *, on_cpu: bool) -> None:

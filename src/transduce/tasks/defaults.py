@@ -147,7 +147,7 @@ _TRAINING: Rules = {
     "training.valid_updates": _valid_updates,
 }
 FINE_TUNING: Rules = {
-    "training.optimizer": ("adamw", "changes the weights of the start only a little"),
+    "training.optimizer": ("adamw", "changes the initial weights only a little"),
     "training.lr": _learning_rate(0.04, reason="far below a fresh model's peak", digits=7),  # 3e-4 at 128, 5e-5 at 768
     "training.matrix_lr": _learning_rate(0.08, only="muon", reason="far below a fresh model's peak", digits=7),
     "training.max_epochs": lambda facts: (

@@ -42,7 +42,7 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     name = "masked"
     wording = Wording(
         title="A masked language model",
-        does="predicts masked words",
+        does="predicts masked tokens",
         command='transduce fill THIS_FOLDER "The capital of France is <mask>."',
         python=(
             "from transduce import MaskFiller\n\n"
@@ -153,7 +153,7 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score held-out text, predict some masked words, write the report."""
+        """Score held-out text, predict some masked tokens, write the report."""
         settings, stores = folder.settings, dict(self.held_out_stores(folder))
         filler = MaskFiller.load(folder.path, device=settings.training.device)
         for name, store in stores.items():

@@ -1,6 +1,6 @@
-"""Detection of losses that are not finite or that explode.
+"""Detection of losses that are not finite, and of loss spikes.
 
-A loss has exploded if the mean of the last `RECENT` updates exceeds the mean of the `BEFORE` updates before them
+There is a spike if the mean of the last `RECENT` updates exceeds the mean of the `BEFORE` updates before them
 
 1. by `k` standard deviations of those earlier losses (as in Marian, so that noise and single odd batches pass);
 2. by half of what the run has learned, which is the mean of its first losses minus the mean of the earlier ones. A run
@@ -8,8 +8,8 @@ A loss has exploded if the mean of the last `RECENT` updates exceeds the mean of
 3. by half a nat per target (two thirds more perplexity). A fine-tuning has little left to learn, so that the second
    condition is weak there, and its warm-up may raise the loss for a while.
 
-All three conditions must be met, and at least `FEWEST` updates must have been seen. To detect an earlier divergence, a
-loss has also exploded if each of the last `RECENT` losses exceeds both `FAR` times the very first loss and `NOBODY`
+All three conditions must be met, and at least `FEWEST` updates must have been seen. To detect an earlier divergence,
+there is also a spike if each of the last `RECENT` losses exceeds both `FAR` times the very first loss and `NOBODY`
 nats. The first loss is that of the initial weights: about ln V for random ones, but near zero for some fine-tunings,
 hence the second bound. Guessing among a million words or labels costs less than 14 nats, so a model above `NOBODY` is
 worse than guessing. Short bumps after a first step that was too long stay below.
@@ -34,6 +34,9 @@ RECENT, BEFORE, FEWEST = 10, 100, 60
 LEAST_RISE = 0.5  # nats per target
 FAR, NOBODY = 3.0, 15.0  # times the first loss; nats per target
 
+SPIKE = "spikes"
+"""The reason of a `BadLoss` that is finite."""
+
 
 class Suspect(NamedTuple):
     """An update, its loss in nats per target, and the position of its batch."""
@@ -50,7 +53,7 @@ class Suspect(NamedTuple):
 
 
 class BadLoss(Exception):
-    """A loss that is not finite or explodes. `suspects`: the updates whose batches may be the cause, in order."""
+    """A loss that is not finite, or a spike. `suspects`: the updates whose batches may be the cause, in order."""
 
     def __init__(self, reason: str, suspects: Sequence[Suspect], *, lr: float, grad_norm: float, usual: float) -> None:
         self.reason, self.suspects = reason, tuple(suspects)
@@ -60,7 +63,7 @@ class BadLoss(Exception):
 
 @dataclass(slots=True)
 class Watch:
-    """Watches the losses of all updates. `k`: see the module's docstring; 0 turns the detection of explosions off."""
+    """Watches the losses of all updates. `k`: see the module's docstring; 0 turns the detection of spikes off."""
 
     k: float = 5.0
     first: list[float] = field(default_factory=list)
@@ -77,10 +80,10 @@ class Watch:
         if high is not None:
             first_high = next(i for i in range(-RECENT, 0) if self.last[i].loss > high)
             suspects, usual = self.last[first_high - 1 :], _mean(self.last[:-RECENT])  # from the one before
-            raise BadLoss("explodes", suspects, lr=lr, grad_norm=grad_norm, usual=usual)
+            raise BadLoss(SPIKE, suspects, lr=lr, grad_norm=grad_norm, usual=usual)
 
     def _high(self) -> float | None:
-        """The bound above which a loss is high, if the loss has exploded."""
+        """The bound above which a loss is high, if there is a spike."""
         before, recent = (np.array([seen.loss for seen in part]) for part in (self.last[:-RECENT], self.last[-RECENT:]))
         if len(self.last) >= FEWEST:
             usual, deviation = float(before.mean()), float(before.std())

@@ -16,7 +16,7 @@ from transduce.config import TrainingSettings
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
 from transduce.training.feed import Position
-from transduce.training.loss_spikes import BEFORE, RECENT, BadLoss
+from transduce.training.loss_spikes import BEFORE, RECENT, SPIKE, BadLoss
 from transduce.training.meter import LATENCY
 
 ADVICE = "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"
@@ -32,7 +32,7 @@ def is_regular(update: int, settings: TrainingSettings) -> bool:
 def worth_keeping(updates: Sequence[int], settings: TrainingSettings) -> set[int]:
     """The checkpoints among `updates` that a run may have to roll back to, besides the newest.
 
-    A bad loss is read at most `LATENCY` updates late, and an explosion is detected up to `RECENT` updates after that.
+    A bad loss is read at most `LATENCY` updates late, and a spike is detected up to `RECENT` updates after that.
     One checkpoint must be older than both together.
     """
     if settings.on_bad_loss != "rollback" or not updates:
@@ -82,9 +82,9 @@ def describe(error: BadLoss) -> str:
     """Describe the loss in one line."""
     last, first = error.suspects[-1], error.suspects[0]
     numbers = f"loss {last.loss:.4g}, gradient norm {error.grad_norm:.4g}"
-    if error.reason == "explodes":
+    if error.reason == SPIKE:
         since = f"since update {first.update}; mean of at most {BEFORE} updates before: {error.usual:.4g}"
-        return f"the loss explodes at update {last.update} ({numbers}; {since})"
+        return f"loss spike at update {last.update} ({numbers}; {since})"
     return f"the loss {error.reason} at update {last.update} ({numbers})"
 
 

@@ -103,7 +103,7 @@ def test_the_same_logits_and_pieces(tmp_path: Path, seed: int) -> None:
 def test_run_folder_generates_the_same_text(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "theirs", 1)
     lines = list(import_run("gpt2", folder, tmp_path / "run"))
-    assert "weights" in lines[0] and "continues text" in (tmp_path / "run" / "README.md").read_text()
+    assert "parameters" in lines[0] and "continues text" in (tmp_path / "run" / "README.md").read_text()
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     generator = Generator.load(tmp_path / "run")

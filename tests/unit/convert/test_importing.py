@@ -75,7 +75,7 @@ def test_round_trip_is_bit_identical(tmp_path: Path, joint: bool, options: dict[
 
 def test_the_run_folder_is_complete(folder: Path, tmp_path: Path) -> None:
     lines = list(import_run("marian", folder, tmp_path / "run"))
-    assert "weights" in lines[0]
+    assert "parameters" in lines[0]
     run = RunFolder.open(tmp_path / "run")
     names = {path.name for path in run.path.iterdir()}
     assert {"manifest.json", "config.json", "recipe.toml", "model.safetensors", "README.md"} <= names

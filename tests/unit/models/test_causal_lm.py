@@ -165,7 +165,7 @@ def test_every_document_is_read_as_if_alone(options: dict[str, Any]) -> None:
 
 
 def test_sizes_of_the_presets() -> None:
-    """GPT-2 small has 124,439,808 weights with its 50,257 tokens and 1,024 positions."""
+    """GPT-2 small has 124,439,808 parameters with its 50,257 tokens and 1,024 positions."""
     with torch.device("meta"):
         model = build_model(model_settings(preset="gpt2"), n_src=50_257, n_tgt=50_257)
     assert count_parameters(model) == 124_439_808
