@@ -87,7 +87,7 @@ def plot(found: dict[str, dict[int, Tensor]], path: Path, *, smooth: int = 8) ->
     """Nats over the position in the longest rows, means of `smooth` neighbours."""
     import matplotlib.pyplot as plt
 
-    _, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for scheme, by_times in found.items():
         nats = by_times[max(by_times)]
         if whole := len(nats) // smooth:
@@ -97,7 +97,7 @@ def plot(found: dict[str, dict[int, Tensor]], path: Path, *, smooth: int = 8) ->
     axes.axvline(trained, color="gray", linestyle=":", label="trained length")
     axes.set(xlabel="position", ylabel="nats per character")
     axes.grid(alpha=0.3)
-    axes.legend(ncols=2, fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small")
     plt.savefig(path)
 
 

@@ -90,7 +90,7 @@ class T5Positions(Positions):
 class ShawPositions(Positions):
     """Relative position representations (Shaw et al. 2018): a vector per distance is added to each key and value.
 
-    Distances are clipped to CLIP, the paper's k. All heads and layers of a stack share the vectors.
+    Distances are clipped to CLIP, the paper's k. All heads share the vectors (section 3.3), and here all layers too.
     """
 
     def setup(self) -> None:
