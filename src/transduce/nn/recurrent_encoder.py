@@ -83,7 +83,7 @@ class CopyBridge(nn.Module):
 class DenseBridge(nn.Module):
     """The decoder starts with tanh(W s + b) of the last state s of the encoder's last layer (Bahdanau, A.2.2).
 
-    In the paper, s is the state of the backward unit alone; here it is that of both, and b is added. One W for each layer and each part of its state.
+    In the paper, s is the state of the backward unit alone, without b. One W for each layer and each part of its state.
     """
 
     def __init__(self, d_hidden: int, *, n_layers: int, n_states: int) -> None:
