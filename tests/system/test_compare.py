@@ -241,6 +241,9 @@ def test_minutes_become_updates_by_speeds_that_are_measured_in_turns(folder: Pat
         assert f"{name}: 0.02 minutes are {updates[name]} updates" in done.err
     pace = {one["recipe"]: one["seconds"] for one in json.loads((folder / "timed" / "pace.json").read_text()).values()}
     assert updates == {name: max(1, int(1.2 / seconds)) for name, seconds in pace.items()}
+    for one in json.loads((folder / "timed" / "compare.json").read_text())["systems"]:
+        assert one["minutes"] == pytest.approx(updates[one["name"]] * pace[one["name"]] / 60) and one["minutes"] < 0.021
+        assert one["curves"]["nll"][-1][0] == pytest.approx(one["minutes"])
     (folder / "timed" / "pace.json").write_text('{"a": {}}')
     done = run(folder, "timed", "--budget", "minutes=0.02", recipes=("base",))
     assert done.code == 2 and "pace.json is damaged" in done.err, done.err

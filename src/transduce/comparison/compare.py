@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,19 +79,27 @@ def compare(
     settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
     locked = partial(locked_folder, run, use="comparing", option="--run", warn=log.warn, wait=True)
     with locked():
-        plan, conditions = _plan(settings, run, seeds=seeds, budget=budget, log=log)
-    failed = _train_all(plan, log)
+        plan = _plan(settings, run, seeds=seeds, budget=budget, log=log)
+    failed = _train_all(plan.runs, log)
     with locked():
-        return _finish(run, plan, conditions, failed, log)
+        return _finish(run, plan, failed, log)
 
 
-def _plan(
-    recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log
-) -> tuple[dict[Path, Settings], list[str]]:
-    """The trainings, by run folder, in order: all recipes with the first seed, and so on; and what they share.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The trainings of a comparison.
 
-    Checks everything that can be known before the first training.
+    `runs`: settings by run folder, in order: all recipes with the first seed, and so on. `conditions`: what all share,
+    for people. `pace`: seconds per update of each recipe, if they were measured.
     """
+
+    runs: dict[Path, Settings]
+    conditions: list[str]
+    pace: Mapping[str, float]
+
+
+def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Budget, log: Log) -> _Plan:
+    """Plan the trainings. Checks everything that can be known before the first one."""
     if seeds < 1:
         raise SettingsError(f"seeds = {seeds}: must be at least 1")
     if (run / "manifest.json").exists():
@@ -108,12 +117,13 @@ def _plan(
         ):
             if not path.exists():
                 raise DataError(f"there is no file {path}; name the folder of the data with --data FOLDER")
+    pace: Mapping[str, float] = {}
     with shared_by(base, run, log) as shared:
         recipes = {name: shared.apply(settings) for name, settings in recipes.items()}
         if budget.params is not None:
             recipes = scaled(recipes, budget.params, shared, log)
         if shared.settings.training.max_minutes is not None:
-            recipes = with_updates(recipes, run, shared, log)
+            recipes, pace = with_updates(recipes, run, shared, log)
     plan = {
         run / name / f"seed{seed + 1}": settings.with_values("training", seed=shared.settings.training.seed + seed)
         for seed in range(seeds)
@@ -125,7 +135,7 @@ def _plan(
                 plan[path] = settings = with_vocabulary_of(settings, start)
             with suppress(FolderInUse):
                 RunFolder.create(path, settings, to_toml(settings)).close()
-    return plan, _conditions(shared.settings.training, seeds, budget)
+    return _Plan(plan, _conditions(shared.settings.training, seeds, budget), pace)
 
 
 def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
@@ -177,19 +187,19 @@ def _conditions(training: TrainingSettings, seeds: int, budget: Budget) -> list[
     return [*lines, f"sizes: {RULE}"] if budget.params is not None else lines
 
 
-def _finish(
-    run: Path, plan: Mapping[Path, Settings], conditions: Sequence[str], failed: Mapping[str, str], log: Log
-) -> RecipeComparison:
+def _finish(run: Path, plan: _Plan, failed: Mapping[str, str], log: Log) -> RecipeComparison:
     """Aggregate, measure the speeds, and write the files."""
     runs: dict[str, list[Path]] = {}
-    for path in plan:
+    for path in plan.runs:
         if str(path) not in failed:
             runs.setdefault(path.parent.name, []).append(path)
     speeds = _speeds(run, {name: paths[0] for name, paths in runs.items()}, log)
-    measures = {name: {str(path): read_measures(path) for path in paths} for name, paths in runs.items()}
+    measures = {
+        name: {str(path): read_measures(path, plan.pace.get(name)) for path in paths} for name, paths in runs.items()
+    }
     first = list(next(iter(measures.values())).values())
     systems = [
-        system_of(name, plan[runs[name][0]].model.kind, found, first, speeds.per_second.get(name))
+        system_of(name, plan.runs[runs[name][0]].model.kind, found, first, speeds.per_second.get(name))
         for name, found in measures.items()
     ]
     one = first[0].sets[0]
@@ -197,7 +207,7 @@ def _finish(
         measure=one.measure,
         signature=one.signature,
         systems=systems,
-        conditions=conditions,
+        conditions=plan.conditions,
         settings=_differing({name: RunFolder.open(paths[0]).settings for name, paths in runs.items()}),
         speeds=speeds,
         failed=failed,

@@ -33,8 +33,10 @@ RECORD = "pace.json"
 WARM, TIMED = 3, 12  # updates in a round
 
 
-def with_updates(recipes: Mapping[str, Settings], run: Path, shared: Shared, log: Log) -> dict[str, Settings]:
-    """The recipes with a number of updates in place of a time limit.
+def with_updates(
+    recipes: Mapping[str, Settings], run: Path, shared: Shared, log: Log
+) -> tuple[dict[str, Settings], dict[str, float]]:
+    """The recipes with a number of updates in place of a time limit, and the seconds per update of each.
 
     The speeds are stored in the folder of the comparison. Those of recipes that are added later are measured together
     with the first recipe, and multiplied by the change of its speed.
@@ -49,14 +51,14 @@ def with_updates(recipes: Mapping[str, Settings], run: Path, shared: Shared, log
         change = known[digests[first]][1] / measured[first] if first not in missing else 1.0
         known |= {digests[name]: (name, change * measured[name]) for name in missing}
         write_json(run / RECORD, {key: {"recipe": name, "seconds": value} for key, (name, value) in known.items()})
-    found = {}
+    found, pace = {}, {name: known[digest][1] for name, digest in digests.items()}
     for name, settings in recipes.items():
-        _, seconds = known[digests[name]]
+        seconds = pace[name]
         limits = (int(60 * minutes / seconds), settings.training.max_updates or math.inf)
         n = max(1, int(min(limits)))
         found[name] = settings.with_values("training", max_minutes=None, max_updates=n)
         log.say(f"{name}: {minutes:g} minutes are {n:,} updates of {seconds:.3g} s, validations included")
-    return found
+    return found, pace
 
 
 def _digest(settings: Settings) -> str:
