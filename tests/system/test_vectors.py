@@ -24,6 +24,7 @@ MODEL = ("model.source=vectors", "model.dropout=0", "model.positions=rotary", "t
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vectors")
     write_task(folder, "train", 1500, seed=1)
+    write_task(folder, "valid", 100, seed=3)
     write_task(folder, "test", 20, seed=2)
     return folder
 
@@ -32,6 +33,8 @@ def pairs(data: Path, run: Path, *more: str) -> list[str]:
     files = {
         "--src": "train.safetensors",
         "--tgt": "train.txt",
+        "--valid-src": "valid.safetensors",
+        "--valid-tgt": "valid.txt",
         "--test-src": "test.safetensors",
         "--test-tgt": "test.txt",
     }
