@@ -63,9 +63,7 @@ def prepare(settings: Settings, path: Path, *, log: Log | None = None) -> None:
     start = None if has_read_text(path) else find_start(settings)
     task = check(settings if start is None else start.settings)
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
-        if not folder.resumed or task.find_prepared(folder, log) is None:
-            machine = this_machine(settings.training.device)
-            _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
+        _prepare(task, folder, asked=settings, start=start, machine=this_machine(settings.training.device), log=log)
 
 
 def _train_in(
@@ -90,9 +88,7 @@ def _train_in(
                 "as after the end; the model can be used; to train, name another folder with --run"
             )
         if end is None:
-            prepared = task.find_prepared(folder, log) if folder.resumed else None
-            if prepared is None:
-                prepared = _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
+            prepared = _prepare(task, folder, asked=settings, start=start, machine=machine, log=log)
             _report_padding(folder, task.feeder(prepared, folder.settings, torch.device(machine.device)), log)
             ranks.start({"folder": str(path.absolute()), "device": machine.device})
             best_update = learn(task, folder, prepared, device=machine.device, log=log, ranks=ranks, machine=machine)
@@ -121,7 +117,12 @@ def _resolved(
 def _prepare(
     task: AnyTask, folder: RunFolder, *, asked: Settings, start: Start | None, machine: Machine, log: Log
 ) -> Any:
-    """Encode the text, and copy the weights to start from, into the folder. A user's mistake leaves no new folder."""
+    """Encode the text, and copy the weights to start from, into the folder, unless an earlier start has done it.
+
+    A user's mistake leaves no new folder.
+    """
+    if folder.resumed and (found := task.find_prepared(folder, log)) is not None:
+        return found
     tokens = folder.path / "tokens"
     shutil.rmtree(tokens, ignore_errors=True)  # what a killed process has left
     tokens.mkdir(exist_ok=True)

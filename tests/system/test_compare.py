@@ -249,7 +249,7 @@ def test_minutes_become_updates_by_speeds_that_are_measured_in_turns(folder: Pat
     assert done.code == 2 and "pace.json is damaged" in done.err, done.err
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forkserver")
+@pytest.mark.skipif(sys.platform != "linux", reason="sends a signal, and looks for the lock")
 def test_a_signal_while_speeds_are_measured_leaves_nothing_behind(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

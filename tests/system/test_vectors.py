@@ -57,7 +57,7 @@ def test_a_sequence_of_vectors_is_translated(data: Path, run: Path) -> None:
     done = transduce("translate", run, data / "test.safetensors")
     expected = (data / "test.txt").read_text().splitlines()
     right = sum(one == other for one, other in zip(done.out.splitlines(), expected, strict=True))
-    assert right >= 18, done.out  # found: all 20, with each of 10 seeds
+    assert right >= 18, done.out  # found: all 20, in 16 trainings
     one = transduce("translate", run, data / "test.safetensors", "--json", "--batch-tokens", "1")
     assert [json.loads(line)["text"] for line in one.out.splitlines()] == done.out.splitlines()
 

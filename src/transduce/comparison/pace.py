@@ -75,8 +75,7 @@ def _seconds(recipes: Mapping[str, Settings], names: Collection[str], shared: Sh
             for name, settings in recipes.items()
             if name in names
         }
-        prepared = shared.prepared
-        return in_turns({name: partial(_measured, folder, prepared) for name, folder in folders.items()}, log)
+        return in_turns({name: partial(_measured, folder, shared.prepared) for name, folder in folders.items()}, log)
 
 
 def _measured(folder: RunFolder, prepared: Prepared[Any]) -> float:

@@ -17,6 +17,7 @@ from transduce.config import DataSettings
 from transduce.data.corpus import Pair
 from transduce.data.leaks import N_SAMPLES, comparable, shortened
 from transduce.errors import DataError
+from transduce.text.vectors import without_folder
 
 _CHUNK = 10_000  # pairs in which duplicates are searched at once
 _SHORT = 10  # tokens up to which the ratio of the lengths does not matter
@@ -156,7 +157,8 @@ class HeldOutSources:
     """Chooses the source sentences to hold out for validation while the training pairs are read.
 
     Chosen are those with the lowest hash of (seed, source): the choice depends neither on the order of the pairs nor on
-    how many of them have the same source. All pairs with a chosen source leave the training text, so that none leaks.
+    how many of them have the same source, nor on the folder of a file of vectors. All pairs with a chosen source leave
+    the training text, so that none leaks.
     """
 
     def __init__(self, most: int, *, seed: int) -> None:
@@ -183,7 +185,7 @@ class HeldOutSources:
         if key in self._counts:
             self._counts[key] += 1
             return
-        digest = blake2b(f"{self._seed}\n{key}".encode(), digest_size=8).digest()
+        digest = blake2b(f"{self._seed}\n{without_folder(key)}".encode(), digest_size=8).digest()
         entry = (-int.from_bytes(digest, "big"), key)
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, entry)

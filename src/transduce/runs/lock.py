@@ -112,8 +112,8 @@ def locked_folder(
     """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
 
     `use` and `option`: as for `FolderLock`, whose note goes to `warn`. `wait`: for another process that has the lock,
-    where otherwise a `FolderInUse` is raised. After an error, folders that this made and that
-    are still empty are removed.
+    where otherwise a `FolderInUse` is raised. After an error, folders that this made and that are still empty are
+    removed.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

@@ -34,6 +34,12 @@ def is_vectors(path: Path | str) -> bool:
     return str(path).lower().endswith(SUFFIX)
 
 
+def without_folder(name: str) -> str:
+    """The name of a sequence without the folder of its file; any other text as it is."""
+    path, number, _ = name.rpartition("#")
+    return name[len(path) - len(Path(path).name) :] if number and is_vectors(path) else name
+
+
 class VectorFile:
     """An open file of vectors. Raises `DataError` where it is missing or does not have the tensors above."""
 

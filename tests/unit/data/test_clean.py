@@ -144,6 +144,16 @@ def test_held_out_sources_are_a_random_sample_by_seed() -> None:
     assert chosen_of(TEXTS, 0, seed=1) == ({}, 0) == chosen_of([], 5, seed=1) == chosen_of([], 0, seed=1, most=0)
 
 
+def test_the_folder_of_a_file_of_vectors_does_not_change_what_is_held_out() -> None:
+    def numbers(path: str) -> list[str]:
+        pairs = pairs_of(*[(f"{path}#{n}", f"t{n}") for n in range(200)])
+        return [pair.tgt for pair in chosen_of(pairs, 20, seed=1)[0].values()]
+
+    here = numbers("train.safetensors")
+    assert here == numbers("/data/of #1/train.safetensors") == numbers("../train.safetensors")
+    assert here != numbers("other.safetensors")
+
+
 def test_the_first_pair_of_a_held_out_source_is_kept_in_order_of_appearance() -> None:
     chosen, _ = chosen_of(TEXTS, 30, seed=3)
     firsts = {comparable(pair.src): pair for pair in reversed(TEXTS)}
