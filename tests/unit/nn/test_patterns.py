@@ -24,6 +24,7 @@ from transduce.nn.patterns import (
     FullPattern,
     LocalPattern,
     SplitBias,
+    SummaryPattern,
     dense_bias,
     make_patterns,
     padded_bias,
@@ -148,6 +149,16 @@ def test_blocks_in_both_directions_equal_the_dense_computation(scheme: str, opti
 def test_short_sequences_are_computed_at_once() -> None:
     none = scheme_of("none", causal=True)
     assert isinstance(sequence_bias(LocalPattern(40), torch.arange(80), none), torch.Tensor)
+
+
+def test_two_blocks_are_separate_and_summaries_are_gathered() -> None:
+    own, ends = make_patterns("fixed", size=40, summary=4, spread="layers", n_heads=2, causal=True)
+    assert [own.worthwhile(n) for n in (40, 41, 80)] == [False, True, True]
+    assert [ends.worthwhile(n) for n in (32, 40, 41, 80)] == [False, True, True, True]
+    assert not SummaryPattern(40, 30).worthwhile(400)
+    for pattern in (own, ends):
+        bias = sequence_bias(pattern, torch.arange(80), scheme_of("none", causal=True))
+        compare(pattern, bias, None, scheme_of("none", causal=True), 80)
 
 
 def test_the_bias_of_fused_causal_kernels_as_a_matrix() -> None:

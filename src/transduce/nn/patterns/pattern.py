@@ -114,6 +114,10 @@ class BlockPattern(SparsePattern):
         """The beginning of the block."""
         return position // self.size * self.size
 
+    def worthwhile(self, n: int) -> bool:
+        """From the second block on: two blocks are half of a dense product."""
+        return n > max(self.size, MIN_BLOCK)
+
     def layout(self, n: int) -> Layout:
         """Separate blocks."""
         return BlockLayout(n, self.size)
@@ -132,6 +136,10 @@ class SummaryPattern(SparsePattern):
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
         """At the end of a block."""
         return keys % self.size >= self.size - self.summary
+
+    def worthwhile(self, n: int) -> bool:
+        """If the ends of all blocks are at most half of the keys."""
+        return n > MIN_BLOCK and 2 * self.summary * -(-n // self.size) <= n
 
     def layout(self, n: int) -> Layout:
         """All queries and the ends of all blocks."""
