@@ -70,7 +70,8 @@ def main() -> None:
     losses = {name: {n: measure(args.out / name / "seed1", text, n) for n in args.memories} for name in MODELS}
     lines = heading("trained", "updates", "minutes", "characters/s")
     for one in found.systems:
-        lines.append(row(one.name, f"{one.updates:,.0f}", f"{one.minutes:.1f}", f"{one.tokens_per_second:,.0f}"))
+        speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
+        lines.append(row(one.name, f"{one.updates:,.0f}", f"{one.minutes:.1f}", speed))
     lines += ["", *heading("nats per character, memory of", *args.memories)]
     for name, by_memory in losses.items():
         lines.append(row(name, *(f"{loss:.4f}" for loss in by_memory.values())))

@@ -60,7 +60,7 @@ def add_gradients(model: Any, ids: Any) -> None:
 
 
 def measure(name: str, length: int, tokens: int, rounds: int) -> dict[str, float]:
-    """Seconds of CPU time and bytes of memory of one update of a model."""
+    """Seconds of CPU time and bytes of memory per token of an update of a model."""
     import torch
 
     from transduce.config import model_settings
@@ -78,7 +78,8 @@ def measure(name: str, length: int, tokens: int, rounds: int) -> dict[str, float
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.process_time() - began)
-    return {"seconds": min(seconds[1:]), "bytes": peak() - before}
+    n = ids[:, 1:].numel()
+    return {"seconds": min(seconds[1:]) / n, "bytes": (peak() - before) / n}
 
 
 def measure_all(args: argparse.Namespace) -> dict[str, dict[int, dict[str, float]]]:
@@ -86,7 +87,7 @@ def measure_all(args: argparse.Namespace) -> dict[str, dict[int, dict[str, float
     found: dict[str, dict[int, dict[str, float]]] = {name: {} for name in args.models}
     for name in args.models:
         for length in args.lengths:
-            known = [one["seconds"] for one in found[name].values()]
+            known = [one["seconds"] * max(args.tokens, length) for length, one in found[name].items()]
             if len(known) > 1 and known[-1] * max(1.0, known[-1] / known[-2]) > args.limit:
                 break
             command = [sys.executable, __file__, "--measure", name, "--lengths", str(length)]
@@ -100,7 +101,7 @@ def measure_all(args: argparse.Namespace) -> dict[str, dict[int, dict[str, float
     return found
 
 
-def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int], tokens: int) -> list[str]:
+def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int]) -> list[str]:
     """Microseconds and bytes per token, and in brackets their ratio to the first length's."""
     lines = heading("model", "per token", *(f"{n:,}" for n in lengths))
     for name, by_length in found.items():
@@ -110,12 +111,12 @@ def table(found: dict[str, dict[int, dict[str, float]]], lengths: list[int], tok
                 value = by_length.get(n, {}).get(key)
                 first = by_length.get(lengths[0], {}).get(key)
                 ratio = f" ({value / first:.2f})" if value is not None and first else ""
-                cells.append("" if value is None else f"{factor * value / tokens:.1f}{ratio}")
+                cells.append("" if value is None else f"{factor * value:.1f}{ratio}")
             lines.append(row(name, unit, *cells))
     return lines
 
 
-def plot(found: dict[str, dict[int, dict[str, float]]], tokens: int, path: Path) -> None:
+def plot(found: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
     """Time and memory per token over the length, both axes logarithmic."""
     import matplotlib.pyplot as plt
 
@@ -123,7 +124,7 @@ def plot(found: dict[str, dict[int, dict[str, float]]], tokens: int, path: Path)
     names = (("seconds", "CPU time per token, µs", 1e6), ("bytes", "memory per token, KB", 1e-3))
     for axes, (key, label, factor) in zip(panels, names, strict=True):
         for name, by_length in found.items():
-            axes.plot(list(by_length), [factor * one[key] / tokens for one in by_length.values()], "o-", label=name)
+            axes.plot(list(by_length), [factor * one[key] for one in by_length.values()], "o-", label=name)
         axes.set(xscale="log", yscale="log", xlabel="length", ylabel=label)
         axes.set_xscale("log", base=2)
         axes.grid(alpha=0.3)
@@ -146,7 +147,7 @@ def main() -> None:
         print(json.dumps(measure(args.measure, args.lengths[0], args.tokens, args.rounds)))
         return
     found = measure_all(args)
-    write(table(found, args.lengths, args.tokens), partial(plot, found, args.tokens), args.out)
+    write(table(found, args.lengths), partial(plot, found), args.out)
 
 
 if __name__ == "__main__":

@@ -151,8 +151,8 @@ def lines(cell: str, data: list[Batch], vocab: int, args: argparse.Namespace) ->
     for name, (model, _) in made.items():
         ratios = [b / a for a, b in zip(times["transduce"][1:], times[name][1:], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        n_weights, speed = sum(p.numel() for p in model.parameters()), n_tokens / statistics.median(times[name][1:])
-        yield row(name, cell, f"{n_weights:,}", f"{speed:,.0f}", f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        n_parameters, speed = sum(p.numel() for p in model.parameters()), n_tokens / statistics.median(times[name][1:])
+        yield row(name, cell, f"{n_parameters:,}", f"{speed:,.0f}", f"{middle:.2f} ({low:.2f} to {high:.2f})")
 
 
 def main() -> None:

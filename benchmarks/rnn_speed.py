@@ -141,7 +141,7 @@ def main() -> None:
     for name, options in CASES.items():
         if args.only not in name:
             continue
-        s = resolve_preset(model_settings(preset=args.preset, dropout=0.0, **options))
+        s = resolve_preset(model_settings(preset=args.preset, dropout=0.0, readout_scale=1.0, **options))
         ours, plain = build_model(s, n_src=args.vocab, n_tgt=args.vocab), Plain(s, args.vocab)
 
         def own_loss(hidden: Tensor, ours: Any = ours) -> Tensor:
@@ -167,8 +167,8 @@ def main() -> None:
             for key, run in pair.items():
                 times[key].append(seconds(run))
         one, other = (statistics.median(times[key][1:]) for key in pair)
-        ratios = sorted(b / a for a, b in zip(times["ours"][1:], times["plain"][1:], strict=True))
-        low, middle, high = ratios[len(ratios) // 4], statistics.median(ratios), ratios[-1 - len(ratios) // 4]
+        ratios = [b / a for a, b in zip(times["ours"][1:], times["plain"][1:], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
         speeds = f"ours {n_tokens / one:7,.0f}  plain {n_tokens / other:7,.0f}"
         print(f"  {name:<40} {speeds}  ratio {middle:.2f} ({low:.2f} to {high:.2f})")
 

@@ -20,10 +20,12 @@ from sacrebleu.metrics import BLEU
 import kills
 from system.commands import Done, transduce, write_corpus
 from transduce import Budget, Translator, compare
-from transduce.comparison.measures import RECORD
+from transduce.comparison.measures import SCORES_FILE
+from transduce.comparison.sizes import scale
 from transduce.errors import SettingsError
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
+from transduce.runs.lock import FolderLock
 from transduce.text.tokenizer import load_tokenizers
 
 BASE = """
@@ -167,17 +169,16 @@ def test_language_models_are_compared_by_bits_per_byte(folder: Path) -> None:
     }
     given["data"]["context"] = 32
     alibi = {"model": {**given["model"], "positions": "alibi"}}
-    found = compare({"rotary": given, "alibi": alibi}, folder / "lm", budget=Budget(tokens=5120, params=20_000))
+    found = compare({"rotary": given, "alibi": alibi}, folder / "lm", budget=Budget(tokens=5120, params=40_000))
     assert found.measure == "bits per byte" and found.systems[1].differences == {"valid": None}
     for system in found.systems:
         folder_ = RunFolder.open(folder / "lm" / system.name / "seed1")
         (scores,) = folder_.read_record("text_scores.json")["sets"]
         assert system.scores["valid"].mean == pytest.approx(scores["bits_per_byte"])
-        assert system.updates == 10 and abs(system.n_parameters - 20_000) <= 2000
-        assert folder_.settings.model.d_model == found.settings[system.name].get(
-            "model.d_model", folder_.settings.model.d_model
-        )
-    assert "20,000 parameters" in "\n".join(found.lines())
+        assert system.updates == 10 and abs(system.n_parameters - 40_000) <= 4000
+        model, n = folder_.settings.model, load_tokenizers(folder_).n_tgt
+        assert model.d_model == scale(model, 40_000, n_src=n, n_tgt=n).d_model != 32
+    assert "40,000 parameters" in "\n".join(found.lines())
 
 
 def test_settings_that_the_first_recipe_leaves_unset_are_shared_too(folder: Path) -> None:
@@ -284,6 +285,25 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> Non
         assert not (folder / "never").exists()
     done = run(folder, "plain", "--set", "model.dropout=0.5")
     assert done.code == 2 and "contains another run: model.dropout" in done.err, done.err
+    (folder / "changed").mkdir()
+    (folder / "changed" / "wide.toml").write_text(WIDE.replace("lr = 0.01", "lr = 0.02"))
+    lock = FolderLock(folder / "plain" / "wide" / "seed1")  # another process trains it
+    done = run(folder, "plain", recipes=("base", "changed/wide"))
+    lock.release()
+    assert done.code == 2 and "contains another run: training.lr" in done.err, done.err
+
+
+def test_text_that_has_changed_is_an_error_while_it_is_needed(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*seed*"))
+    assert run(tmp_path, "one", recipes=("base",)).code == 0
+    for side in ("en", "de"):
+        with (tmp_path / f"test.{side}").open("a") as file:
+            file.write("one more\n")
+    done = run(tmp_path, "one", recipes=("base",))
+    assert done.code == 0, done.err
+    done = run(tmp_path, "one")
+    assert done.code == 2 and "data.test[0], test.en, has changed since this comparison began" in done.err, done.err
+    assert not (tmp_path / "one" / "wide").exists()
 
 
 def test_a_training_that_diverges_does_not_stop_the_others(folder: Path) -> None:
@@ -309,9 +329,10 @@ def test_two_processes_share_the_trainings(folder: Path) -> None:
     for process in processes:
         process.join(120)
         assert process.exitcode == 0, [path.read_text() for path in folder.glob("shared.*")]
+    assert all(" of 4)" in path.read_text() for path in folder.glob("shared.?")), "one process has trained all"
     for path in runs(folder / "shared"):
         ends = [event for event in MetricsFile(path / "metrics.jsonl").read() if event["event"] == "end"]
-        assert len(ends) == 1 and (path / RECORD).exists()
+        assert len(ends) == 1 and (path / SCORES_FILE).exists()
     assert len(json.loads((folder / "shared" / "compare.json").read_text())["systems"]) == 2
     assert not (folder / "shared" / ".lock").exists()
 
@@ -330,7 +351,7 @@ def test_kills_change_nothing_and_finished_trainings_are_not_repeated(folder: Pa
         killed / "base" / "seed1" / "checkpoints" / "u00000006",
         killed / "base" / "seed1" / "report.html",
         killed / "wide" / "seed1" / "checkpoints" / "u00000003",
-        killed / "wide" / "seed1" / RECORD,
+        killed / "wide" / "seed1" / SCORES_FILE,
     ):
         process = start(["compare", *recipes, "--run", str(killed)], folder / "killed.err")
         while process.is_alive() and not mark.exists():
@@ -346,7 +367,9 @@ def test_kills_change_nothing_and_finished_trainings_are_not_repeated(folder: Pa
     for name in ("base", "wide"):
         one, two = (path / name / "seed1" for path in (whole, killed))
         assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
-        assert json.loads((one / RECORD).read_text())["sets"] == json.loads((two / RECORD).read_text())["sets"]
+        assert (
+            json.loads((one / SCORES_FILE).read_text())["sets"] == json.loads((two / SCORES_FILE).read_text())["sets"]
+        )
         ends = [event for event in MetricsFile(two / "metrics.jsonl").read() if event["event"] == "end"]
         assert len(ends) == 1
     found = [json.loads((path / "compare.json").read_text())["systems"] for path in (whole, killed)]

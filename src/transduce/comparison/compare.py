@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.comparison.measures import (
-    RECORD,
+    SCORES_FILE,
     Speeds,
     measure_speeds,
     read_measures,
@@ -26,7 +26,7 @@ from transduce.comparison.recipes import (
     with_shared_conditions,
 )
 from transduce.comparison.result import RecipeComparison, system_of
-from transduce.comparison.shared import shared_by, with_vocabulary_of
+from transduce.comparison.shared import require_same_text, shared_by, with_vocabulary_of
 from transduce.comparison.sizes import RULE, scaled
 from transduce.config import Settings, TrainingSettings, to_toml
 from transduce.data.corpus import corpus_files
@@ -73,7 +73,7 @@ def compare(
 
     Raises:
         UserError: A recipe cannot be used, or has other conditions than the first, before anything is trained.
-        Interrupted: SIGINT, SIGTERM or SIGHUP, when everything is saved.
+        Interrupted: SIGINT, SIGTERM or SIGHUP during a training, when everything is saved.
     """
     log, run = log or Log(), Path(run)
     settings = with_shared_conditions(read_recipes(recipes, data=data, overrides=overrides), budget)
@@ -131,15 +131,19 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
     }
     for path, settings in plan.items():
         if (path / "manifest.json").exists():
-            if start := Manifest.read(path).asked_settings().tokenizer.start:  # from before the folder was moved
+            manifest = Manifest.read(path)
+            if start := manifest.asked_settings().tokenizer.start:  # from before the folder was moved
                 plan[path] = settings = with_vocabulary_of(settings, start)
+            manifest.require_same(settings)  # also of a run that another process is training
             with suppress(FolderInUse):
                 RunFolder.create(path, settings, to_toml(settings)).close()
+    if not all((path / SCORES_FILE).exists() for path in plan):
+        require_same_text(base, run)
     return _Plan(plan, _conditions(shared.settings.training, seeds, budget), pace)
 
 
 def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
-    """Train what no other process trains, and wait for the others; why trainings failed, by run folder."""
+    """Train what no other process trains, and wait for the remaining ones; why trainings failed, by run folder."""
     first, failed, reported = next(iter(plan)), dict[str, str](), False
     waiting = {path: number for number, path in enumerate(plan, 1)}
     while waiting:
@@ -148,7 +152,9 @@ def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
             if is_locked(path):
                 continue
             try:
-                if not (path / RECORD).exists():
+                if (path / SCORES_FILE).exists():
+                    Manifest.read(path).require_same(plan[path])  # another process may have trained it
+                else:
                     log.say(f"{path.parent.name}, {path.name} ({number} of {len(plan)})")
                     _train(path, plan[path], log)
                 del waiting[path]
@@ -169,7 +175,7 @@ def _train_all(plan: Mapping[Path, Settings], log: Log) -> dict[str, str]:
 
 
 def _train(path: Path, settings: Settings, log: Log) -> None:
-    """Train and score, as far as that is not done."""
+    """Train and score the run unless that is done."""
     if not is_finished(path):
         release_memory()
         reset_peak_memory()

@@ -1,4 +1,4 @@
-"""What is measured of each run: its cost, from the log of the training, and its scores on the test sets."""
+"""Measurements of each run: its cost, from the log of the training, and its scores on the test sets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transduce.runs.atomic import expecting
 from transduce.runs.folder import RunFolder
 from transduce.tasks.registry import find_task
 
-RECORD = "comparison.json"
-TIMED = 500  # examples in a round of the measurement of speed
+SCORES_FILE = "comparison.json"
+TIMED_EXAMPLES = 500  # in a round of the measurement of speed
 CURVES = {"nll": "validation loss, nats per token", "bleu": "validation BLEU", "accuracy": "validation accuracy"}
 """Scores of validations that are drawn against time."""
 
@@ -27,7 +27,8 @@ class RunMeasures:
     """One finished training.
 
     `seconds`: of training, with its validations. `nll`: validation loss of the kept weights without label smoothing,
-    in nats per target token. `tokens_per_second`: None if the training was too short to log it. `curves`: by key of
+    in nats per target token; of a mean of the best weights (`training.average = "best"`), the loss of the best ones.
+    `tokens_per_second`: None if the training was too short to log it. `curves`: by key of
     CURVES, by update: (minutes, score). `memory`: peak bytes.
     """
 
@@ -45,7 +46,7 @@ def store_measures(run: Path) -> None:
     """Score a finished run and store the result in its folder."""
     with RunFolder.open_locked(run) as folder:
         sets = find_task(folder.settings.task).scored_model(folder).outputs()
-        folder.write_record(RECORD, {"sets": [one.to_json() for one in sets]})
+        folder.write_record(SCORES_FILE, {"sets": [one.to_json() for one in sets]})
 
 
 def read_measures(run: Path, pace: float | None = None) -> RunMeasures:
@@ -55,12 +56,13 @@ def read_measures(run: Path, pace: float | None = None) -> RunMeasures:
     follow from it (default: from the clock of the training, which other work on the machine slows down).
     """
     folder = RunFolder.open(run)
-    record, stored = read_record(folder), folder.read_record(RECORD)
-    with expecting(run / RECORD):
+    record, stored = read_record(folder), folder.read_record(SCORES_FILE)
+    with expecting(run / SCORES_FILE):
         sets = tuple(map(Outputs.from_json, stored["sets"]))
     with expecting(run / "metrics.jsonl"):
         updates, validations, end = record.of("update"), record.of("validation"), record.of("end")[-1]
-        kept = next((one for one in validations if one["update"] == end["best_update"]), validations[-1])
+        last = folder.settings.training.average == "last" or len(validations) == 1
+        kept = next(one for one in reversed(validations) if last or one["update"] == end["best_update"])
         speeds = [speed for _, speed in record.points("update", "tokens_per_second")]
         if pace is not None and updates:
             speeds = [sum(one["n_targets"] for one in updates) / (pace * updates[-1]["update"])]
@@ -89,7 +91,8 @@ def _curve(validations: Sequence[Mapping[str, Any]], key: str, pace: float | Non
 class Speeds:
     """Examples per second of each recipe's model.
 
-    `models`: digests of the models; `unit`: what an example is, empty if nothing is measured; `engine`: what computed.
+    `models`: digests of the models; `unit`: what an example is, empty if nothing is measured; `engine`: the one that
+    ran the models.
     """
 
     models: Mapping[str, str]
@@ -110,6 +113,6 @@ def measure_speeds(runs: Mapping[str, Path], digests: Mapping[str, str], log: Lo
     if len({model.engine for model in models.values()}) > 1:
         for model in models.values():
             model.use_pytorch()
-    per_second = measure_in_turns({name: model.run_again for name, model in models.items()}, TIMED, log)
+    per_second = measure_in_turns({name: model.run_again for name, model in models.items()}, TIMED_EXAMPLES, log)
     engine = next(iter(models.values())).engine
     return Speeds(digests, unit, engine, per_second)

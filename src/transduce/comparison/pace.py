@@ -29,8 +29,8 @@ from transduce.runs.run_settings import identity
 from transduce.tasks.base import Prepared
 from transduce.training.feed import Position
 
-RECORD = "pace.json"
-WARM, TIMED = 3, 12  # updates in a round
+PACE_FILE = "pace.json"
+WARM_UPDATES, TIMED_UPDATES = 3, 12  # in a round
 
 
 def with_updates(
@@ -43,14 +43,14 @@ def with_updates(
     """
     first, minutes = next(iter(recipes)), resolved(shared.settings.training.max_minutes, "training.max_minutes")
     digests = {name: _digest(settings) for name, settings in recipes.items()}
-    with expecting(run / RECORD):
-        stored = read_json(run / RECORD) if (run / RECORD).exists() else {}
+    with expecting(run / PACE_FILE):
+        stored = read_json(run / PACE_FILE) if (run / PACE_FILE).exists() else {}
         known = {digest: (str(one["recipe"]), float(one["seconds"])) for digest, one in stored.items()}
     if missing := [name for name, digest in digests.items() if digest not in known]:
         measured = _seconds(recipes, {first, *missing}, shared, log)
         change = known[digests[first]][1] / measured[first] if first not in missing else 1.0
         known |= {digests[name]: (name, change * measured[name]) for name in missing}
-        write_json(run / RECORD, {key: {"recipe": name, "seconds": value} for key, (name, value) in known.items()})
+        write_json(run / PACE_FILE, {key: {"recipe": name, "seconds": value} for key, (name, value) in known.items()})
     found, pace = {}, {name: known[digest][1] for name, digest in digests.items()}
     for name, settings in recipes.items():
         seconds = pace[name]
@@ -62,7 +62,7 @@ def with_updates(
 
 
 def _digest(settings: Settings) -> str:
-    """Of the settings that belong to a recipe alone and affect its speed."""
+    """Of the model and its training: a recipe with other values is measured anew."""
     own = {name: value for name, value in identity(settings).items() if name.startswith(("model.", "training."))}
     return hashlib.sha256(json.dumps(own).encode()).hexdigest()
 
@@ -82,6 +82,6 @@ def _measured(folder: RunFolder, prepared: Prepared[Any]) -> float:
     gc.collect()  # the model before
     rehearsal, settings = Rehearsal(folder, prepared=prepared), folder.settings
     feeds = rehearsal.feeder(settings).feeds(Position())
-    took = [rehearsal.update(next(feeds)) for _ in range(WARM + TIMED)][WARM:]
+    took = [rehearsal.update(next(feeds)) for _ in range(WARM_UPDATES + TIMED_UPDATES)][WARM_UPDATES:]
     *_, (loss, judge) = rehearsal.validation(math.inf)
     return statistics.fmean(took) + (loss + judge) / resolved(settings.training.valid_updates, "training.valid_updates")

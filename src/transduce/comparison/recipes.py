@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class Budget:
     """What each training may use: at most one of `minutes`, `updates` and `tokens`. Without any, the recipes' limits.
 
     `tokens`: of the training text on the longer side, padding included, as `training.batch_tokens` counts them.
-    `params`: about so many parameters for each model; see `sizes.scale`.
+    `params`: the approximate number of parameters of each model; see `sizes.scale`.
     """
 
     minutes: float | None = None
@@ -79,7 +79,7 @@ class Budget:
             if self.tokens is not None
             else {name.removeprefix("max_"): getattr(training, name) for name in LIMITS}
         )
-        limit = " or ".join(f"{value:,} {unit}" for unit, value in limits.items() if value is not None)
+        limit = " or ".join(f"{value:,.12g} {unit}" for unit, value in limits.items() if value is not None)
         return limit if self.params is None else f"{limit}, about {self.params:,} parameters (widths scaled)"
 
 
@@ -127,8 +127,12 @@ def with_shared_conditions(recipes: Sequence[Recipe], budget: Budget) -> dict[st
     if not recipes:
         raise SettingsError("no recipe to compare; name at least one")
     first = recipes[0]
-    base = Settings.from_mapping(first.values, origin=first.name).resolve_paths(first.folder)
-    limits = budget.limits(base.training.batch_tokens)
+    base = _settings(first)
+    if limits := budget.limits(base.training.batch_tokens):
+        for recipe in recipes:
+            own = _section(recipe, "training")
+            recipe.values["training"] = {key: value for key, value in own.items() if key not in LIMITS} | limits
+        base = _settings(first)
     shared = base.model_dump(mode="json", exclude_unset=True)
     shared = {section: shared.get(section, {}) for section in SECTIONS} | {
         "training": {key: value for key, value in shared.get("training", {}).items() if key in TRAINING}
@@ -138,12 +142,16 @@ def with_shared_conditions(recipes: Sequence[Recipe], budget: Budget) -> dict[st
         own = {section: _section(recipe, section) for section in (*SECTIONS, "training")}
         merged = {section: {**shared[section], **own[section]} for section in own}
         values = {"task": base.task, "name": recipe.name, **recipe.values, **merged}
-        mixed = Settings.from_mapping(values, origin=recipe.name).resolve_paths(recipe.folder)
-        _check_shared(recipe.name, mixed, first.name, base, ignored=LIMITS if limits else ())
+        mixed = _settings(replace(recipe, values=values))
+        _check_shared(recipe.name, mixed, first.name, base)
         if mixed.training.start is not None:
             raise SettingsError(f"{recipe.name}: training.start is set; a comparison trains from scratch: leave it out")
-        found[recipe.name] = _with_limits(mixed, limits) if limits else mixed
+        found[recipe.name] = mixed
     return found
+
+
+def _settings(recipe: Recipe) -> Settings:
+    return Settings.from_mapping(recipe.values, origin=recipe.name).resolve_paths(recipe.folder)
 
 
 def _section(recipe: Recipe, name: str) -> Mapping[str, Any]:
@@ -153,7 +161,7 @@ def _section(recipe: Recipe, name: str) -> Mapping[str, Any]:
     return content
 
 
-def _check_shared(name: str, settings: Settings, first: str, base: Settings, *, ignored: Sequence[str]) -> None:
+def _check_shared(name: str, settings: Settings, first: str, base: Settings) -> None:
     """Raise for a shared setting in which a recipe differs from the first one."""
     pairs = [("task", settings.task, base.task)]
     for section in (*SECTIONS, "training"):
@@ -162,7 +170,7 @@ def _check_shared(name: str, settings: Settings, first: str, base: Settings, *, 
         pairs += [
             (f"{section}.{key}", getattr(ours, key), getattr(theirs, key))
             for key in keys
-            if key not in ignored and (section, key) != ("data", "root")
+            if (section, key) != ("data", "root")
         ]
     for key, ours, theirs in pairs:
         if ours != theirs:
@@ -177,9 +185,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return "unset" if value is None else str(value)
-
-
-def _with_limits(settings: Settings, limits: Mapping[str, Any]) -> Settings:
-    values = settings.model_dump(exclude_unset=True)
-    kept = {key: value for key, value in values.get("training", {}).items() if key not in LIMITS}
-    return Settings.from_mapping({**values, "training": {**kept, **limits}})

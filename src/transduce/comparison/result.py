@@ -15,7 +15,7 @@ from transduce.evaluation.bootstrap import Difference, paired_bootstrap
 from transduce.evaluation.outputs import MEASURES
 from transduce.evaluation.report import compact
 
-BINS = 6  # of source length, each with about the same number of examples
+BINS = 6  # of source length at most, with about the same number of examples where lengths allow
 FEWEST = 20  # examples in a bin
 
 Point = tuple[float, float]
@@ -153,7 +153,7 @@ class RecipeComparison:
         if n_seeds > 1:
             notes.append("±: standard deviation over seeds")
         if any(one.memory for one in self.systems):
-            notes.append("memory: peak of the process, with what its earlier trainings left")
+            notes.append("memory: peak of the process, including memory kept from earlier trainings")
         if any(one is not None for system in self.systems[1:] for one in system.differences.values()):
             notes.append(
                 "against the first: difference of the means, [95 % interval] by paired bootstrap over the test set; "
@@ -221,7 +221,10 @@ def scores_by_length(runs: Sequence[RunMeasures]) -> list[Point]:
         return []
     score = MEASURES[runs[0].sets[0].measure].score
     n_bins = min(BINS, len(lengths) // FEWEST)
-    edges = np.unique(np.quantile(lengths, np.linspace(0, 1, n_bins + 1)[1:-1]))
+    edges, low = list[float](), -math.inf
+    for edge in np.unique(np.quantile(lengths, np.linspace(0, 1, n_bins + 1)[1:-1])).tolist():
+        if min(np.sum((lengths >= low) & (lengths < edge)), np.sum(lengths >= edge)) >= FEWEST:
+            edges.append(low := edge)
     bins = np.searchsorted(edges, lengths, side="right")
     found = []
     for number in np.unique(bins):

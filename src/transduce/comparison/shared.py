@@ -1,7 +1,7 @@
 """What all recipes of a comparison share: the text, the vocabulary, and the settings that belong to them.
 
-They are those of the first recipe. Its text is read, and its unset settings are chosen, once: in the folder `shared` of
-the comparison, a run folder that is not trained.
+They are those of the first recipe. The vocabulary is learned, and unset settings are chosen, once: in the folder
+`shared` of the comparison, a run folder that is not trained.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from typing import Any
 
 from transduce.comparison.recipes import SECTIONS, SHARED, TRAINING
 from transduce.config import Settings
-from transduce.errors import UserError
+from transduce.data.corpus import corpus_files
+from transduce.errors import DataError, UserError
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.pipeline import prepare
+from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder, has_read_text
+from transduce.runs.manifest import fingerprint
 from transduce.tasks.base import Prepared
 from transduce.tasks.registry import find_task
 from transduce.tasks.resolve import check, resolve
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 QUIET = Log(quiet=True)
+DIGESTS = "text.json"  # of the files of the text
 
 
 class Shared:
@@ -75,12 +79,37 @@ def shared_by(first: Settings, run: Path, log: Log) -> Iterator[Shared]:
     if is_new:
         log.say("reading the text")
     prepare(first, path, log=QUIET)
+    if not (path / DIGESTS).exists():
+        write_json(path / DIGESTS, _digests(first))
     try:
         yield Shared(path)
     except UserError:
         if is_new:
             rmtree(path)
         raise
+
+
+def require_same_text(settings: Settings, run: Path) -> None:
+    """Raise a `DataError` for a file that has changed since the comparison began; the runs look for missing ones."""
+    path = run / SHARED / DIGESTS
+    with expecting(path):
+        then = dict(read_json(path))
+    for name, digest in _digests(settings).items():
+        if then.get(name, digest) != digest:
+            raise DataError(
+                f"{name} has changed since this comparison began; restore it, or name another folder with --run"
+            )
+
+
+def _digests(settings: Settings) -> dict[str, str]:
+    """SHA-256 of each file of the text that is there."""
+    found = {}
+    for key in ("train", "valid", "test"):
+        for number, corpus in enumerate(getattr(settings.data, key)):
+            for path in corpus_files(corpus):
+                if path.is_file():
+                    found[f"data.{key}[{number}], {path.name},"] = fingerprint(path)["sha256"]
+    return found
 
 
 def with_vocabulary_of(settings: Settings, run: Path) -> Settings:

@@ -19,7 +19,7 @@ def measure_in_turns(models: Mapping[str, Callable[[int], int]], n: int, log: Lo
     The models take turns, so that what else the machine does slows all of them down.
 
     Args:
-        models: Functions that process at most so many examples and return their number.
+        models: Functions that process at most n examples and return their number.
         n: Examples in a round.
         log: For progress.
     """

@@ -88,7 +88,7 @@ def stack_problems(s: AttentionSettings) -> Iterator[str]:
         of_old = (
             "; for the window of earlier versions set model.decoder_pattern = 'local'" if "decoder" in patterns else ""
         )
-        yield f"model.window = {s.window} has no use with {' and '.join(found)}{of_old}"
+        yield f"model.window = {s.window} has no effect with {' and '.join(found)}{of_old}"
     split = [text for text, name in found.items() if _n_factors(name) > 1]
     if split and s.factors == "heads" and s.n_heads < 2:
         yield f"{split[0]} with model.factors = 'heads' needs model.n_heads of at least 2, not {s.n_heads}"

@@ -27,9 +27,9 @@ def transformer_problems(s: TransformerSettings) -> Iterator[str]:
     """What is inconsistent in the settings."""
     yield from stack_problems(s)
     if s.decoder_self == "ssru" and s.decoder_pattern != "full":
-        yield f"model.decoder_self = 'ssru' has no use for model.decoder_pattern = '{s.decoder_pattern}'"
+        yield f"model.decoder_pattern = '{s.decoder_pattern}' has no effect with model.decoder_self = 'ssru'"
     if s.decoder_self == "ssru" and s.positions in ("t5", "shaw"):
-        yield f"model.decoder_self = 'ssru' has no use for model.positions = '{s.positions}'"
+        yield f"model.positions = '{s.positions}' has no effect with model.decoder_self = 'ssru'"
 
 
 class Transformer(EncoderDecoder[DecoderState]):

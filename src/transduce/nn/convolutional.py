@@ -105,7 +105,7 @@ class MemoryAttention(Attention):
 
     d_i = (W h_i + b + g_i) * sqrt(0.5), of the hidden state h_i and the embedding g_i of the token before; z_j is the
     memory and v_j the values. The output is (h_i + W_o c_i sqrt(S) + b_o) * sqrt(0.5) for a sentence of S tokens
-    (section 3.4). The products with W and W_o are made of the memory, once a sentence: (W h) . z = h . (W^T z).
+    (section 3.4). The products with W and W_o are made of the memory, once per sentence: (W h) . z = h . (W^T z).
     """
 
     def __init__(self, *, d_model: int, d_conv: int) -> None:

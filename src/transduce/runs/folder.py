@@ -32,7 +32,7 @@ from transduce.errors import RunFolderError
 from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
 from transduce.runs.lock import FolderLock
 from transduce.runs.manifest import Manifest, check_file
-from transduce.runs.run_settings import FORMAT, difference
+from transduce.runs.run_settings import FORMAT
 from transduce.runs.tensor_file import load_metadata
 
 if TYPE_CHECKING:
@@ -113,24 +113,25 @@ class RunFolder:
     @classmethod
     def open_locked(cls, path: Path) -> RunFolder:
         """A run to add a record to, locked until `close`. Raises `RunFolderError` if it cannot be written."""
-        run = cls.open(path)
-        run._lock = _make_and_lock(run.path)
+        cls.open(path)  # locking would make the folder
+        lock = _make_and_lock(path)
+        try:
+            run = cls.open(path)  # as other processes have left it
+        except BaseException:
+            lock.release()
+            raise
+        run._lock = lock
         return run
 
     @classmethod
     def _resume(cls, path: Path, asked: Settings, recipe: str, lock: FolderLock) -> RunFolder:
         """Open the run in the folder, if it is the one asked for."""
         manifest = Manifest.read(path)
-        there = manifest.asked_settings()
-        if found := difference(there, asked):
-            raise RunFolderError(
-                f"{path} contains another run: {found}; give the same settings to resume it, or name another folder "
-                "with --run"
-            )
+        manifest.require_same(asked)
         run = cls(path, asked, manifest, lock=lock, resumed=True)
         manifest.check()
         values = asked.model_dump(mode="json")
-        changed = values != there.model_dump(mode="json")
+        changed = values != manifest.asked_settings().model_dump(mode="json")
         if changed or not (path / "recipe.toml").exists():
             write_text(path / "recipe.toml", recipe)
         if changed:

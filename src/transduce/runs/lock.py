@@ -28,7 +28,7 @@ except ImportError:  # not a POSIX system
 _POSIX = os.name == "posix"
 _NO_FLOCK = "without flock"
 _OWNER = re.compile(r"process (\d+) on (\S+)")
-WAIT_SECONDS = 1.0  # between two looks at what another process has locked
+WAIT_SECONDS = 1.0  # between checks of a lock that another process has
 _SETTLE_SECONDS = 0.2  # for two processes that take over the same stale file at the same time
 
 
@@ -112,14 +112,13 @@ def locked_folder(
     """Make a folder and lock it; inside, a failure to write is a `RunFolderError`.
 
     `use` and `option`: as for `FolderLock`, whose note goes to `warn`. `wait`: for another process that has the lock,
-    where otherwise a `FolderInUse` is raised. After an error, folders that this made and that are still empty are
-    removed.
+    after a warning, where otherwise a `FolderInUse` is raised. After an error, folders that this made and that are
+    still empty are removed.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        while (lock := _lock(folder, use=use, option=option, wait=wait)) is None:
-            time.sleep(WAIT_SECONDS)
+        lock = _take(folder, use=use, option=option, say=warn if wait else None)
         if lock.note:
             warn(lock.note)
         try:
@@ -136,14 +135,19 @@ def locked_folder(
         raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
 
 
-def _lock(folder: Path, *, use: str, option: str, wait: bool) -> FolderLock | None:
-    """The lock; None if it is in use and the caller waits."""
-    try:
-        return FolderLock(folder, use=use, option=option)
-    except FolderInUse:
-        if not wait:
-            raise
-        return None
+def _take(folder: Path, *, use: str, option: str, say: Callable[[str], object] | None) -> FolderLock:
+    """The lock. With `say`, wait for it, and say so once."""
+    said = False
+    while True:
+        try:
+            return FolderLock(folder, use=use, option=option)
+        except FolderInUse as error:
+            if say is None:
+                raise
+            if not said:
+                say(f"waiting: {error}")
+                said = True
+            time.sleep(WAIT_SECONDS)
 
 
 def is_locked(folder: Path) -> bool:

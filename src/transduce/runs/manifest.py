@@ -18,7 +18,7 @@ import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, refuse_outside_links, write_json
-from transduce.runs.run_settings import FORMAT, check_format, upgraded, with_changeable
+from transduce.runs.run_settings import FORMAT, check_format, difference, upgraded, with_changeable
 
 Fingerprint = Mapping[str, Any]
 """`sha256` and `size` in bytes of a file."""
@@ -107,6 +107,14 @@ class Manifest:
     def asked_settings(self) -> Settings:
         """The settings that the run was asked for with. Raises `RunFolderError`."""
         return self._validated(self.asked)
+
+    def require_same(self, asked: Settings) -> None:
+        """Raise a `RunFolderError` if these settings, unset ones as None, make another run."""
+        if found := difference(self.asked_settings(), asked):
+            raise RunFolderError(
+                f"{self.folder} contains another run: {found}; give the same settings to resume it, or name another "
+                "folder with --run"
+            )
 
     def settings(self) -> Settings:
         """The resolved settings of the run; changeable ones as they were asked for last. Raises `RunFolderError`."""

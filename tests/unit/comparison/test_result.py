@@ -77,6 +77,11 @@ def test_bins_of_length_cover_every_sentence_once() -> None:
     assert scores_by_length([run(lines[:30], references[:30])]) == []
 
 
+def test_no_bin_of_length_has_few_sentences() -> None:
+    references = [" ".join(WORDS[:n]) for n, count in ((1, 1), (2, 30), (3, 29), (9, 3)) for _ in range(count)]
+    assert [x for x, _ in scores_by_length([run(references, references)])] == pytest.approx([61 / 31, (87 + 27) / 32])
+
+
 def test_the_table_has_a_row_per_recipe_with_means_over_seeds() -> None:
     references = corpus(100)
     runs = {

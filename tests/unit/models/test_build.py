@@ -149,10 +149,13 @@ def test_counts_of_options() -> None:
         ({"decoder_self": "sru"}, "model.decoder_self = 'sru'.*ssru"),
         (
             {"decoder_self": "ssru", "decoder_pattern": "local", "window": 3},
-            "no use for model.decoder_pattern = 'local'",
+            "model.decoder_pattern = 'local' has no effect with",
         ),
-        ({"decoder_self": "ssru", "positions": "t5"}, "no use for model.positions = 't5'"),
-        ({"window": 3}, "window = 3 has no use with model.encoder_pattern = 'full' and model.decoder_pattern = 'full'"),
+        ({"decoder_self": "ssru", "positions": "t5"}, "model.positions = 't5' has no effect with"),
+        (
+            {"window": 3},
+            "window = 3 has no effect with model.encoder_pattern = 'full' and model.decoder_pattern = 'full'",
+        ),
         ({"encoder_pattern": "strided"}, "model.encoder_pattern = 'strided' needs model.window"),
         ({"decoder_pattern": "fixed", "window": 3, "n_heads": 1}, "model.n_heads of at least 2"),
         ({"decoder_pattern": "stride", "window": 3}, "model.decoder_pattern = 'stride'.*strided"),

@@ -175,7 +175,7 @@ def test_weights_in_bfloat16(seed: int) -> None:
     torch.testing.assert_close(torch.cat(steps, 1)[::2], rounded, rtol=0, atol=0.02)
 
 
-def test_an_empty_target_and_a_source_of_padding() -> None:
+def test_a_source_of_padding_gives_finite_states() -> None:
     model, _ = make()
     with torch.no_grad():
         assert model(torch.zeros(2, 3, dtype=torch.long), pad(TGTS[:2])).isfinite().all()

@@ -153,7 +153,7 @@ def test_short_sequences_are_computed_at_once() -> None:
 
 def test_two_blocks_are_separate_and_summaries_are_gathered() -> None:
     own, ends = make_patterns("fixed", size=40, summary=4, spread="layers", n_heads=2, causal=True)
-    assert [own.worthwhile(n) for n in (40, 41, 80)] == [False, True, True]
+    assert [own.worthwhile(n) for n in (40, 56, 57, 80)] == [False, False, True, True]
     assert [ends.worthwhile(n) for n in (32, 40, 41, 80)] == [False, True, True, True]
     assert not SummaryPattern(40, 30).worthwhile(400)
     for pattern in (own, ends):

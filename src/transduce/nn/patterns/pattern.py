@@ -115,8 +115,8 @@ class BlockPattern(SparsePattern):
         return position // self.size * self.size
 
     def worthwhile(self, n: int) -> bool:
-        """From the second block on: two blocks are half of a dense product."""
-        return n > max(self.size, MIN_BLOCK)
+        """If fewer pairs of a query and a key are in whole blocks than in all."""
+        return n > MIN_BLOCK and -(-n // self.size) * self.size**2 < n * n
 
     def layout(self, n: int) -> Layout:
         """Separate blocks."""
