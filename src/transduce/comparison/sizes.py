@@ -67,7 +67,7 @@ def scaled(recipes: Mapping[str, Settings], n_parameters: int, shared: Shared, l
     """The recipes with models of about `n_parameters`, for the vocabulary that they share."""
     found, labels = {}, shared.settings.data.labels
     for name, settings in recipes.items():
-        model: Any = resolve_preset(settings.model)
+        model: Any = settings.model
         if "n_labels" in type(model).model_fields:
             model = model.model_copy(update={"n_labels": len(labels) if labels else None})
         try:

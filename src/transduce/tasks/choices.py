@@ -153,7 +153,7 @@ def format_choices(choices: list[Choice]) -> list[str]:
 
 def parameters_used(model: ModelSettings, vocab_size: int) -> int:
     """Weights that a target token passes through, roughly: the layers' and the output's."""
-    return model.layer_weights + vocab_size * model.d_model
+    return model.layer_parameters + vocab_size * model.d_model
 
 
 def bytes_per_token(model: ModelSettings, vocab_size: int) -> int:

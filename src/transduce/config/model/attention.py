@@ -49,7 +49,7 @@ class BlockSettings(ModelSettings):
         return f"{self.kind}, {size}, {self.n_heads} heads, {self.residual}-norm"
 
     @property
-    def layer_weights(self) -> int:
+    def layer_parameters(self) -> int:
         """Four matrices per attention, two per feed-forward network."""
         return 4 * self.n_attentions * self.d_model**2 + 2 * sum(self.depth) * self.d_model * self.d_ff
 

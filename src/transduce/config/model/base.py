@@ -82,8 +82,8 @@ class ModelSettings(Section):
 
     @property
     @abstractmethod
-    def layer_weights(self) -> int:
-        """Number of weights of all layers without embeddings, roughly: the work per token is proportional to it."""
+    def layer_parameters(self) -> int:
+        """Number of parameters of all layers without embeddings, roughly: the work per token is proportional to it."""
 
     @property
     @abstractmethod

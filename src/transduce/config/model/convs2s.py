@@ -33,7 +33,7 @@ class ConvS2SSettings(OutputSettings, PositionSettings):
         return f"{self.kind}, {layers}, {width}, kernel size {self.kernel_size}, {self.positions} positions"
 
     @property
-    def layer_weights(self) -> int:
+    def layer_parameters(self) -> int:
         """One matrix per convolution, two more per attention layer, two per stack."""
         convolutions = 2 * self.kernel_size * self.d_conv**2 * sum(self.depth)
         return convolutions + 2 * (self.n_decoder_layers + 2) * self.d_model * self.d_conv

@@ -50,7 +50,7 @@ class RecurrentSettings(OutputSettings):
         return f"{self.kind}, {self.cell}, {size}, attention {self.attention}"
 
     @property
-    def layer_weights(self) -> int:
+    def layer_parameters(self) -> int:
         """Each unit has a matrix for its input and one for its state; a decoder also the context and the readout."""
         d, hidden = self.d_model, self.d_hidden
         first = (hidden // (2 if self.direction == "both" else 1)) + d

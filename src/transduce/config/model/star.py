@@ -37,7 +37,7 @@ class StarSettings(DecoderSettings):
         return 2 * sum(self.depth)
 
     @property
-    def layer_weights(self) -> int:
+    def layer_parameters(self) -> int:
         """Four matrices per attention, two per feed-forward network; the encoder has none."""
         return 4 * self.n_attentions * self.d_model**2 + 2 * self.n_decoder_layers * self.d_model * self.d_ff
 
@@ -70,7 +70,7 @@ class StarClassifierSettings(PositionSettings):
         return f"{self.kind}, {size}, {self.positions} positions"
 
     @property
-    def layer_weights(self) -> int:
+    def layer_parameters(self) -> int:
         """Two attentions with four matrices each per round."""
         return 8 * self.n_encoder_layers * self.d_model**2
 
