@@ -14,7 +14,11 @@ TRAINING = (
     "tokenizer.vocab_size=300", "training.batch_tokens=512", "training.precision=float32", "training.max_updates=4",
     "training.valid_bleu_sentences=4", "decoding.max_length=12", "decoding.beam=3",
 )  # fmt: skip
-KINDS = {"convs2s": ("d_conv=32",), "star": ("d_ff=64", "n_heads=1"), "rnn": ("d_hidden=32",)}
+KINDS = {
+    "convs2s": ("d_conv=32",),
+    "star": ("d_ff=64", "n_heads=1"),
+    "rnn": ("d_hidden=32",),
+}
 
 
 def options(*settings: str) -> list[str]:
@@ -41,6 +45,11 @@ def test_a_translator_of_any_kind_works_in_all_commands(kind: str, tmp_path: Pat
 
     page = tmp_path / "page.html"
     assert transduce("inspect", run, lines[0], "--html", page).code == 0 and "<svg" in page.read_text()
+    if kind == "convs2s":
+        for arguments in (("a " * 1100,), ("a", "--tgt", "b " * 1100)):
+            refused = transduce("inspect", run, *arguments, "--html", tmp_path / "long.html")
+            assert refused.code == 2 and "this model takes at most 1023" in refused.err, refused.err
+        assert not (tmp_path / "long.html").exists()
     refused = transduce("export", run, tmp_path / "out", "--to", "ctranslate2")
     assert refused.code == 2 and f"'{kind}'" in refused.err and "transformer" in refused.err
 

@@ -279,6 +279,10 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> Non
         (("--set", "data.valid=[]", "--seeds", 2), ("base",), "the held-out text would depend on the seed"),
         (("--run", folder / "plain" / "base" / "seed1"), ("base",), "this is a run folder"),
         ((), ("base", "shared"), "rename the recipe"),
+        (("--budget", "updates=1.5"), ("base",), "--budget updates=1.5: updates must be a whole number"),
+        (("--set", "training.optimizer=adma"), ("base",), "base: training.optimizer = 'adma'"),
+        (("--run", folder / "base.toml"), ("base",), "cannot be a folder: a file is there"),
+        (("--run", folder / "plain" / "base"), ("base",), "this folder belongs to the comparison"),
     ):
         done = run(folder, "never", *options, recipes=recipes)
         assert done.code == 2 and part in done.err and done.err.count("error:") == 1, done.err

@@ -14,6 +14,8 @@ import torch
 
 import toys
 from system.commands import small, transduce
+from transduce import Budget, compare
+from transduce.config import read_recipe
 from transduce.runs.folder import RunFolder
 from vector_files import WIDTH, write_task, write_vectors
 
@@ -62,6 +64,12 @@ def test_a_sequence_of_vectors_is_translated(data: Path, run: Path) -> None:
     assert [json.loads(line)["text"] for line in one.out.splitlines()] == done.out.splitlines()
 
 
+def test_a_comparison_gives_models_of_vectors_a_size(run: Path, tmp_path: Path) -> None:
+    budget = Budget(updates=2, params=30_000)
+    (found,) = compare({"one": read_recipe(run / "recipe.toml")}, tmp_path / "compared", budget=budget).systems
+    assert abs(found.n_parameters - 30_000) <= 3_000
+
+
 def test_scores_attention_and_report_of_vectors(data: Path, run: Path) -> None:
     done = transduce("evaluate", run, "--src", data / "test.safetensors", "--ref", data / "test.txt")
     assert done.code == 0 and "BLEU" in done.out
@@ -103,6 +111,8 @@ def test_a_classifier_of_vectors(data: Path, tmp_path: Path) -> None:
     assert "vectors have no [CLS]" in done.err + done.out
     done = transduce("train", "--run", tmp_path / "x", *arguments, "--set", "tokenizer.kind=char")
     assert done.code == 2 and "tokenizer.kind has no effect" in done.err
+    found = compare({"one": read_recipe(run / "recipe.toml")}, tmp_path / "compared", budget=Budget(updates=3))
+    assert found.measure == "accuracy" and found.systems[0].updates == 3
     done = transduce("classify", run, test)
     assert len(done.out.splitlines()) == 20
     done = transduce("evaluate", run, "--labels", test, "--json")

@@ -192,12 +192,15 @@ def inspect(
     transduce inspect runs/x "A dog runs." --html dog.html
     """
     from transduce.decoding.translator import Translator
+    from transduce.errors import SettingsError
     from transduce.evaluation.finalize import attention_of
     from transduce.inspection.heatmap import attention_page, save_picture
     from transduce.inspection.terminal import show_attention
     from transduce.runs.atomic import write_text
 
     seen = attention_of(Translator.load(run, device=device), sentence, tgt=tgt)
+    if not seen.maps:
+        raise SettingsError(f"{run}: this model has no attention, so there is nothing to show")
     if html is not None:
         write_text(html, attention_page(seen.src, seen.tgt, seen.maps))
     if svg is not None:

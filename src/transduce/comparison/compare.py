@@ -26,7 +26,7 @@ from transduce.comparison.recipes import (
     with_shared_conditions,
 )
 from transduce.comparison.result import RecipeComparison, system_of
-from transduce.comparison.shared import require_same_text, shared_by, with_vocabulary_of
+from transduce.comparison.shared import DIGESTS, require_same_text, shared_by, with_vocabulary_of
 from transduce.comparison.sizes import RULE, scaled
 from transduce.config import Settings, TrainingSettings, to_toml
 from transduce.data.corpus import corpus_files
@@ -104,13 +104,18 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
         raise SettingsError(f"seeds = {seeds}: must be at least 1")
     if (run / "manifest.json").exists():
         raise SettingsError(f"--run {run}: this is a run folder; name another folder for the comparison")
+    if (run.parent / SHARED / DIGESTS).exists():
+        raise SettingsError(f"--run {run}: this folder belongs to the comparison {run.parent}; name another one")
     base = next(iter(recipes.values()))
     if seeds > 1 and (base.data.demo or not base.data.valid):
         raise SettingsError(
             f"--seeds {seeds}: the held-out text would depend on the seed; give data.valid and data.train as files"
         )
-    for settings in recipes.values():
-        check(settings)
+    for name, settings in recipes.items():
+        try:
+            check(settings)
+        except SettingsError as error:
+            raise SettingsError(f"{name}: {error}") from None
     if not has_read_text(run / SHARED):
         for path in (
             path for corpus in (*base.data.train, *base.data.valid, *base.data.test) for path in corpus_files(corpus)
@@ -229,7 +234,7 @@ def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
     digests = {name: model_digest(RunFolder.open(path)) for name, path in models.items()}
     with suppress(RunFolderError, TypeError, KeyError):  # missing, damaged, or of another version
         found = Speeds(**read_json(run / TABLE)["speeds"])
-        if found.models == digests:
+        if found.models == digests and all(isinstance(value, float) for value in found.per_second.values()):
             return found
     return measure_speeds(models, digests, log)
 

@@ -45,7 +45,7 @@ def with_updates(
     digests = {name: _digest(settings) for name, settings in recipes.items()}
     with expecting(run / PACE_FILE):
         stored = read_json(run / PACE_FILE) if (run / PACE_FILE).exists() else {}
-        known = {digest: (str(one["recipe"]), float(one["seconds"])) for digest, one in stored.items()}
+        known = {digest: (str(one["recipe"]), _positive(one["seconds"])) for digest, one in stored.items()}
     if missing := [name for name, digest in digests.items() if digest not in known]:
         measured = _seconds(recipes, {first, *missing}, shared, log)
         change = known[digests[first]][1] / measured[first] if first not in missing else 1.0
@@ -59,6 +59,13 @@ def with_updates(
         found[name] = settings.with_values("training", max_minutes=None, max_updates=n)
         log.say(f"{name}: {minutes:g} minutes are {n:,} updates of {seconds:.3g} s, validations included")
     return found, pace
+
+
+def _positive(value: Any) -> float:
+    """Raise a `ValueError` for what cannot be a time."""
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"{value} seconds per update")
+    return float(value)
 
 
 def _digest(settings: Settings) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ SECTIONS = ("data", "tokenizer", "decoding", "evaluation")
 LIMITS = ("max_updates", "max_epochs", "max_minutes")
 TRAINING = ("seed", "batch_tokens", "precision", "device", "valid_updates", "valid_bleu_sentences", *LIMITS)
 """Settings of `training` that all recipes share."""
-_UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
+_UNITS = {"k": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +47,23 @@ class Budget:
     def parse(cls, texts: Iterable[str]) -> Budget:
         """Read `minutes=10`, `updates=2000`, `tokens=20M`, `params=2.6M`, or several of them with commas."""
         found: dict[str, Any] = {}
-        for text in (part for given in texts for part in given.split(",")):
-            name, _, number = (part.strip() for part in text.partition("="))
+        for text in (part for given in texts for part in given.split(",") if part.strip()):
+            name, _, number = (side.strip() for side in text.partition("="))
             if name not in cls.__slots__:
                 hint = nearest(name, cls.__slots__)
                 raise SettingsError(
                     f"--budget {text}{hint}; allowed: minutes=10, updates=2000, tokens=20M, params=2.6M"
                 )
-            factor = _UNITS.get(number[-1:], 1.0)
+            factor = _UNITS.get(number[-1:], 1)
             digits = number[:-1] if factor > 1 else number
             if not re.fullmatch(r"\d+(\.\d*)?(e\d{1,2})?", digits):
                 raise SettingsError(f"--budget {text}: '{number}' is not a number such as 10, 2000 or 2.6M")
             if name in found:
                 raise SettingsError(f"--budget {text}: {name} is given twice")
-            value = float(digits) * factor
-            found[name] = value if name == "minutes" else round(value)
+            value = Decimal(digits) * factor
+            if name != "minutes" and value % 1:
+                raise SettingsError(f"--budget {text}: {name} must be a whole number")
+            found[name] = float(value) if name == "minutes" else int(value)
         return cls(**found)
 
     def limits(self, batch_tokens: int | None) -> dict[str, Any]:

@@ -70,6 +70,8 @@ def scaled(recipes: Mapping[str, Settings], n_parameters: int, shared: Shared, l
         model: Any = settings.model
         if "n_labels" in type(model).model_fields:
             model = model.model_copy(update={"n_labels": len(labels) if labels else None})
+        if not shared.settings.tokenizer.joint and "tie" not in model.model_fields_set:
+            model = model.model_copy(update={"tie": "two_way"})
         try:
             sized = scale(model, n_parameters, n_src=shared.tokenizers.n_src, n_tgt=shared.tokenizers.n_tgt)
         except SettingsError as error:

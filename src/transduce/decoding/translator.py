@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
@@ -137,13 +137,8 @@ class Translator(EngineModel):
             raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to score")
         src_ids = self.tokenizers.src.encode_batch(srcs)
         tgt_ids = [self.tokenizers.tgt.encode(tgt) if isinstance(tgt, str) else list(tgt) for tgt in tgts]
-        for side, sentences in (("source", src_ids), ("translation", tgt_ids)):
-            for number, ids in enumerate(sentences, 1):
-                if len(ids) > self.longest:
-                    raise DataError(
-                        f"line {number}: a {side} of {len(ids)} tokens; this model takes at most {self.longest}; "
-                        "split the line into sentences"
-                    )
+        for number, sides in enumerate(zip(src_ids, tgt_ids, strict=True), 1):
+            self.require_length(*sides, where=f"line {number}: ")
         scores = [Score(()) for _ in srcs]
         numbers = [i for i, (src, tgt) in enumerate(zip(src_ids, tgt_ids, strict=True)) if len(src) or tgt]
         pairs = [Example(src_ids[i], tgt_ids[i]) for i in numbers]
@@ -188,6 +183,15 @@ class Translator(EngineModel):
             for place in places[key]:
                 found[place] = translation
         return found
+
+    def require_length(self, src_ids: Sized, tgt_ids: Sized, *, where: str = "") -> None:
+        """Raise a `DataError` for more tokens than the model takes."""
+        for side, ids in (("source", src_ids), ("translation", tgt_ids)):
+            if len(ids) > self.longest:
+                raise DataError(
+                    f"{where}a {side} of {len(ids)} tokens; this model takes at most {self.longest}; split the line "
+                    "into sentences"
+                )
 
     def encode(
         self, texts: Sequence[str], options: TranslationOptions, *, first: int = 0, prefixes: Sequence[str] = ()

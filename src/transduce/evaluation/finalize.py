@@ -101,7 +101,7 @@ def _text_of(path: Path) -> str:
 
 
 def attention_of(translator: Translator, src: str, *, tgt: str | None = None) -> SentenceAttention:
-    """Compute the attention weights for `tgt` (default: the model's translation of `src`)."""
+    """Compute the attention weights for `tgt` (default: the model's translation of `src`). Raises `DataError`."""
     tokenizers = translator.tokenizers
     src_ids = tokenizers.src.encode(src)
     if tgt is None:
@@ -109,6 +109,7 @@ def attention_of(translator: Translator, src: str, *, tgt: str | None = None) ->
         tgt, tgt_ids = translation.text, list(translation.ids)
     else:
         tgt_ids = tokenizers.tgt.encode(tgt)
+    translator.require_length(src_ids, tgt_ids)
     batch = collate([Example(src_ids, tgt_ids)]).to(translator.device)
     maps = attention_maps(translator.model, batch.src, batch.tgt_in)
     src_pieces = tokenizers.src.pieces(batch.src[0].tolist())

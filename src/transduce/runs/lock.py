@@ -131,6 +131,8 @@ def locked_folder(
                 path.rmdir()
         if not isinstance(error, OSError):
             raise
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise RunFolderError(f"{folder} cannot be a folder: a file is there; name another with {option}") from error
         where = error.filename or folder
         raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
 

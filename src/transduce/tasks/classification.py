@@ -89,7 +89,7 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         if data.max_length < 8:
             raise SettingsError(f"data.max_length = {data.max_length}: must be at least 8, special tokens included")
         tokenizer = settings.tokenizer
-        for key in tokenizer.model_fields_set if model.reads_vectors else ():
+        for key in tokenizer.model_fields_set - {"start"} if model.reads_vectors else ():
             if getattr(tokenizer, key) != type(tokenizer).model_fields[key].default:
                 raise SettingsError(f"tokenizer.{key} has no effect with model.source = 'vectors'; leave it out")
         if data.labels is not None and len(set(data.labels)) < max(2, len(data.labels)):

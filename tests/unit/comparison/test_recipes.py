@@ -102,7 +102,7 @@ def test_budgets_are_read(texts: list[str], budget: Budget) -> None:
         (["updates=0"], "must be above 0"),
         (["minutes=nan"], "is not a number"),
         (["params=-5"], "is not a number"),
-        (["tokens=0.3"], "must be above 0"),
+        (["tokens=0.3"], "tokens must be a whole number"),
         (["minutes=1", "updates=3"], "a training has one limit"),
         (["updates=1,updates=3"], "given twice"),
     ],
