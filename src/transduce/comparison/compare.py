@@ -104,8 +104,8 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
         raise SettingsError(f"seeds = {seeds}: must be at least 1")
     if (run / "manifest.json").exists():
         raise SettingsError(f"--run {run}: this is a run folder; name another folder for the comparison")
-    if (run.parent / SHARED / DIGESTS).exists():
-        raise SettingsError(f"--run {run}: this folder belongs to the comparison {run.parent}; name another one")
+    if ((parent := run.resolve().parent) / SHARED / DIGESTS).exists():
+        raise SettingsError(f"--run {run}: this folder belongs to the comparison {parent}; name another one")
     base = next(iter(recipes.values()))
     if seeds > 1 and (base.data.demo or not base.data.valid):
         raise SettingsError(

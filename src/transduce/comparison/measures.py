@@ -61,8 +61,9 @@ def read_measures(run: Path, pace: float | None = None) -> RunMeasures:
         sets = tuple(map(Outputs.from_json, stored["sets"]))
     with expecting(run / "metrics.jsonl"):
         updates, validations, end = record.of("update"), record.of("validation"), record.of("end")[-1]
-        last = folder.settings.training.average == "last" or len(validations) == 1
-        kept = next(one for one in reversed(validations) if last or one["update"] == end["best_update"])
+        last = folder.settings.training.average == "last"
+        best = [one for one in validations if one["update"] == end["best_update"]]
+        kept = (validations if last or not best else best)[-1]
         speeds = [speed for _, speed in record.points("update", "tokens_per_second")]
         if pace is not None and updates:
             speeds = [sum(one["n_targets"] for one in updates) / (pace * updates[-1]["update"])]

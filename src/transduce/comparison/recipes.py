@@ -47,12 +47,12 @@ class Budget:
     def parse(cls, texts: Iterable[str]) -> Budget:
         """Read `minutes=10`, `updates=2000`, `tokens=20M`, `params=2.6M`, or several of them with commas."""
         found: dict[str, Any] = {}
-        for text in (part for given in texts for part in given.split(",") if part.strip()):
+        for text in (part for given in texts for part in given.split(",")):
             name, _, number = (side.strip() for side in text.partition("="))
             if name not in cls.__slots__:
                 hint = nearest(name, cls.__slots__)
                 raise SettingsError(
-                    f"--budget {text}{hint}; allowed: minutes=10, updates=2000, tokens=20M, params=2.6M"
+                    f"--budget '{text}'{hint}; allowed: minutes=10, updates=2000, tokens=20M, params=2.6M"
                 )
             factor = _UNITS.get(number[-1:], 1)
             digits = number[:-1] if factor > 1 else number
@@ -61,7 +61,7 @@ class Budget:
             if name in found:
                 raise SettingsError(f"--budget {text}: {name} is given twice")
             value = Decimal(digits) * factor
-            if name != "minutes" and value % 1:
+            if name != "minutes" and value != value.to_integral_value():
                 raise SettingsError(f"--budget {text}: {name} must be a whole number")
             found[name] = float(value) if name == "minutes" else int(value)
         return cls(**found)
@@ -132,10 +132,8 @@ def with_shared_conditions(recipes: Sequence[Recipe], budget: Budget) -> dict[st
     first = recipes[0]
     base = _settings(first)
     if limits := budget.limits(base.training.batch_tokens):
-        for recipe in recipes:
-            own = _section(recipe, "training")
-            recipe.values["training"] = {key: value for key, value in own.items() if key not in LIMITS} | limits
-        base = _settings(first)
+        recipes = [_with_limits(recipe, limits) for recipe in recipes]
+        first, base = recipes[0], _settings(recipes[0])
     shared = base.model_dump(mode="json", exclude_unset=True)
     shared = {section: shared.get(section, {}) for section in SECTIONS} | {
         "training": {key: value for key, value in shared.get("training", {}).items() if key in TRAINING}
@@ -188,3 +186,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return "unset" if value is None else str(value)
+
+
+def _with_limits(recipe: Recipe, limits: Mapping[str, Any]) -> Recipe:
+    own = {key: value for key, value in _section(recipe, "training").items() if key not in LIMITS}
+    return replace(recipe, values={**recipe.values, "training": {**own, **limits}})

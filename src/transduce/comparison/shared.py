@@ -106,9 +106,9 @@ def _digests(settings: Settings) -> dict[str, str]:
     found = {}
     for key in ("train", "valid", "test"):
         for number, corpus in enumerate(getattr(settings.data, key)):
-            for path in corpus_files(corpus):
+            for side, path in enumerate(corpus_files(corpus)):
                 if path.is_file():
-                    found[f"data.{key}[{number}], {path.name},"] = fingerprint(path)["sha256"]
+                    found[f"data.{key}[{number}][{side}]: {path.name}"] = fingerprint(path)["sha256"]
     return found
 
 

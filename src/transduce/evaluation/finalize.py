@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from transduce.data.batch import collate
@@ -51,7 +52,7 @@ def finalize_translation(
         log.say(f"to score the run later: transduce evaluate {folder.path} --src FILE --ref FILE")
     else:
         held_out = [src for found in sets.values() for src, _ in found]
-        save_attention(folder, [attention_of(translator, src) for src in _choose_for_attention(held_out)])
+        save_attention(folder, [attention_of(translator, src) for src in _choose_for_attention(held_out, translator)])
     if validation:
         bleu = measure_precisions(folder, validation)
         if not isinstance(bleu, str):
@@ -131,8 +132,13 @@ def _score(
     return scores
 
 
-def _choose_for_attention(sources: Sequence[str]) -> list[str]:
-    """Return the first few sentences of suitable length, or else the first few."""
+def _choose_for_attention(sources: Sequence[str], translator: Translator) -> list[str]:
+    """Return the first few sentences of suitable length, or else the first few that the model takes."""
     fewest, most = DRAWN_WORDS
     fitting = [src for src in sources if fewest <= len(src.split()) <= most]
-    return (fitting or [src for src in sources if src.strip()])[:N_DRAWN]
+    taken = (
+        src
+        for src in fitting or sources
+        if src.strip() and len(translator.tokenizers.src.encode(src)) <= translator.longest
+    )
+    return list(islice(taken, N_DRAWN))

@@ -117,7 +117,7 @@ def locked_folder(
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder, option)
         lock = _take(folder, use=use, option=option, say=warn if wait else None)
         if lock.note:
             warn(lock.note)
@@ -131,10 +131,15 @@ def locked_folder(
                 path.rmdir()
         if not isinstance(error, OSError):
             raise
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            raise RunFolderError(f"{folder} cannot be a folder: a file is there; name another with {option}") from error
         where = error.filename or folder
         raise RunFolderError(f"cannot write {where}: {error.strerror or error}; the same command resumes") from error
+
+
+def _make(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunFolderError(f"{option} {folder}: {error.filename} is a file; name a folder, or a new one") from error
 
 
 def _take(folder: Path, *, use: str, option: str, say: Callable[[str], object] | None) -> FolderLock:

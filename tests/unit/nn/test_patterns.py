@@ -156,6 +156,7 @@ def test_two_blocks_are_separate_and_summaries_are_gathered() -> None:
     assert [own.worthwhile(n) for n in (40, 56, 57, 80)] == [False, False, True, True]
     assert [ends.worthwhile(n) for n in (32, 40, 41, 80)] == [False, True, True, True]
     assert not SummaryPattern(40, 30).worthwhile(400)
+    assert [SummaryPattern(1024, 8).worthwhile(n) for n in (33, 255, 256)] == [False, False, True]
     for pattern in (own, ends):
         bias = sequence_bias(pattern, torch.arange(80), scheme_of("none", causal=True))
         compare(pattern, bias, None, scheme_of("none", causal=True), 80)

@@ -191,13 +191,14 @@ def test_folders_that_stayed_empty_are_removed_after_an_error(tmp_path: Path) ->
 
 
 def test_waits_for_another_process_but_not_for_an_error_inside(tmp_path: Path) -> None:
-    process = start_locking(tmp_path)
-    threading.Timer(0.2, process.kill).start()
+    process, said = start_locking(tmp_path), list[str]()
+    threading.Timer(1.5, process.kill).start()
     with (
         pytest.raises(FolderInUse, match="another folder"),
-        locked_folder(tmp_path, use="testing", option="--run", warn=print, wait=True),
+        locked_folder(tmp_path, use="testing", option="--run", warn=said.append, wait=True),
     ):
         assert process.wait() == -signal.SIGKILL
         assert is_locked(tmp_path)
         raise FolderInUse("another folder")
     assert not is_locked(tmp_path)
+    assert len(said) == 1 and said[0].startswith(f"waiting: {tmp_path} is in use"), said

@@ -115,7 +115,7 @@ class BlockPattern(SparsePattern):
         return position // self.size * self.size
 
     def worthwhile(self, n: int) -> bool:
-        """If fewer pairs of a query and a key are in whole blocks than in all."""
+        """Whether fewer pairs of a query and a key are in whole blocks than in all."""
         return n > MIN_BLOCK and -(-n // self.size) * self.size**2 < n * n
 
     def layout(self, n: int) -> Layout:
@@ -138,8 +138,8 @@ class SummaryPattern(SparsePattern):
         return keys % self.size >= self.size - self.summary
 
     def worthwhile(self, n: int) -> bool:
-        """If the ends of all blocks are at most half of the keys."""
-        return n > MIN_BLOCK and 2 * self.summary * -(-n // self.size) <= n
+        """Whether the ends of all blocks are at most half of the keys; padding costs more in a short part of one."""
+        return 4 * n >= self.size and n > MIN_BLOCK and 2 * self.summary * -(-n // self.size) <= n
 
     def layout(self, n: int) -> Layout:
         """All queries and the ends of all blocks."""
