@@ -21,6 +21,7 @@ from typing import Any
 from transduce.comparison.shared import Shared
 from transduce.config import Settings, resolved
 from transduce.doctor.trial import Rehearsal
+from transduce.errors import RunFolderError
 from transduce.evaluation.speed import in_turns
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
@@ -43,9 +44,12 @@ def with_updates(
     """
     first, minutes = next(iter(recipes)), resolved(shared.settings.training.max_minutes, "training.max_minutes")
     digests = {name: _digest(settings) for name, settings in recipes.items()}
-    with expecting(run / PACE_FILE):
-        stored = read_json(run / PACE_FILE) if (run / PACE_FILE).exists() else {}
-        known = {digest: (str(one["recipe"]), _positive(one["seconds"])) for digest, one in stored.items()}
+    try:
+        with expecting(run / PACE_FILE):
+            stored = read_json(run / PACE_FILE) if (run / PACE_FILE).exists() else {}
+            known = {digest: (str(one["recipe"]), _positive(one["seconds"])) for digest, one in stored.items()}
+    except RunFolderError as error:
+        raise RunFolderError(f"{error}; restore it, or begin the comparison anew in another folder") from None
     if missing := [name for name, digest in digests.items() if digest not in known]:
         measured = _seconds(recipes, {first, *missing}, shared, log)
         change = known[digests[first]][1] / measured[first] if first not in missing else 1.0
