@@ -108,8 +108,8 @@ class TrainingSettings(Section):
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing (paper 5.4).")
     clip_norm: float = Field(1.0, ge=0, description="Maximum gradient norm; 0: no clipping.")
-    max_updates: Steps | None = Field(None, description="Stop after so many updates (default: from the data).")
-    max_epochs: float | None = Field(None, gt=0, description="Stop after so many passes over the data.")
+    max_updates: Steps | None = Field(None, description="Stop after this many updates (default: from the data).")
+    max_epochs: float | None = Field(None, gt=0, description="Stop after this many passes over the data.")
     max_minutes: float | None = Field(
         None,
         gt=0,
@@ -126,7 +126,7 @@ class TrainingSettings(Section):
     valid_bleu_sentences: int = Field(
         200, ge=0, le=MAX_STEPS, description="Sentences to translate at each validation; 0: loss only."
     )
-    patience: int = Field(0, ge=0, le=MAX_STEPS, description="Stop after so many validations without progress; 0: off.")
+    patience: int = Field(0, ge=0, le=MAX_STEPS, description="Stop after this many validations without progress; 0: off.")
     stop_by: Literal["loss", "bleu", "accuracy"] = Field(
         "bleu", description="Score for early stopping and `best`; the loss where the run has no such score."
     )
