@@ -281,7 +281,7 @@ def test_mistakes_are_one_line_before_any_work(folder: Path, plain: Done) -> Non
         ((), ("base", "shared"), "rename the recipe"),
         (("--budget", "updates=1.5"), ("base",), "--budget updates=1.5: updates must be a whole number"),
         (("--set", "training.optimizer=adma"), ("base",), "base: training.optimizer = 'adma'"),
-        (("--run", folder / "base.toml"), ("base",), "base.toml is a file; name a folder"),
+        (("--run", folder / "base.toml"), ("base",), "base.toml: it is a file; name a folder with --run"),
         (("--run", folder / "plain" / "base"), ("base",), "this folder belongs to the comparison"),
     ):
         done = run(folder, "never", *options, recipes=recipes)

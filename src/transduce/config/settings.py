@@ -126,7 +126,9 @@ class TrainingSettings(Section):
     valid_bleu_sentences: int = Field(
         200, ge=0, le=MAX_STEPS, description="Sentences to translate at each validation; 0: loss only."
     )
-    patience: int = Field(0, ge=0, le=MAX_STEPS, description="Stop after this many validations without progress; 0: off.")
+    patience: int = Field(
+        0, ge=0, le=MAX_STEPS, description="Stop after this many validations without progress; 0: off."
+    )
     stop_by: Literal["loss", "bleu", "accuracy"] = Field(
         "bleu", description="Score for early stopping and `best`; the loss where the run has no such score."
     )

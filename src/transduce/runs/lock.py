@@ -139,7 +139,8 @@ def _make(folder: Path, option: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise RunFolderError(f"{option} {folder}: {error.filename} is a file; name a folder, or a new one") from error
+        file = next(path for path in (folder, *folder.parents) if path.exists())
+        raise RunFolderError(f"cannot write {file}: it is a file; name a folder with {option}") from error
 
 
 def _take(folder: Path, *, use: str, option: str, say: Callable[[str], object] | None) -> FolderLock:
