@@ -2,7 +2,7 @@
 
 The plain ConvS2S is what tutorials show: `nn.Conv1d` and `F.glu`, with attention that projects queries and contexts in
 each layer. Both have the same sizes and numbers of weights, run forward and backward, and sum the squares of the hidden
-states, without the output matrix. One thread; CPU time, which other programs hardly change; the two take turns. The
+states, without the output matrix. One thread; CPU time, which other programs affect little; the two take turns. The
 ratio is that of the second time to the first: above 1, the first is faster.
 
     python benchmarks/conv_speed.py --preset convs2s-tiny --repeat 10

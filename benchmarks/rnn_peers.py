@@ -6,7 +6,7 @@
 One-layer encoder in both directions, one-layer decoder with Luong's general attention and input feeding, all widths
 equal, no dropout, separate embeddings and output matrix, label smoothing 0.1: forward, loss and backward, each with its
 own model and loss, on the same batches of words. The optimizer's step, the same for all, is left out. One thread; CPU
-time, which other programs hardly change; the three take turns. Packages that the peers import for work on text, and
+time, which other programs affect little; the three take turns. Packages that the peers import for work on text, and
 that these models do not use, may be missing.
 """
 

@@ -2,8 +2,8 @@
 
 The plain model is what tutorials show: `nn.LSTM` or `nn.GRU` over packed sequences as the encoder, and as the decoder
 `nn.LSTMCell` or `nn.GRUCell` in a loop with attention in each step. Both compute the same equations, forward and
-backward; the loss is label-smoothed cross-entropy, ours in chunks. One thread; CPU time, which other programs hardly
-change; the two take turns.
+backward; the loss is label-smoothed cross-entropy, ours in chunks. One thread; CPU time, which other programs affect
+little; the two take turns.
 
     python benchmarks/rnn_speed.py --preset rnn-tiny --repeat 10
 """

@@ -14,11 +14,7 @@ TRAINING = (
     "tokenizer.vocab_size=300", "training.batch_tokens=512", "training.precision=float32", "training.max_updates=4",
     "training.valid_bleu_sentences=4", "decoding.max_length=12", "decoding.beam=3",
 )  # fmt: skip
-KINDS = {
-    "convs2s": ("d_conv=32",),
-    "star": ("d_ff=64", "n_heads=1"),
-    "rnn": ("d_hidden=32",),
-}
+KINDS = {"convs2s": ("d_conv=32",), "star": ("d_ff=64", "n_heads=1"), "rnn": ("d_hidden=32",)}
 
 
 def options(*settings: str) -> list[str]:

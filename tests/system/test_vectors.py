@@ -111,7 +111,9 @@ def test_a_classifier_of_vectors(data: Path, tmp_path: Path) -> None:
     assert "vectors have no [CLS]" in done.err + done.out
     done = transduce("train", "--run", tmp_path / "x", *arguments, "--set", "tokenizer.kind=char")
     assert done.code == 2 and "tokenizer.kind has no effect" in done.err
-    found = compare({"one": read_recipe(run / "recipe.toml")}, tmp_path / "compared", budget=Budget(updates=3, params=60_000))
+    found = compare(
+        {"one": read_recipe(run / "recipe.toml")}, tmp_path / "compared", budget=Budget(updates=3, params=60_000)
+    )
     assert found.measure == "accuracy" and found.systems[0].updates == 3
     done = transduce("classify", run, test)
     assert len(done.out.splitlines()) == 20

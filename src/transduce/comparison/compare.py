@@ -22,6 +22,7 @@ from transduce.comparison.page import comparison_html
 from transduce.comparison.recipes import (
     SHARED,
     Budget,
+    naming,
     read_recipes,
     with_shared_conditions,
 )
@@ -29,7 +30,7 @@ from transduce.comparison.result import RecipeComparison, system_of
 from transduce.comparison.shared import DIGESTS, require_same_text, shared_by, with_vocabulary_of
 from transduce.comparison.sizes import RULE, scaled
 from transduce.config import Settings, TrainingSettings, to_toml
-from transduce.data.corpus import corpus_files
+from transduce.data.corpus import text_files
 from transduce.decoding.precision import model_digest
 from transduce.errors import DataError, FolderInUse, RunFolderError, SettingsError, TrainingError
 from transduce.logging import Log
@@ -112,14 +113,10 @@ def _plan(recipes: Mapping[str, Settings], run: Path, *, seeds: int, budget: Bud
             f"--seeds {seeds}: the held-out text would depend on the seed; give data.valid and data.train as files"
         )
     for name, settings in recipes.items():
-        try:
+        with naming(name):
             check(settings)
-        except SettingsError as error:
-            raise SettingsError(f"{name}: {error}") from None
     if not has_read_text(run / SHARED):
-        for path in (
-            path for corpus in (*base.data.train, *base.data.valid, *base.data.test) for path in corpus_files(corpus)
-        ):
+        for path in text_files(base.data).values():
             if not path.exists():
                 raise DataError(f"there is no file {path}; name the folder of the data with --data FOLDER")
     pace: Mapping[str, float] = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -153,6 +154,15 @@ def with_shared_conditions(recipes: Sequence[Recipe], budget: Budget) -> dict[st
 
 def _settings(recipe: Recipe) -> Settings:
     return Settings.from_mapping(recipe.values, origin=recipe.name).resolve_paths(recipe.folder)
+
+
+@contextmanager
+def naming(recipe: str) -> Iterator[None]:
+    """Begin the message of a `SettingsError` with the name of the recipe."""
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError(f"{recipe}: {error}") from None
 
 
 def _section(recipe: Recipe, name: str) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from transduce.comparison.recipes import SECTIONS, SHARED, TRAINING
 from transduce.config import Settings
-from transduce.data.corpus import corpus_files
+from transduce.data.corpus import text_files
 from transduce.errors import DataError, UserError
 from transduce.logging import Log
 from transduce.machine import this_machine
@@ -79,8 +79,6 @@ def shared_by(first: Settings, run: Path, log: Log) -> Iterator[Shared]:
     if is_new:
         log.say("reading the text")
     prepare(first, path, log=QUIET)
-    if not (path / DIGESTS).exists():
-        write_json(path / DIGESTS, _digests(first))
     try:
         yield Shared(path)
     except UserError:
@@ -90,26 +88,18 @@ def shared_by(first: Settings, run: Path, log: Log) -> Iterator[Shared]:
 
 
 def require_same_text(settings: Settings, run: Path) -> None:
-    """Raise a `DataError` for a file that has changed since the comparison began; the runs look for missing ones."""
-    path = run / SHARED / DIGESTS
+    """Raise a `DataError` for a file that has changed since the first call; the runs look for missing ones."""
+    path, files = run / SHARED / DIGESTS, text_files(settings.data)
+    now = {f"{name}: {file.name}": fingerprint(file)["sha256"] for name, file in files.items() if file.is_file()}
+    if not path.exists():
+        write_json(path, now)
     with expecting(path):
         then = dict(read_json(path))
-    for name, digest in _digests(settings).items():
+    for name, digest in now.items():
         if then.get(name, digest) != digest:
             raise DataError(
                 f"{name} has changed since this comparison began; restore it, or name another folder with --run"
             )
-
-
-def _digests(settings: Settings) -> dict[str, str]:
-    """SHA-256 of each file of the text that is there."""
-    found = {}
-    for key in ("train", "valid", "test"):
-        for number, corpus in enumerate(getattr(settings.data, key)):
-            for side, path in enumerate(corpus_files(corpus)):
-                if path.is_file():
-                    found[f"data.{key}[{number}][{side}]: {path.name}"] = fingerprint(path)["sha256"]
-    return found
 
 
 def with_vocabulary_of(settings: Settings, run: Path) -> Settings:

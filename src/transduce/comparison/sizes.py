@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from transduce.comparison.recipes import naming
 from transduce.comparison.shared import Shared
 from transduce.config import ModelSettings, Settings, resolve_preset
 from transduce.errors import SettingsError
@@ -72,10 +73,8 @@ def scaled(recipes: Mapping[str, Settings], n_parameters: int, shared: Shared, l
             model = model.model_copy(update={"n_labels": len(labels) if labels else None})
         if not shared.settings.tokenizer.joint and "tie" not in model.model_fields_set:
             model = model.model_copy(update={"tie": "two_way"})
-        try:
+        with naming(name):
             sized = scale(model, n_parameters, n_src=shared.tokenizers.n_src, n_tgt=shared.tokenizers.n_tgt)
-        except SettingsError as error:
-            raise SettingsError(f"{name}: {error}") from None
         widths = {key: value for key, value in sized.model_dump().items() if key.startswith("d_") and value is not None}
         found[name] = settings.with_values("model", **widths)
         log.say(f"{name}: {', '.join(f'{key} {value}' for key, value in widths.items())}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.config import Corpus
+from transduce.config import Corpus, DataSettings
 from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_lines, read_rows
 from transduce.data.tmx import choose_language, read_units
 from transduce.errors import DataError, SettingsError, nearest
@@ -117,6 +117,16 @@ def number_of(example: Labelled, labels: Sequence[str]) -> int:
 def corpus_files(corpus: Corpus) -> list[Path]:
     """The files that a corpus is read from."""
     return [path for path in (corpus.src, corpus.tgt, corpus.path) if path is not None]
+
+
+def text_files(data: DataSettings) -> dict[str, Path]:
+    """All files of the training, validation and test text, by their places in the settings."""
+    return {
+        f"data.{key}[{number}][{side}]": path
+        for key in ("train", "valid", "test")
+        for number, corpus in enumerate(getattr(data, key))
+        for side, path in enumerate(corpus_files(corpus))
+    }
 
 
 def corpus_name(corpus: Corpus) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import DataSettings, Settings
-from transduce.data.corpus import corpus_files
+from transduce.data.corpus import text_files
 from transduce.data.preparation import PairTexts
 from transduce.errors import DataError
 from transduce.logging import Log
@@ -74,7 +74,7 @@ def read_training_text(
         DataError: A file is missing, or the text is not that of the training.
     """
     task, data = find_task("translation"), settings.data
-    for path in (path for corpus in (*data.train, *data.valid, *data.test) for path in corpus_files(corpus)):
+    for path in text_files(data).values():
         if not path.exists():
             raise DataError(f"there is no file {path}; name the folder of the training text with --data FOLDER")
     texts: PairTexts = task.read(settings, log, spool_in=spool_in)

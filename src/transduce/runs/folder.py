@@ -113,7 +113,7 @@ class RunFolder:
     @classmethod
     def open_locked(cls, path: Path) -> RunFolder:
         """A run to add a record to, locked until `close`. Raises `RunFolderError` if it cannot be written."""
-        cls.open(path)  # locking would make the folder
+        Manifest.read(path)  # locking would make a missing folder
         lock = _make_and_lock(path)
         try:
             run = cls.open(path)  # as other processes have left it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -50,15 +51,15 @@ class CausalPattern(FullPattern):
         return keys <= queries
 
 
-class SparsePattern(FullPattern):
+class SparsePattern(FullPattern, ABC):
     """What sparse patterns share: parts of `size` positions, in one direction (`causal`) or both."""
 
     def __init__(self, size: int, *, causal: bool = True) -> None:
         self.size, self.causal = size, causal
 
+    @abstractmethod
     def related(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The pattern without regard to order."""
-        raise NotImplementedError
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Related keys; only those up to the query if the pattern is causal."""
