@@ -1,4 +1,4 @@
-"""Plain servers around CTranslate2, to compare `transduce serve` with: see serving.py. They need FastAPI.
+"""Plain servers around CTranslate2, to compare `transduce serve` with: see serving.py. They need FastAPI and uvicorn.
 
     python benchmarks/plain_servers.py {threads,one} RUN FOLDER PORT
 

@@ -1,7 +1,8 @@
-"""A server process of `transduce serve`, for tests."""
+"""Servers for tests: a process of `transduce serve`, and an HTTP server in the event loop of a test."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -10,8 +11,13 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from transduce.serving.listeners import find_address
+from transduce.serving.server import ServerOptions, make_server, start
 
 
 class Server:
@@ -33,7 +39,7 @@ class Server:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            if found := re.search(r"listening on (http://127.0.0.1:(\d+))", line):
+            if found := re.search(r"listening on (https?://127.0.0.1:(\d+))", line):
                 self.url, self.port = found[1], int(found[2])
                 self._listening.set()
         self._listening.set()
@@ -55,3 +61,27 @@ class Server:
         code = self.process.wait(40)
         self._reader.join()
         return code
+
+
+Connect = Callable[[bytes], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+@asynccontextmanager
+async def serving(app: Any, *, seconds: float = 60) -> AsyncIterator[tuple[int, Connect]]:
+    """An HTTP server in this event loop: its port, and a function that connects and sends something."""
+    address = find_address("127.0.0.1", 0)
+    server = make_server(app, address, seconds, ServerOptions())
+    running = await start(server, address, seconds)
+    writers = list[asyncio.StreamWriter]()
+
+    async def connect(sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*address)
+        writers.append(writer)
+        writer.write(sent)
+        return reader, writer
+
+    yield address[1], connect
+    for writer in writers:
+        writer.close()
+    server.stop()
+    await asyncio.wait_for(running, 10)

@@ -4,53 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.responses import Response, StreamingResponse
 
+from servers import serving
 from transduce.logging import Log
 from transduce.serving.http import Call, Endpoint, Server
-from transduce.serving.http_protocol import http_protocol
 from transduce.serving.keys import NO_KEYS, ApiKeys, new_key
 from transduce.serving.limits import Limits
 from transduce.serving.metrics import Metrics
-from transduce.serving.server import _Server, _watch
+from transduce.serving.server import _reload_when_asked
 from transduce.serving.service import RunSpec, Service
 
 pytestmark = [pytest.mark.loopback]
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 UNFINISHED = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n123"
-Connect = Callable[[bytes], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-
-
-@asynccontextmanager
-async def serving(app: Any, service: Service, *, seconds: float = 0.2) -> AsyncIterator[tuple[_Server, Connect]]:
-    """A server with a time limit, and a function that connects and sends something. It ends at the signal."""
-    protocol = http_protocol(lambda method, url: b"HTTP/1.1 429 Busy\r\n\r\n" if url == b"/busy" else None, seconds)
-    config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical", port=0)
-    server = _Server(config, service, Log())
-    running = asyncio.ensure_future(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port, writers = server.servers[0].sockets[0].getsockname()[1], list[asyncio.StreamWriter]()
-
-    async def connect(sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writers.append(writer)
-        writer.write(sent)
-        return reader, writer
-
-    yield server, connect
-    server.handle_exit(signal.SIGTERM, None)
-    await asyncio.wait_for(running, 10)
-    for writer in writers:
-        writer.close()
 
 
 def make_service(**limits: Any) -> Service:
@@ -59,13 +32,14 @@ def make_service(**limits: Any) -> Service:
 
 def make_app(service: Service, handler: Callable[[Call], Awaitable[Response]], keys: ApiKeys = NO_KEYS) -> Any:
     """An application with one endpoint; `metrics` has its numbers."""
-    server = Server(service, keys, Metrics(service), log=False, log_text=False)
+    metrics = Metrics(service)
+    server = Server(service, metrics, keys, (), None)
     endpoint = Endpoint("POST", "/", handler, body_key=lambda call: json.loads(call.body or b"{}").get("key"))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await server.answer(endpoint, scope, receive, send)
 
-    return app, server.metrics
+    return app, metrics
 
 
 async def endless(call: Call) -> Response:
@@ -91,15 +65,20 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def status_of(reader: asyncio.StreamReader) -> int:
+    """The status of the next response; 0: the connection ended without one."""
+    line = await asyncio.wait_for(reader.readline(), 5)
+    return int(line.split()[1]) if line else 0
+
+
 def test_a_client_that_asks_first_sends_no_large_body() -> None:
     async def main() -> None:
         service = make_service(max_body=100)
-        async with serving(make_app(service, empty)[0], service, seconds=60) as (_, connect):
-            for size in (100, 101):
+        async with serving(make_app(service, empty)[0]) as (_, connect):
+            for size, status in ((100, 100), (101, 413)):
                 fields = f"Host: x\r\nExpect: 100-continue\r\nContent-Length: {size}\r\n\r\n"
                 reader, writer = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
-                status = await asyncio.wait_for(reader.readline(), 5)
-                assert status.startswith(b"HTTP/1.1 100" if size == 100 else b"HTTP/1.1 413")
+                assert await status_of(reader) == status
                 writer.write(bytes(100))
 
     asyncio.run(main())
@@ -109,7 +88,7 @@ def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture
     async def main() -> None:
         service = Service([RunSpec(Path("/nowhere/x")), RunSpec(Path("/nowhere/y"))])
         service._runs = (object(), object())  # type: ignore[assignment]
-        watching = asyncio.ensure_future(_watch(service, 0.01, Log()))
+        watching = asyncio.ensure_future(_reload_when_asked(service, asyncio.Event(), 0.01, Log()))
         await asyncio.sleep(0.3)
         watching.cancel()
 
@@ -129,8 +108,7 @@ def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
     whole = head + b"Content-Length: 5\r\n\r\nA cat"
 
     async def main() -> None:
-        service = make_service()
-        async with serving(make_app(service, echo)[0], service, seconds=60) as (_, connect):
+        async with serving(make_app(make_service(), echo)[0]) as (_, connect):
             for packets in ([chunked + whole + GET], [whole[:-3], whole[-3:] + chunked], [whole[:90], whole[90:]]):
                 reader, writer = await connect(b"")
                 for packet in packets:
@@ -143,15 +121,41 @@ def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
     asyncio.run(main())
 
 
-def test_headers_that_do_not_arrive_are_not_waited_for() -> None:
+@pytest.mark.parametrize(
+    "start",
+    [GET[:-2] + b"X: ", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "],
+    ids=["headers", "trailers"],
+)
+def test_headers_and_trailers_are_bounded(start: bytes) -> None:
     async def main() -> None:
-        service = make_service()
-        async with serving(make_app(service, empty)[0], service) as (_, connect):
-            refused = UNFINISHED.replace(b"/", b"/busy", 1)  # its body must arrive too
-            for sent in (b"", GET[:-2] + b"X-Slow: ", GET + b"GET / HT", refused):
-                reader, _ = await connect(sent)
-                answer = await asyncio.wait_for(reader.read(), 5)  # to the end of the connection
-                assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(GET)
+        async with serving(make_app(make_service(), empty)[0]) as (_, connect):
+            reader, writer = await connect(start)
+            n_sent, line = 0, b"a" * 1000 + b"\r\nX: "
+            while n_sent < 1 << 27 and not reader.at_eof():  # 128 MiB
+                try:
+                    writer.write(100 * line)
+                    await writer.drain()
+                except ConnectionError:
+                    break
+                n_sent += 100 * len(line)
+            assert n_sent < 1 << 25  # what the buffers of both sockets contain
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", GET[:-2] + b"X-Slow: ", POST + b"GET / HT", POST, POST + b"\r\n", UNFINISHED],
+    ids=["nothing", "half a head", "half of a second head", "idle", "line end after the response", "half a body"],
+)
+def test_connections_without_progress_are_closed(sent: bytes) -> None:
+    async def main() -> None:
+        service = make_service(body_seconds=0.3)
+        async with serving(make_app(service, empty)[0], seconds=0.3) as (_, connect):
+            reader, _ = await connect(sent)
+            answer = await asyncio.wait_for(reader.read(), 5)  # to the end of the connection
+            assert answer.startswith(b"HTTP/1.1 200") == sent.startswith(POST)
+            assert answer.startswith(b"HTTP/1.1 408") == (sent == UNFINISHED)
 
     asyncio.run(main())
 
@@ -161,11 +165,14 @@ def test_a_client_that_does_not_read_loses_its_place_and_its_connection(handler:
     async def main() -> None:
         service = make_service()
         app, metrics = make_app(service, handler)
-        async with serving(app, service) as (server, connect):
-            await connect(GET)
-            await until(lambda: len(server.server_state.connections) == 1)
-            await until(lambda: not server.server_state.connections)
-            await until(lambda: not service.admission.n_requests)
+        async with serving(app, seconds=0.5) as (_, connect):
+            reader, writer = await connect(POST)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.sleep(2)
+            assert not service.admission.n_requests
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await asyncio.wait_for(reader.readexactly(1 << 30), 5)
         assert metrics.cancelled._value.get() == (handler is endless)  # the other response is on its way
 
     asyncio.run(main())
@@ -175,8 +182,8 @@ def test_a_stream_whose_client_leaves_is_counted_as_cancelled() -> None:
     async def main() -> None:
         service = make_service()
         app, metrics = make_app(service, endless)
-        async with serving(app, service, seconds=60) as (_, connect):
-            reader, writer = await connect(GET)
+        async with serving(app) as (_, connect):
+            reader, writer = await connect(POST)
             await reader.read(1)
             writer.close()
             await until(lambda: not service.admission.n_requests)
@@ -185,31 +192,34 @@ def test_a_stream_whose_client_leaves_is_counted_as_cancelled() -> None:
     asyncio.run(main())
 
 
-def test_a_shutdown_does_not_wait_for_a_client_that_does_not_read() -> None:
+def test_bodies_that_do_not_arrive_keep_nobody_out() -> None:
     async def main() -> None:
-        service = make_service(drain_seconds=0.2)
-        async with serving(make_app(service, endless)[0], service, seconds=60) as (server, connect):
-            await connect(GET)
-            await until(lambda: service.admission.n_requests == 1)
-        assert not server.drained
+        service = make_service(max_requests=1, max_arriving=3)
+        async with serving(make_app(service, empty)[0]) as (_, connect):
+            slow = [await connect(UNFINISHED) for _ in range(2)]
+            await asyncio.sleep(0.2)
+            assert await status_of((await connect(POST))[0]) == 200
+            slow.append(await connect(UNFINISHED))
+            await asyncio.sleep(0.2)
+            assert await status_of((await connect(UNFINISHED))[0]) == 429  # of one address
+            for reader, writer in slow:
+                writer.write(b"45")
+                assert await status_of(reader) == 200
 
     asyncio.run(main())
 
 
-def test_bodies_that_may_have_a_key_are_bounded(tmp_path: Path) -> None:
+def test_a_body_without_a_valid_key_is_not_read(tmp_path: Path) -> None:
     secret, line = new_key("alice")
     (tmp_path / "keys").write_text(line, encoding="utf-8")
 
     async def main() -> None:
-        service = make_service(max_requests=1)
-        app, _ = make_app(service, empty, ApiKeys.load(tmp_path / "keys"))
-        async with serving(app, service, seconds=60) as (_, connect):
-            _, writer = await connect(UNFINISHED)
-            await asyncio.sleep(0.1)
-            with_key = GET.replace(b"Host", b"X-API-Key: %s\r\nHost" % secret.encode())
-            for sent, status in ((UNFINISHED, b"429"), (with_key, b"200")):
-                reader, _ = await connect(sent)
-                assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == status
-            writer.write(b"45")
+        app, _ = make_app(make_service(), empty, ApiKeys.load(tmp_path / "keys"))
+        async with serving(app) as (_, connect):
+            reader, _ = await connect(UNFINISHED.replace(b"Host", b"X-API-Key: wrong\r\nHost"))
+            assert await status_of(reader) == 401
+            body = json.dumps({"key": secret}).encode()
+            reader, _ = await connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            assert await status_of(reader) == 200
 
     asyncio.run(main())

@@ -1,57 +1,60 @@
-"""Refusals of `transduce serve` under overload: what clients see, and that connections stay usable."""
+"""Refusals under overload: what clients see, and that connections stay usable."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
-import time
 import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import marians
 from http_load import request
-from servers import Server
+from servers import serving
+from transduce.serving.access_log import AccessLog
+from transduce.serving.app import make_app
+from transduce.serving.limits import Limits
+from transduce.serving.service import RunSpec, Service
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 BODY = {"text": "two women"}
-UNFINISHED = b"POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    run = marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
-    server = Server(f"en-de={run}", "--max-requests=1", "--cors=https://example.org")
-    yield server
-    n_lines = len(server.log)
-    with connect(server) as holder:
-        holder.sendall(UNFINISHED)
-        while server.request("/v1/translate", b"{}")[0] != 429:
-            time.sleep(0.01)
-        holder.sendall(b"12345")
-    assert server.stop() == 0
-    assert any('"status": 429' in line for line in server.log[n_lines:])  # of the last second too
-    assert not any("Traceback" in line for line in server.log)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
 
 
-def connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+def with_service(run: Path, check: Callable[[int], None], *, is_full: bool, log: AccessLog | None = None) -> None:
+    """Call `check` with the port of a service whose only place is taken, or free, and require that it works then."""
+
+    async def main() -> None:
+        service = Service([RunSpec(run, "en", "de")], limits=Limits(max_requests=1))
+        await service.start()
+        try:
+            async with serving(make_app(service, cors=("https://example.org",), log=log)) as (port, _):
+                with service.request() if is_full else nullcontext():
+                    await asyncio.to_thread(check, port)
+                await asyncio.to_thread(_check_that_it_translates, port)
+        finally:
+            await service.close()
+
+    asyncio.run(main())
 
 
-@pytest.fixture
-def full(server: Server) -> Iterator[socket.socket]:
-    """The connection that has the only place."""
-    with connect(server) as holder:
-        holder.sendall(UNFINISHED)
-        while server.request("/v1/translate", b"{}")[0] != 429:
-            time.sleep(0.01)
-        yield holder
-        holder.sendall(b"12345")  # not JSON
-        assert b" 400 " in holder.recv(4096)
+def _check_that_it_translates(port: int) -> None:
+    with connect(port) as connection:
+        assert answers(connection, request("/v1/translate", BODY), 1)[0][0] == 200
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
 def answers(connection: socket.socket, data: bytes, n: int) -> list[tuple[int, bytes]]:
@@ -66,58 +69,51 @@ def answers(connection: socket.socket, data: bytes, n: int) -> list[tuple[int, b
     return found
 
 
-def test_a_refused_request_leaves_its_connection_usable(server: Server, full: socket.socket) -> None:
-    with connect(server) as connection:
-        large = request("/translate", b" " * 300_000)
-        chunked = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n"
-        for data in (request("/v1/translate", BODY), large, chunked, request("/v1/translate?a=b", BODY)):
-            ((status, head),) = answers(connection, data, 1)
-            assert status == 429 and b"retry-after: 1\r\n" in head and b"access-control-allow-origin: *" in head
-        pipelined = request("/v1/translate", BODY) + request("/health", method="GET") + request("/v2/translate", BODY)
-        assert [status for status, _ in answers(connection, pipelined, 3)] == [429, 200, 429]
-        other = [request("/models/x", BODY), request("/v1/translate", method="GET"), request("/none", BODY)]
-        assert [answers(connection, data, 1)[0][0] for data in other] == [429, 405, 404]
-        expecting = b"POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
-        assert answers(connection, expecting, 1)[0][0] == 429
-        assert answers(connection, b"{}" + request("/health", method="GET"), 1)[0][0] == 200
+def test_a_refused_request_leaves_its_connection_usable(run: Path) -> None:
+    def check(port: int) -> None:
+        with connect(port) as connection:
+            large = request("/translate", b" " * 300_000)
+            chunked = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n"
+            origin = request("/v1/translate", BODY, headers=["Origin: https://example.org"])
+            for data in (request("/v1/translate", BODY), large, chunked, request("/v1/translate?a=b", BODY), origin):
+                ((status, head),) = answers(connection, data, 1)
+                assert status == 429 and b"retry-after: 1\r\n" in head
+            assert b"access-control-allow-origin: https://example.org\r\n" in head
+            health = request("/health", method="GET")
+            pipelined = request("/v1/translate", BODY) + health + request("/v2/translate", BODY)
+            assert [status for status, _ in answers(connection, pipelined, 3)] == [429, 200, 429]
+            other = [request("/models/x", BODY), request("/v1/translate", method="GET"), request("/none", BODY)]
+            assert [answers(connection, data, 1)[0][0] for data in other] == [429, 405, 404]
 
-
-def test_a_client_that_does_not_read_is_not_read_either(server: Server, full: socket.socket) -> None:
-    with connect(server) as connection, pytest.raises(TimeoutError):
-        connection.settimeout(2)
-        for _ in range(1000):  # 100 MB
-            connection.sendall(1000 * request("/v1/translate", BODY))
+    with_service(run, check, is_full=True)
 
 
 @pytest.mark.parametrize("data", [request("/translate", BODY, headers=["Connection: close"]),
                                   request("/translate", BODY).replace(b"HTTP/1.1", b"HTTP/1.0")])  # fmt: skip
-def test_a_connection_that_is_not_kept_open_ends(server: Server, full: socket.socket, data: bytes) -> None:
-    with connect(server) as connection:
-        ((status, head),) = answers(connection, data, 1)
-        assert status == 429 and b"connection: close" in head and connection.recv(1) == b""
+def test_a_connection_that_is_not_kept_open_ends(run: Path, data: bytes) -> None:
+    def check(port: int) -> None:
+        with connect(port) as connection:
+            ((status, _),) = answers(connection, data, 1)
+            assert status == 429 and connection.recv(1) == b""
+
+    with_service(run, check, is_full=True)
 
 
-def test_refusals_are_counted_and_logged_once_per_second(server: Server, full: socket.socket) -> None:
-    def rejected() -> float:
-        with urllib.request.urlopen(server.url + "/metrics", timeout=30) as page:
-            found = re.search(r"^transduce_rejected_total (\S+)", page.read().decode(), re.MULTILINE)
-            assert found is not None
-            return float(found[1])
+def test_refusals_are_logged_once_per_second(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def check(port: int) -> None:
+        with connect(port) as connection:
+            for _ in range(50):
+                answers(connection, request("/detect", {"q": "a"}), 1)
 
-    before, n_lines = rejected(), len(server.log)
-    with connect(server) as connection:
-        for _ in range(50):
-            answers(connection, request("/detect", {"q": "a"}), 1)
-    assert rejected() - before == 50
-    time.sleep(1.2)
-    lines = [json.loads(line) for line in server.log[n_lines:]]
+    log = AccessLog(with_texts=False)
+    with_service(run, check, is_full=True, log=log)
+    log.flush()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     lines = [line for line in lines if line["route"] == "POST /detect"]
-    assert sum(line["requests"] for line in lines) == 50 and len(lines) <= 3 and lines[0]["status"] == 429
+    assert sum(line["requests"] for line in lines) == 50 and len(lines) < 10 and lines[0]["status"] == 429
 
 
-def test_clients_report_that_they_were_refused(
-    server: Server, full: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_report_that_they_were_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import deepl
     import libretranslatepy
     import openai
@@ -127,14 +123,45 @@ def test_clients_report_that_they_were_refused(
 
     monkeypatch.setattr(_detect_agent, "_registry", {})  # else it is fetched from the Hub for the User-Agent header
     monkeypatch.setattr(deepl.http_client, "max_network_retries", 0)
-    with pytest.raises(deepl.TooManyRequestsException):
-        deepl.DeepLClient("no key", server_url=server.url).translate_text("a man", target_lang="DE")
-    message: list[Any] = [{"role": "user", "content": "a man"}]
-    with pytest.raises(openai.RateLimitError, match="try again later"):
-        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-        client.chat.completions.create(model="toy", messages=message)
-    with pytest.raises(urllib.error.HTTPError, match="429"):
-        libretranslatepy.LibreTranslateAPI(server.url + "/").translate("a man", "en", "de")
-    with pytest.raises(HfHubHTTPError) as refused:
-        InferenceClient(model=server.url).translation("a man")
-    assert refused.value.response.status_code == 429
+
+    def check(port: int) -> None:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(deepl.TooManyRequestsException):
+            deepl.DeepLClient("no key", server_url=url).translate_text("a man", target_lang="DE")
+        message: list[Any] = [{"role": "user", "content": "a man"}]
+        with pytest.raises(openai.RateLimitError, match="try again later"):
+            client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+            client.chat.completions.create(model="toy", messages=message)
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            libretranslatepy.LibreTranslateAPI(url + "/").translate("a man", "en", "de")
+        with pytest.raises(HfHubHTTPError) as refused:
+            InferenceClient(model=url).translation("a man")
+        assert refused.value.response.status_code == 429
+
+    with_service(run, check, is_full=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (["Origin: https://evil.example"], 403),
+        (["Origin: null"], 403),
+        (["Origin: http://x"], 201),
+        (["Origin: https://example.org"], 201),
+        ([], 201),
+    ],
+)
+def test_foreign_pages_change_nothing(run: Path, headers: list[str], status: int) -> None:
+    glossary = {"name": "x", "source_lang": "en", "target_lang": "de", "entries_format": "tsv", "entries": "a\tb"}
+
+    def check(port: int) -> None:
+        with connect(port) as connection:
+            data = request("/v2/glossaries", glossary, headers=headers)
+            assert answers(connection, data, 1)[0][0] == status
+        with connect(port) as connection:  # a page may send this without asking first
+            assert answers(connection, data.replace(b"application/json", b"text/plain"), 1)[0][0] in (403, 415)
+        with connect(port) as connection:
+            connection.sendall(request("/v2/glossaries", method="GET"))
+            assert connection.recv(4096).count(b"glossary_id") == (status == 201)
+
+    with_service(run, check, is_full=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -31,11 +30,13 @@ def serve(
         int | None, Option(help="Requests waiting or running; more get status 429 (default: 32 per core).", min=1)
     ] = None,
     max_tokens: Annotated[
-        int, Option(help="Source tokens times beams, or prompt and new tokens, waiting or running.", min=1)
-    ] = 500_000,
-    max_wait: Annotated[
-        float, Option(help="Seconds that what waits may take, as estimated; more requests get status 429.", min=0.01)
-    ] = 1.0,
+        int | None,
+        Option(
+            help="Source tokens times beams, or prompt and new tokens, waiting or running; more get status 429 "
+            "(default: 100,000 per core).",
+            min=1,
+        ),
+    ] = None,
     deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0,
     cors: Annotated[
         list[str] | None, opt.option(metavar="ORIGIN", help="Let pages of this origin use the service; repeatable.")
@@ -62,13 +63,14 @@ def serve(
     transduce serve --new-api-key alice >> keys.txt
     transduce serve runs/x --host 0.0.0.0 --api-key-file keys.txt
     """
-    for name in ("httptools", "prometheus_client", "sentencex", "starlette", "uvicorn"):
+    for name in ("granian", "prometheus_client", "sentencex", "starlette"):
         if find_spec(name) is None:
             raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
     from transduce.logging import Log
     from transduce.serving.glossaries import Glossaries
     from transduce.serving.keys import ApiKeys, new_key
     from transduce.serving.limits import Limits
+    from transduce.serving.log_stream import background_stderr
     from transduce.serving.server import ServerOptions
     from transduce.serving.server import serve as run_server
     from transduce.serving.service import RunSpec, Service
@@ -92,10 +94,8 @@ def serve(
         certificate_key=certificate_key,
     )
     specs = [RunSpec.parse(run) for run in runs]
-    limits = Limits(max_tokens=max_tokens, max_wait=max_wait, seconds=deadline)
-    if max_requests is not None:
-        limits = replace(limits, max_requests=max_requests)
-
+    bounds: dict[str, Any] = {"max_requests": max_requests, "max_tokens": max_tokens, "seconds": deadline}
+    limits = Limits(**{name: value for name, value in bounds.items() if value is not None})
     glossaries = Glossaries(glossary_file)
 
     def make_service() -> Service:
@@ -108,4 +108,5 @@ def serve(
             glossaries=glossaries,
         )
 
-    run_server(make_service, options, Log(quiet=quiet))
+    with background_stderr():
+        run_server(make_service, options, Log(quiet=quiet))

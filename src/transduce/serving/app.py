@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from transduce.serving.access_log import AccessLog
 from transduce.serving.http import Call, Endpoint, Server, json_response
 from transduce.serving.keys import NO_KEYS, ApiKeys
 from transduce.serving.metrics import Metrics
 from transduce.serving.protocols import deepl, deepl_glossaries, huggingface, libretranslate, native, openai
-from transduce.serving.refusals import Refusals
 from transduce.serving.service import Service
 from transduce.serving.web_page import ENDPOINTS as PAGE
 
@@ -23,16 +23,15 @@ _ENDPOINTS = tuple(endpoint for protocol in (PAGE, *(one.ENDPOINTS for one in _P
 
 
 def make_app(
-    service: Service, *, keys: ApiKeys = NO_KEYS, cors: tuple[str, ...] = (), log: bool = True, log_text: bool = False
-) -> tuple[ASGIApp, Refusals]:
-    """The application for a service, and what its HTTP server should refuse before.
+    service: Service, *, keys: ApiKeys = NO_KEYS, cors: tuple[str, ...] = (), log: AccessLog | None = None
+) -> ASGIApp:
+    """The application for a service.
 
     Args:
         service: What translates.
         keys: Who may use it.
         cors: Origins whose pages may use it from a browser.
-        log: Print a line per request to stderr, without texts.
-        log_text: With texts.
+        log: Has a line per request.
     """
     metrics = Metrics(service)
 
@@ -50,11 +49,8 @@ def make_app(
         Endpoint("GET", "/ready", ready, is_open=True),
         Endpoint("GET", "/metrics", numbers, is_open=True),
     )
-    server, endpoints = Server(service, keys, metrics, log=log, log_text=log_text), (*_ENDPOINTS, *state)
-    app, refusals = _App(server, endpoints), Refusals(server, endpoints, any_origin=bool(cors))
-    if cors:
-        return CORSMiddleware(app, allow_origins=cors, allow_methods=["*"], allow_headers=["*"]), refusals
-    return app, refusals
+    app = _App(Server(service, metrics, keys, cors, log), (*_ENDPOINTS, *state))
+    return CORSMiddleware(app, allow_origins=cors, allow_methods=["*"], allow_headers=["*"]) if cors else app
 
 
 class _App:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,8 +94,7 @@ class AsyncTextGenerator(AsyncModel):
             for place, one in enumerate(started)
         ]
         n_wanted = sum(len(one.ids) + one.limit for one in started)
-        admission = self._admission
-        with nullcontext() if admission is None else admission.generation(n_wanted, seconds=seconds):
+        with self._admitted(n_wanted):
             is_watched = bool(stop) or on_part is not None
             await self._run(texts, options, self._loop.time() + seconds, is_watched=is_watched)
         n_prompt = sum(one.n_given for one in started[:: options.n_samples])

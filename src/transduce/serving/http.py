@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
@@ -16,13 +14,15 @@ from urllib.parse import parse_qs
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import QueueFullError
 from transduce.errors import SettingsError, TransduceError, UserError
+from transduce.serving.access_log import AccessLog
+from transduce.serving.client import Client
 from transduce.serving.glossaries import StorageError
 from transduce.serving.keys import ApiKeys, UnauthorizedError
 from transduce.serving.limits import DrainingError, ExpiredError, OverloadedError
@@ -30,19 +30,14 @@ from transduce.serving.metrics import Metrics
 from transduce.serving.service import Service
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-_READ_ON = 16  # times the limit of a body: so much is read and forgotten, as most clients read no answer before
+_READ_ON = 16  # times the limit of a body: read and drop it, as most clients read the response only after sending
 _MOST_FIELDS = 1000  # of a form
 _LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
+_CHANGE_TYPES = "application/json", "application/x-www-form-urlencoded", ""
 _STATUS_LEFT = 499  # nginx' number; nobody sees it but the log
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """One text or several."""
 translation_options = lru_cache(TranslationOptions)  # to check them takes longer
-BODY_HAS_ARRIVED = "body_has_arrived"
-"""In the state of a request: its body needs no time limit."""
-ON_DISCONNECT = "on_disconnect"
-"""In the state of a request that is being worked on: what to call when its client leaves."""
-CLIENT_LEFT = "client_left"
-"""In the state of a request whose client left before its response was complete."""
 
 
 class BodyTooLargeError(UserError):
@@ -53,6 +48,18 @@ class BodyTimeoutError(UserError):
     """A request's body did not arrive in time."""
 
 
+class IncompleteBodyError(UserError):
+    """A request's body ended too early, as its client left or sent no valid chunks."""
+
+
+class ForeignOriginError(UserError):
+    """A page of another origin asks for a change."""
+
+
+class ContentTypeError(UserError):
+    """A body is in a format that the endpoint does not take."""
+
+
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (OverloadedError, 429),
     (QueueFullError, 429),
@@ -61,6 +68,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnauthorizedError, 401),
     (BodyTooLargeError, 413),
     (BodyTimeoutError, 408),
+    (ForeignOriginError, 403),
+    (ContentTypeError, 415),
     (StorageError, 507),
     (UserError, 400),
 )
@@ -87,9 +96,10 @@ class Call:
 
     def parse(self, model: type[ModelT]) -> ModelT:
         """The body, JSON or a form, as this model; without a body, the query."""
-        body, kind = self.body or b"", self.header(b"content-type").partition(";")[0].strip().lower()
+        body = self.body or b""
+        is_json = body.lstrip().startswith(b"{")  # curl -d sends it as a form
         try:
-            if kind == "application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):  # curl -d
+            if self.content_type == "application/x-www-form-urlencoded" and not is_json:
                 return model.model_validate(_form(body))
             if not body and self.request.query_params:
                 return model.model_validate(dict(self.request.query_params))
@@ -100,6 +110,11 @@ class Call:
     def header(self, name: bytes) -> str:
         """A header by its name in lower case, empty if there is none."""
         return next((value.decode("latin-1") for key, value in self.request.scope["headers"] if key == name), "")
+
+    @property
+    def content_type(self) -> str:
+        """The media type of the body, in lower case and without parameters."""
+        return self.header(b"content-type").partition(";")[0].strip().lower()
 
     def seconds(self, asked: float | None = None) -> float:
         """The time that the client gives its request, at most the limit: `asked`, or the header X-Request-Timeout."""
@@ -133,6 +148,7 @@ class Endpoint:
     error: the JSON of an error, from its status and message.
     body_key: the API key in a body, where the protocol puts it there.
     is_open: needs no API key.
+    is_change: changes what the service keeps.
     unauthorized: the status of a request without a valid API key, as the protocol's clients know it.
     """
 
@@ -142,67 +158,72 @@ class Endpoint:
     error: FormatError = format_error
     body_key: Callable[[Call], str | None] | None = None
     is_open: bool = False
+    is_change: bool = False
     unauthorized: int = 401
 
 
 class Server:
     """Answers requests: reads their bodies, runs the handlers, and counts and logs the responses."""
 
-    def __init__(self, service: Service, keys: ApiKeys, metrics: Metrics, *, log: bool, log_text: bool) -> None:
-        self.service, self.metrics, self._keys = service, metrics, keys
-        self.log, self._log_text = log, log_text
-        self._n_unchecked = 0  # requests whose keys are in bodies that have not arrived
+    def __init__(
+        self, service: Service, metrics: Metrics, keys: ApiKeys, cors: Collection[str], log: AccessLog | None
+    ) -> None:
+        self.service, self._metrics, self._keys, self._cors, self._log = service, metrics, keys, {*cors}, log
 
     async def answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response to a request. A streamed one counts as running until its end."""
         start = time.perf_counter()
-        request, n_translated = Request(scope, receive), self.metrics.n_characters
-        call = Call(self.service, request, needs_key=self._keys.are_needed, n_translated=n_translated)
+        client = Client(receive, send)
+        call = Call(self.service, Request(scope, receive), needs_key=self._keys.are_needed)
+        call.n_translated = self._metrics.n_characters
         try:
             if endpoint.is_open:
-                await self._respond(endpoint, call, send)
+                await self._respond(endpoint, call, client)
             else:
-                await self._check_key(endpoint, call)  # a request without a key takes nobody's place
-                with self.service.request():  # before the body: that of a refused request is not read
-                    if call.body is None:
-                        call.body = await read_body(call.request, self.service)
-                    await self._respond(endpoint, call, send)
-        except (asyncio.CancelledError, ClientDisconnect) as error:
-            if isinstance(error, asyncio.CancelledError) and CLIENT_LEFT not in scope["state"]:
+                await self._read(endpoint, call)
+                with self.service.request():  # now: a request whose body is still to come keeps nobody else out
+                    await self._respond(endpoint, call, client)
+        except asyncio.CancelledError:
+            if not client.has_left:  # the service ends
+                call.status = 503
                 raise
-            self.metrics.cancelled.inc()
+            self._metrics.cancelled.inc()
             call.status = _STATUS_LEFT
         except Exception as error:
-            response = self.error_response(endpoint, error)
+            response = self._error_response(endpoint, error)
             call.status = response.status_code
-            await response(scope, receive, send)
+            await response(scope, client.receive, client.send)
         finally:
             self._finish(endpoint, call, time.perf_counter() - start)
 
-    async def _respond(self, endpoint: Endpoint, call: Call, send: Send) -> None:
-        response = await until_disconnected(call.request, endpoint.handler(call))
-        call.status = response.status_code
-        await response(call.request.scope, call.request.receive, send)
-        if CLIENT_LEFT in call.request.scope["state"]:  # a stream ends as if it had been read
-            raise ClientDisconnect
-
-    async def _check_key(self, endpoint: Endpoint, call: Call) -> None:
-        """Find out whose request it is, if keys are needed: by its headers or, where the protocol does so, its body."""
-        if not self._keys.are_needed:
-            return
+    async def _read(self, endpoint: Endpoint, call: Call) -> None:
+        """Check whose request it is, and read its body, which contains the API key in some protocols."""
+        if endpoint.is_change:
+            self._check_origin(call)
         key = header_key(call)
-        if key is None and endpoint.body_key is not None:
-            if self._n_unchecked >= self.service.limits.max_requests:
-                raise self.service.admission.overloaded("too many requests have their keys in their bodies")
-            self._n_unchecked += 1
-            try:
-                call.body = await read_body(call.request, self.service)
-            finally:
-                self._n_unchecked -= 1
-            key = endpoint.body_key(call)
-        call.key = self._keys.check(key)
+        is_inside = self._keys.are_needed and key is None and endpoint.body_key is not None
+        if not is_inside:
+            call.key = self._keys.check(key)
+        with self.service.admission.arriving(call.request.scope["client"][0]):
+            call.body = await read_body(call.request, self.service)
+        if is_inside and endpoint.body_key is not None:
+            call.key = self._keys.check(endpoint.body_key(call))
 
-    def error_response(self, endpoint: Endpoint, error: Exception) -> Response:
+    def _check_origin(self, call: Call) -> None:
+        """Refuse what a foreign page can make a visitor's browser send without asking this service first."""
+        origin = call.header(b"origin")
+        if origin and origin.partition("://")[2] != call.header(b"host") and not {origin, "*"} & self._cors:
+            raise ForeignOriginError(f"pages of {origin} may not change anything here; allow them with --cors")
+        if call.content_type not in _CHANGE_TYPES:
+            raise ContentTypeError(f"Content-Type {call.content_type}: send {_CHANGE_TYPES[0]}")
+
+    async def _respond(self, endpoint: Endpoint, call: Call, client: Client) -> None:
+        with client.watched():
+            response = await endpoint.handler(call)
+            call.status = response.status_code
+            await response(call.request.scope, client.receive, client.send)
+
+    def _error_response(self, endpoint: Endpoint, error: Exception) -> Response:
         """The response that reports an error to a protocol's clients."""
         status, message = _problem(error)
         status = endpoint.unauthorized if status == 401 else status
@@ -212,20 +233,10 @@ class Server:
         return json_response(endpoint.error(status, message), status=status, headers=headers)
 
     def _finish(self, endpoint: Endpoint, call: Call, seconds: float) -> None:
-        self.metrics.count(endpoint.path, call.status, seconds, call.n_characters)
-        if self.log and not endpoint.is_open:
-            line: dict[str, Any] = {
-                "time": round(time.time(), 3),
-                "route": f"{endpoint.method} {endpoint.path}",
-                "status": call.status,
-                "ms": round(1000 * seconds, 1),
-                "characters": call.n_characters,
-            }
-            if call.key:
-                line["key"] = call.key
-            if self._log_text:
-                line["texts"] = call.texts
-            print(json.dumps(line, ensure_ascii=False), file=sys.stderr, flush=True)
+        self._metrics.count(endpoint.path, call.status, seconds, call.n_characters)
+        if self._log is not None and not endpoint.is_open:
+            route = f"{endpoint.method} {endpoint.path}"
+            self._log.write(route, call.status, seconds, call.n_characters, call.key, call.texts)
 
 
 def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -290,8 +301,6 @@ def header_key(call: Call) -> str | None:
 async def read_body(request: Request, service: Service) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
     limits = service.limits
-    if BODY_HAS_ARRIVED in request.scope["state"]:
-        return await _read(request, limits.max_body)
     headers = request.headers
     if "expect" in headers and int(headers.get("content-length", 0)) > limits.max_body:  # the client waits to send it
         raise _too_large(limits.max_body)
@@ -307,7 +316,7 @@ async def _read(request: Request, most: int) -> bytes:
     while not is_last and size <= _READ_ON * most:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ClientDisconnect
+            raise IncompleteBodyError("the body is incomplete or malformed")
         part, is_last = message.get("body", b""), not message.get("more_body", False)
         size += len(part)
         if size <= most:
@@ -319,17 +328,6 @@ async def _read(request: Request, most: int) -> bytes:
 
 def _too_large(most: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the body has more than {most:,} bytes; send several requests")
-
-
-async def until_disconnected(request: Request, work: Awaitable[Response]) -> Response:
-    """The result of `work`, which is cancelled when the client leaves: see `ON_DISCONNECT`."""
-    task, state = asyncio.current_task(), request.scope["state"]
-    assert task is not None
-    state[ON_DISCONNECT] = task.cancel
-    try:
-        return await work
-    finally:
-        del state[ON_DISCONNECT]
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -56,11 +56,6 @@ class Metrics:
         elif status == 504:
             self.expired.inc()
 
-    def count_refusal(self, route: str) -> None:
-        """Count a request that was refused before its body was read."""
-        self._requests(route, 429).inc()
-        self.rejected.inc()
-
     def text(self) -> bytes:
         """The page."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with our timeouts, signals and shutdown."""
+"""The HTTP server: granian inside the event loop of the service, with signals, reloads and shutdown."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ import asyncio
 import gc
 import re
 import signal
-import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 
-import uvicorn
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.server.common import SSLProtocols
+from granian.server.embed import Server
+from starlette.types import ASGIApp
 
 from transduce.errors import SettingsError
 from transduce.logging import Log
+from transduce.serving.access_log import AccessLog
 from transduce.serving.app import make_app
 from transduce.serving.async_generator import AsyncTextGenerator
-from transduce.serving.http_protocol import http_protocol
 from transduce.serving.keys import NO_KEYS, ApiKeys
+from transduce.serving.listeners import find_address, max_connections, set_write_timeout
 from transduce.serving.service import Service
 
 try:
     from uvloop import new_event_loop as _loop_factory
-
-    _LISTENERS = 32  # it accepts one connection per socket and step; without copies, some wait for seconds under load
 except ImportError:  # Windows
-    _loop_factory, _LISTENERS = asyncio.new_event_loop, 1  # type: ignore[assignment]
+    _loop_factory = asyncio.new_event_loop  # type: ignore[assignment]
 
 _BACKLOG = 4096
+_HEAD_BYTES = 1 << 15  # a longer head of a request gets status 431
 _GARBAGE = 10_000  # objects after which garbage is collected: those of about a hundred requests
-_IDLE_SECONDS = 20  # of a connection that is kept open
-_LAST_SECONDS = 2  # for clients to read the last responses
+_LAST_SECONDS = 2.0  # for clients to read the last responses
+_STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGBREAK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,108 +97,119 @@ def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log)
 
 
 async def _serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
-    listener = _listen(options)
-    service = make_service()
-    try:
-        await service.start()
-        _settle_garbage()
-        app, refusals = make_app(
-            service, keys=options.keys, cors=options.cors, log=options.log, log_text=options.log_text
-        )
-        config = uvicorn.Config(
-            app,
-            http=http_protocol(refusals.response, service.limits.body_seconds),
-            ws="none",
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_IDLE_SECONDS,
-            ssl_certfile=options.certificate,
-            ssl_keyfile=options.certificate_key,
-        )
-        server = _Server(config, service, log)
-        with _reload_on_hangup(service, log):
-            _greet(service, options, listener.getsockname()[1], log)
-            watching = asyncio.create_task(_watch(service, options.watch, log)) if options.watch else None
-            await server.serve(sockets=[listener, *(listener.dup() for _ in range(_LISTENERS - 1))])
-            if watching is not None:
-                watching.cancel()
-        refusals.write_log()
-        log.say("stopped" if server.drained else "stopped; some requests had not ended")
-    finally:
-        listener.close()
-        await service.close()
+    host, port = find_address(options.host, options.port)
+    service, hangup = make_service(), asyncio.Event()
+    with _on_signals(("SIGHUP",), lambda _: hangup.set()):  # also while the runs are loaded
+        try:
+            await service.start()
+            _settle_garbage()
+            access_log = AccessLog(with_texts=options.log_text) if options.log else None
+            app = make_app(service, keys=options.keys, cors=options.cors, log=access_log)
+            server = make_server(app, (host, port), service.limits.body_seconds, options)
+            await _run(server, service, options, (host, port), hangup, log)
+            if access_log is not None:
+                access_log.flush()
+        finally:
+            await service.close()
 
 
-class _Server(uvicorn.Server):
-    """Ends when no request is running: until then it answers, so that /ready can say that it will end."""
+def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options: ServerOptions) -> Server:
+    """The HTTP server; see `start`.
 
-    def __init__(self, config: uvicorn.Config, service: Service, log: Log) -> None:
-        super().__init__(config)
-        self._service, self._log = service, log
-        self._draining: asyncio.Task[None] | None = None
-        self.drained = True
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A first signal drains, a second one ends at once. uvicorn calls this."""
-        if self._draining is not None:
-            asyncio.get_running_loop().call_soon_threadsafe(self._abort)
-            return
-        self._log.say(f"{signal.Signals(sig).name}: no new requests; {self._service.admission.n_requests} are running")
-        self._draining = asyncio.get_running_loop().create_task(self._drain())
-
-    async def _drain(self) -> None:
-        self.drained = await self._service.drain()
-        self.should_exit = True
-        if self.drained:
-            await asyncio.sleep(_LAST_SECONDS)
-        self._abort()  # else uvicorn waits for clients without limit
-
-    def _abort(self) -> None:
-        self.force_exit = self.should_exit = True
-        for connection in tuple(self.server_state.connections):
-            connection.transport.abort()
+    Args:
+        app: The application.
+        address: IP address and port.
+        seconds: Time in which the head of a request must have arrived.
+        options: For the certificates.
+    """
+    return Server(
+        app,
+        address=address[0],
+        port=address[1],
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=_BACKLOG,
+        backpressure=max_connections(),
+        http1_settings=HTTP1Settings(header_read_timeout=int(1000 * seconds), max_buffer_size=_HEAD_BYTES),
+        log_enabled=False,
+        ssl_cert=options.certificate,
+        ssl_key=options.certificate_key or options.certificate,
+        ssl_protocol_min=SSLProtocols.tls12,
+    )
 
 
-def _listen(options: ServerOptions) -> socket.socket:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((options.host, options.port))
-        listener.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise SettingsError(f"{options.host}:{options.port}: {error}; give another --host or --port") from None
-    return listener
+async def start(server: Server, address: tuple[str, int], seconds: float) -> asyncio.Task[None]:
+    """Start the server, and wait until it listens; `seconds`: time in which a client must read what is sent."""
+    serving = asyncio.create_task(server.serve())
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(*address)
+            break
+        except OSError:
+            if serving.done():
+                await serving
+                raise RuntimeError("the HTTP server did not start") from None
+            await asyncio.sleep(0.01)
+    writer.close()
+    set_write_timeout(address, seconds)
+    return serving
+
+
+async def _run(
+    server: Server, service: Service, options: ServerOptions, address: tuple[str, int], hangup: asyncio.Event, log: Log
+) -> None:
+    """Serve until a signal, then drain; a second signal ends at once."""
+    signals = asyncio.Queue[str]()
+    reloading = asyncio.create_task(_reload_when_asked(service, hangup, options.watch, log))
+    with _on_signals(_STOP_SIGNALS, signals.put_nowait):
+        serving = await start(server, address, service.limits.body_seconds)
+        _greet(service, options, address[1], log)
+        log.say(f"{await signals.get()}: no new requests; {service.admission.n_requests} are running")
+        draining, again = asyncio.create_task(service.drain()), asyncio.create_task(signals.get())
+        await asyncio.wait([draining, again], return_when=asyncio.FIRST_COMPLETED)
+        is_complete = not service.admission.n_requests
+        server.stop()
+        await asyncio.wait([serving, again], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    for task in (reloading, draining, again):
+        task.cancel()
+    if not serving.done():  # it will be cancelled, which granian reports as an error
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+    log.say("stopped" if is_complete else "stopped; some requests had not ended")
 
 
 @contextmanager
-def _reload_on_hangup(service: Service, log: Log) -> Iterator[None]:
-    """Inside, SIGHUP reloads, where the platform has it."""
-    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[str]]()
-    number = getattr(signal, "SIGHUP", None)
-    if number is None:
-        yield
-        return
+def _on_signals(names: tuple[str, ...], call: Callable[[str], None]) -> Iterator[None]:
+    """Inside, those of these signals that the platform has call a function in the event loop with their name."""
+    loop = asyncio.get_running_loop()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
 
-    def reload() -> None:
-        tasks.add(task := loop.create_task(_reload(service, log)))
-        task.add_done_callback(tasks.discard)
+    def handle(number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(call, signal.Signals(number).name)
 
-    loop.add_signal_handler(number, reload)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        loop.remove_signal_handler(number)
-        for task in tasks:
-            task.cancel()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-async def _reload(service: Service, log: Log, known: str = "") -> str:
+async def _reload_when_asked(service: Service, hangup: asyncio.Event, seconds: float, log: Log) -> None:
+    """Reload replaced runs at each SIGHUP, and every so many seconds if not 0; an error is logged once."""
+    problem = ""
+    while True:
+        is_asked = True
+        try:
+            async with asyncio.timeout(seconds or None):
+                await hangup.wait()
+        except TimeoutError:
+            is_asked = False
+        hangup.clear()
+        problem = await _reload(service, log, "" if is_asked else problem)
+
+
+async def _reload(service: Service, log: Log, known: str) -> str:
     """Reload; returns what is wrong with new folders. `known`: what was logged before."""
     try:
         names = await service.reload()
@@ -212,21 +225,14 @@ async def _reload(service: Service, log: Log, known: str = "") -> str:
 
 
 def _settle_garbage() -> None:
-    """Let Python's garbage collector leave alone what lives as long as the models, and look less often for the rest.
+    """Exclude what lives as long as the models from garbage collection, and collect the rest less often.
 
-    To look through all modules takes longer than a translation, and nearly all other objects end with their request.
+    A full collection takes longer than a translation, and nearly all other objects end with their request.
     """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE)
-
-
-async def _watch(service: Service, seconds: float, log: Log) -> None:
-    problem = ""
-    while True:
-        await asyncio.sleep(seconds)
-        problem = await _reload(service, log, problem)
 
 
 def _greet(service: Service, options: ServerOptions, port: int, log: Log) -> None:

@@ -20,7 +20,7 @@ from transduce.runs.folder import RunFolder
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
-from transduce.serving.limits import Admission, DrainingError, Limits, OverloadedError
+from transduce.serving.limits import Admission, DrainingError, Limits
 from transduce.serving.routes import Route, RouteTranslation, ServedRun
 from transduce.text.sentences import base_language
 
@@ -207,10 +207,6 @@ class Service:
             raise SettingsError(f"model '{name}'{nearest(name, names)}; available: {', '.join(names)}")
         known = ", ".join(dict.fromkeys(f"{route.source}-{route.target}" for route in routes))
         raise SettingsError(f"no model translates from {source or 'any'} to {target or 'any'}; available: {known}")
-
-    def refusal(self, n_coming: int = 0) -> OverloadedError | None:
-        """Why a request that arrives now is refused because of the load; None: it is not. See `Admission.refusal`."""
-        return None if self.is_draining else self.admission.refusal(n_coming)
 
     def generators(self) -> dict[str, AsyncTextGenerator]:
         """The language models, by name."""

@@ -89,10 +89,10 @@ def _missing() -> Response:
 
 
 ENDPOINTS = (
-    endpoint("POST", "/v2/glossaries", create),
+    endpoint("POST", "/v2/glossaries", create, is_change=True),
     endpoint("GET", "/v2/glossaries", list_all),
     endpoint("GET", "/v2/glossaries/{id}", show),
     endpoint("GET", "/v2/glossaries/{id}/entries", entries),
-    endpoint("DELETE", "/v2/glossaries/{id}", delete),
+    endpoint("DELETE", "/v2/glossaries/{id}", delete, is_change=True),
     endpoint("GET", "/v2/glossary-language-pairs", pairs),
 )

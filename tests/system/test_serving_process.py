@@ -1,0 +1,124 @@
+"""The process of `transduce serve`: signals, its log, TLS."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import marians
+from http_load import request
+from servers import Server
+
+pytestmark = [
+    pytest.mark.loopback,
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no POSIX signals"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return marians.make_run(tmp_path_factory.mktemp("runs") / "toy")
+
+
+def test_a_hangup_while_the_runs_are_loaded_does_not_end_the_service(run: Path) -> None:
+    command = [sys.executable, "-c", _HANGUP_WHILE_LOADING, str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "listening on" in done.stderr and "stopped" in done.stderr, done.stderr
+
+
+_HANGUP_WHILE_LOADING = """
+import os, signal, sys
+from transduce.serving import server, service
+load = service.Translator.load
+def load_slowly(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return load(*args, **kwargs)
+service.Translator.load = load_slowly
+greet = server._greet
+def greet_and_end(*args):
+    greet(*args)
+    os.kill(os.getpid(), signal.SIGTERM)
+server._greet = greet_and_end
+from transduce.__main__ import main
+sys.argv = ["transduce", "serve", "en-de=" + sys.argv[1], "--port", "0"]
+sys.exit(main())
+"""
+
+
+def test_a_second_signal_says_that_requests_were_aborted(run: Path) -> None:
+    server = Server(f"en-de={run}", "--deadline=60")
+    body = {"text": ["a man reads " * 12] * 128, "beam": 16, "max_length": 1024}
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(request("/v1/translate", body))
+        while b"transduce_pending_requests 1.0" not in _metrics(server):
+            time.sleep(0.001)
+        server.process.send_signal(signal.SIGTERM)
+        while not any("1 are running" in line for line in server.log):
+            time.sleep(0.001)
+        assert server.stop() == 0
+    assert "some requests had not ended" in "".join(server.log)
+
+
+def _metrics(server: Server) -> bytes:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=30) as page:
+        content: bytes = page.read()
+        return content
+
+
+def test_a_log_reader_that_stalls_does_not_stop_the_service(run: Path) -> None:
+    server = Server(f"en-de={run}", "--log-text")
+    may_read = threading.Event()
+    server.log = _Stalling(may_read)  # type: ignore[assignment]
+    try:
+        for _ in range(30):
+            assert server.request("/v1/translate", {"text": "x" * 10_000, "beam": 1, "max_length": 1})[0] in (200, 400)
+    finally:
+        may_read.set()
+        assert server.stop() == 0
+
+
+class _Stalling(list[str]):
+    def __init__(self, may_read: threading.Event) -> None:
+        self._may_read = may_read
+
+    def append(self, line: str) -> None:
+        self._may_read.wait(60)
+        super().append(line)
+
+
+def test_the_log_has_no_control_characters(run: Path) -> None:
+    server = Server(f"en-de={run}", "--log-text")
+    text = "a\x9b31m\x7f\u202eb\u2028"
+    assert server.request("/v1/translate", {"text": text})[0] == 200
+    server.stop()
+    (line,) = [line for line in server.log if '"texts"' in line]
+    assert line.rstrip("\n").isprintable() and json.loads(line)["texts"] == [text]
+
+
+def test_tls(run: Path, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    server = Server(f"en-de={run}", "--certificate", certificate, "--certificate-key", key)
+    try:
+        context = ssl.create_default_context(cafile=str(certificate))
+        context.check_hostname = False
+        with socket.create_connection(("127.0.0.1", server.port)) as silent:  # it begins no handshake
+            with socket.create_connection(("127.0.0.1", server.port)) as plain, context.wrap_socket(plain) as client:
+                client.sendall(request("/v1/translate", {"text": "two women"}))
+                assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            silent.settimeout(20)
+            assert silent.recv(1) == b""
+    finally:
+        assert server.stop() == 0
