@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from serving_faults import malformed_requests, mixed, restart, shutdown
+from serving_faults import byte_streams, malformed_requests, mixed, restart, shutdown
 from serving_setup import BEAMS, Setup
 from serving_speed import latency, overload, throughput
 
@@ -24,7 +24,7 @@ from transduce.text.sentences import split_sentences
 
 COMMANDS: dict[str, Callable[[Setup], bool]] = {
     "throughput": throughput, "latency": latency, "overload": overload, "mixed": mixed, "shutdown": shutdown,
-    "restart": restart, "malformed": malformed_requests,
+    "restart": restart, "malformed": malformed_requests, "streams": byte_streams,
 }  # fmt: skip
 
 

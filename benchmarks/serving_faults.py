@@ -7,20 +7,27 @@ import itertools
 import random
 import re
 import signal
+import socket
 import statistics
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import uvloop
 from memory import judge
 from serving_setup import BEAMS, CLIENTS, TRANSLATE, Setup, check_answers, report, watch_memory
 
-from http_load import HANG, Connection, Load, LostError, Outcome, request
-from malformed import malformed
+from http_load import HANG, HOST, Connection, Load, LostError, Outcome, request
+from malformed import malformed, mutated_stream
 from servers import Server
+
+_GROWTH = 32 << 20  # bytes of memory
+_STREAMS = 16  # at a time
+_PATIENCE = 0.05  # seconds without an answer after which a client leaves
 
 
 @dataclass(slots=True)
@@ -180,3 +187,51 @@ def malformed_requests(setup: Setup) -> bool:
     with setup.server() as server:
         uvloop.run(run(server.port))
     return report("malformed", f"{n:,} requests: {dict(sorted(count.items()))} (200: the damage was harmless)")
+
+
+def byte_streams(setup: Setup) -> bool:
+    """100,000 damaged byte streams: each connection ends, no answer is a 5xx, and memory stays."""
+    n, count, ended = setup.times(100_000, 300), Counter[int](), 0
+
+    async def client(port: int, numbers: Iterator[int]) -> None:
+        nonlocal ended
+        for number in numbers:
+            found = await asyncio.to_thread(_exchange, port, number)
+            statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) [A-Z]", found)]
+            count.update(statuses)
+            ended += 1
+            if any(status >= 500 for status in statuses):
+                raise SystemExit(f"FAILED: byte stream {number}: {found[:300]!r}")
+
+    async def run(port: int) -> None:
+        numbers = iter(range(n))
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_STREAMS))
+        await asyncio.gather(*(client(port, numbers) for _ in range(_STREAMS)))
+        await idle(port)
+
+    with setup.server() as server, watch_memory(server, lambda: ended) as samples:
+        uvloop.run(run(server.port))
+    start = next((one.resident for one in samples if one.done >= n // 100), samples[0].resident)
+    growth = max(one.resident for one in samples) - start
+    text = (
+        f"{n:,} byte streams: {dict(sorted(count.items()))}; memory {start >> 20} MiB, at most {growth >> 20} MiB more"
+    )
+    return report("streams", text, good=growth <= _GROWTH)
+
+
+def _exchange(port: int, number: int) -> bytes:
+    """Everything that the server answers to a byte stream, to the end of the connection."""
+    found = b""
+    with socket.create_connection((HOST, port)) as connection, suppress(ConnectionError):
+        connection.sendall(mutated_stream(number))
+        if number % 2:  # else the client leaves at once
+            with suppress(TimeoutError):
+                connection.settimeout(_PATIENCE)
+                while part := connection.recv(1 << 16):
+                    found += part
+        connection.settimeout(HANG)
+        with suppress(OSError):  # the server has closed the connection
+            connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(1 << 16):
+            found += part
+    return found

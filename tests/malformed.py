@@ -1,4 +1,4 @@
-"""Malformed HTTP requests for the service, each a function of its number."""
+"""Malformed HTTP requests and byte streams for the service, each a function of its number."""
 
 from __future__ import annotations
 
@@ -152,3 +152,52 @@ _KINDS: tuple[_Kind, ...] = (
     _wrong_text, _no_text, _damaged_field, _too_much, _broken_json, _broken_json, _broken_form, _broken_headers,
     _broken_chunks, _broken_line,
 )  # fmt: skip
+
+
+_METHODS = b"GET POST HEAD PUT DELETE PATCH OPTIONS TRACE CONNECT PRI QUERY get".split()
+_PATHS = [
+    *(path.encode() for path in ENDPOINTS),
+    *b"/health /ready /metrics /v2/glossaries /v2/glossaries/x /models/en-de * x:1 http://x/health /%ff".split(),
+]
+_FIELDS = [
+    b"", b"Connection: close", b"Connection: keep-alive", b"Expect: 100-continue", b"Expect: 200-ok", b"TE: trailers",
+    b"Connection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk", b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", b"Upgrade: TLS/1.0", b"Cookie: a=b",
+    b"Content-Length: 0", b"Content-Length: 3", b"Transfer-Encoding: chunked", b"Trailer: X", b"Origin: null",
+    b"Content-Type: text/plain", b"X-Request-Timeout: 0.5", b"Range: bytes=0-1", b"X: " + b"a" * 5000,
+]  # fmt: skip
+
+
+def mutated_stream(number: int, seed: int = 1) -> bytes:
+    """One to three pipelined requests of any method, with trailers and offers of other protocols, then damaged."""
+    draw = random.Random(f"stream {seed} {number}")
+    data = bytearray(b"".join(_any_request(draw) for _ in range(draw.randrange(1, 4))))
+    for _ in range(draw.choice((0, 1, 1, 2, 4, 16))):
+        place = draw.randrange(len(data))
+        end = min(len(data), place + draw.randrange(1, 40))
+        kind = draw.randrange(5)
+        if kind == 0:
+            data[place] = draw.randrange(256)
+        elif kind == 1:
+            data[place:place] = draw.choice([b"\r\n", b"\r", b"\n", b"\0", b" ", b":", b"0\r\n\r\n", b"\r\n\r\n"])
+        elif kind == 2:
+            data[place:place] = data[place:end]
+        elif place > 10:
+            del data[place : end if kind == 3 else len(data)]
+    return bytes(data)
+
+
+def _any_request(draw: random.Random) -> bytes:
+    body = json.dumps(ENDPOINTS[draw.choice(list(ENDPOINTS))]).encode()
+    fields = [b"Host: x", *draw.sample(_FIELDS, draw.randrange(4))]
+    kind = draw.randrange(3)
+    if kind == 1:
+        fields.append(b"Content-Length: %d" % len(body))
+    elif kind == 2:
+        cut, extension = draw.randrange(1, len(body)), draw.choice([b"", b";a=b", b" "])
+        trailers = draw.choice([b"", b"X: y\r\n", b"Content-Length: 5\r\n", b"X: " + b"a" * 20_000 + b"\r\n"])
+        chunks = (b"%x%s\r\n%s\r\n" % (len(part), extension, part) for part in (body[:cut], body[cut:]))
+        fields.append(b"Transfer-Encoding: chunked")
+        body = b"".join(chunks) + b"0\r\n" + trailers + b"\r\n"
+    line = b"%s %s HTTP/1.%d" % (draw.choice(_METHODS), draw.choice(_PATHS), draw.choice((0, 1, 1, 1)))
+    return b"\r\n".join([line, *filter(None, fields), b"", body if kind else b""])
