@@ -300,25 +300,27 @@ def header_key(call: Call) -> str | None:
 
 async def read_body(request: Request, service: Service) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
-    limits = service.limits
-    headers = request.headers
-    if "expect" in headers and int(headers.get("content-length", 0)) > limits.max_body:  # the client waits to send it
+    limits, length = service.limits, request.headers.get("content-length", "")
+    announced = int(length) if length.isdecimal() else -1
+    if announced > limits.max_body and "expect" in request.headers:  # the client waits to send it
         raise _too_large(limits.max_body)
     try:
         async with asyncio.timeout(limits.body_seconds):
-            return await _read(request, limits.max_body)
+            return await _read(request, announced, limits.max_body)
     except TimeoutError:
         raise BodyTimeoutError(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
 
 
-async def _read(request: Request, most: int) -> bytes:
-    body, size, is_last = bytearray(), 0, False
+async def _read(request: Request, announced: int, most: int) -> bytes:
+    """The body. `announced`: its size, after which no further message is awaited; -1: unknown."""
+    body, size, is_last = bytearray(), 0, announced == 0
     while not is_last and size <= _READ_ON * most:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise IncompleteBodyError("the body is incomplete or malformed")
-        part, is_last = message.get("body", b""), not message.get("more_body", False)
+        part = message.get("body", b"")
         size += len(part)
+        is_last = size == announced or not message.get("more_body", False)
         if size <= most:
             body += part
     if size > most:
