@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import transduce
 from transduce.__main__ import main
 from transduce.config import Settings
 from transduce.config.model import MODEL_SETTINGS
@@ -123,6 +125,13 @@ def kill_at(what: str, number: int) -> None:
         return original(*args, **kwargs)
 
     setattr(owner, name, counted)
+
+
+def start_script(path: str, *arguments: object) -> subprocess.Popen[bytes]:
+    """Run a test file as a script, with as many threads as this process has: a CPU's sums depend on their number."""
+    paths = Path(__file__).parent, Path(transduce.__file__).parents[1], os.environ.get("PYTHONPATH", "")
+    own = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    return subprocess.Popen([sys.executable, path, *map(str, arguments)], env={**os.environ, **own})
 
 
 def poison(number: int, asked: Settings, *, factor: float = float("nan")) -> None:

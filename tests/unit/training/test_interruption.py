@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Mapping
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +28,14 @@ def judge(model: nn.Module) -> Mapping[str, float]:
     return {"bleu": 1.0, "chrf": 1.0}
 
 
-def run_with_slow_validation(path: str, marker: str) -> None:
-    torch.set_num_threads(1)
-
+def run_with_slow_validation(path: Path, marker: Path) -> None:
     def slow(model: nn.Module) -> Mapping[str, float]:
-        Path(marker).touch()
+        marker.touch()
         time.sleep(120)
         return judge(model)
 
     try:
-        toys.run(Path(path), toys.settings(**OPTIONS), judge=slow, **DATA)
+        toys.run(path, toys.settings(**OPTIONS), judge=slow, **DATA)
     except Interrupted as error:
         sys.exit(error.exit_code)
 
@@ -48,16 +43,13 @@ def run_with_slow_validation(path: str, marker: str) -> None:
 def test_sigterm_interrupts_a_validation_after_everything_was_saved(tmp_path: Path) -> None:
     toys.run(tmp_path / "whole", toys.settings(**OPTIONS), judge=judge, **DATA)
     marker = tmp_path / "validating"
-    process = get_context("fork").Process(target=run_with_slow_validation, args=(str(tmp_path / "cut"), str(marker)))
-    process.start()
+    process = toys.start_script(__file__, tmp_path / "cut", marker)
     deadline = time.monotonic() + 60
     while not marker.exists():
-        assert time.monotonic() < deadline and process.is_alive()
+        assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGTERM)
-    process.join(20)
-    assert process.exitcode == 143, "at once, not after the validation"
+    process.terminate()
+    assert process.wait(20) == 143, "at once, not after the validation"
     checkpoint = Checkpoints(tmp_path / "cut" / "checkpoints").latest()
     assert checkpoint is not None and checkpoint.update == 10
     assert checkpoint.state["training"]["validated"] < 10
@@ -107,3 +99,7 @@ def test_a_damaged_snapshot_is_reported_and_left_out(kind: str, damage: str, tmp
     kept = other.keep(4, 4.0, better=True)
     assert kept is not None
     torch.testing.assert_close(kept["w"], torch.full((50,), (1 + 3 + 4) / 3))
+
+
+if __name__ == "__main__":
+    run_with_slow_validation(*map(Path, sys.argv[1:]))
