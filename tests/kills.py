@@ -234,7 +234,7 @@ def one_kill(
             killed = kill(process)
         code = ended(process)
         if not killed and code not in (0, 2, -signal.SIGKILL):
-            tally.faults.append(f"{run}, disk full: exit code {code}")
+            tally.faults.append(f"{run}, disk full: exit code {code}: {_words(processes.folder, run)}")
         tally.kills[way] += 1
     else:
         wait_for(way, path, process, draw, seconds)

@@ -18,7 +18,7 @@ import typer
 from transduce.cli.app import app
 from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.errors import RankExited, TransduceError, is_out_of_memory
-from transduce.logging import escape_controls, print_error
+from transduce.logging import escape_controls, print_error, print_to_stderr
 from transduce.process import exit_with_parent, limit_spinning
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except KeyboardInterrupt:
-        print("transduce: interrupted", file=sys.stderr)
+        print_to_stderr("transduce: interrupted")
         sys.exit(130)
     except RankExited as error:
         if this_process().rendezvous is not None:  # the launcher reports which rank failed
@@ -79,7 +79,7 @@ def _replace_closed_streams() -> None:
 
 
 def _print_traceback() -> None:
-    print(escape_controls(traceback.format_exc(), on_terminal=sys.stderr.isatty()), file=sys.stderr)
+    print_to_stderr(escape_controls(traceback.format_exc(), on_terminal=sys.stderr.isatty()))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,13 @@ def print_error(message: str) -> None:
     text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # names may contain anything
     if len(text) > LONGEST_ERROR:
         text = f"{text[: LONGEST_ERROR // 2]} [...] {text[-LONGEST_ERROR // 2 :]}"
-    print(f"transduce: error: {text}", file=sys.stderr)
+    print_to_stderr(f"transduce: error: {text}")
+
+
+def print_to_stderr(text: str) -> None:
+    """Print `text` if possible: a full disk or a closed terminal must not change the exit code."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Bar:

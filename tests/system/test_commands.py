@@ -142,6 +142,14 @@ def test_a_full_disk_behind_standard_output_is_named(run: Path) -> None:
     assert "transduce: error: standard output: No space left on device" in done.stderr.splitlines()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("options", [[], ["--debug"]])
+def test_a_full_disk_behind_standard_error_does_not_change_the_exit_code(options: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "transduce", "verify", str(tmp_path / "none"), *options]
+        assert subprocess.run(command, stderr=full).returncode == 2
+
+
 @pytest.mark.parametrize(
     ("options", "columns"), [(["--scores"], 2), (["--nbest", "3", "--beam", "4"], 3), (["--nbest", "2", "--sample"], 3)]
 )
