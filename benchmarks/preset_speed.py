@@ -36,7 +36,7 @@ def engines(model: str, vocab_size: int, precisions: list[Any]) -> tuple[int, di
     weights = {name: tensor.detach().numpy() for name, tensor in built.state_dict().items()}
     found = {}
     for precision in precisions:
-        native = NativeModel(lambda: weights, settings, n_src=vocab_size, n_tgt=vocab_size, precision=precision)  # type: ignore[arg-type]
+        native = NativeModel(weights, settings, n_src=vocab_size, n_tgt=vocab_size, precision=precision)  # type: ignore[arg-type]
         found[precision] = NativeEngine(native, DecodingSettings(), reference=lambda: None, n_threads=1)  # type: ignore[arg-type, return-value]
     return count_parameters(built), found
 

@@ -19,15 +19,15 @@ from transduce.data.examples import Example, RowExample
 from transduce.decoding.engine import Backend, Deliver, Engine, Hypothesis, Source, Watch
 from transduce.decoding.native_backend import NativeBackend
 from transduce.decoding.native_library import load_library
-from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, Weights, why_not
+from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, why_not
 from transduce.decoding.native_queue import NativeQueue, native_options, sampling_options
 from transduce.decoding.native_scoring import Head, NativeScorer
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import BatchingBackend
-from transduce.errors import RunFolderError, SettingsError
+from transduce.errors import SettingsError
 from transduce.process import n_threads_to_use
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensor_file import load_arrays, load_metadata
+from transduce.runs.tensor_file import load_arrays
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
 
@@ -171,17 +171,8 @@ def native_engine(
     if reason := why_not(settings):
         return f"the native library does not support {reason}"
     sizes = {"n_src": tokenizers.n_src, "n_tgt": tokenizers.n_tgt}
-    path = folder.path / "model.safetensors"
-    identity = load_metadata(path).get("sha256", "")
-
-    def load() -> Weights:
-        weights = load_arrays(path)
-        if load_metadata(path).get("sha256", "") != identity:
-            raise RunFolderError(f"{path} was changed while it was loaded; load it again")
-        return weights
-
     try:
-        native = NativeModel(load, settings, precision=precision, identity=identity, **sizes)
+        native = NativeModel(load_arrays(folder.path / "model.safetensors"), settings, precision=precision, **sizes)
     except SettingsError as error:  # PyTorch may know more
         return f"the native library cannot use these weights: {error}"
     return NativeEngine(native, folder.settings.decoding, reference=reference)

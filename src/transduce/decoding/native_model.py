@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import mmap
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
 from transduce.config import GPTSettings, TransformerSettings
 from transduce.decoding.native_library import check, load_library
-from transduce.decoding.shared_memory import shared_memory
 from transduce.errors import SettingsError
 from transduce.nn.epsilon import norm_eps
 from transduce.text.special import BOS, EOS, PAD
@@ -26,9 +23,6 @@ _NORMS, _ACTIVATIONS = ("layer", "rms"), ("relu", "gelu", "gelu_tanh", "silu")
 _POSITIONS = ("none", "sinusoidal", "sinusoidal_halves", "learned", "rotary")
 _FEED_FORWARDS = ("plain", "gated", "conv")
 _NONE = np.empty(0)
-
-SHARED_BYTES = 1 << 25
-"""Packed weights of this size and more are in a file that processes share: 32 MiB. Smaller ones are packed at once."""
 
 NativeSettings = TransformerSettings | GPTSettings
 """Of the architectures that the library supports."""
@@ -83,23 +77,21 @@ class NativeModel:
 
     def __init__(
         self,
-        load: Callable[[], Weights],
+        weights: Weights,
         settings: NativeSettings,
         *,
         n_src: int,
         n_tgt: int,
         precision: NativePrecision = "float32",
-        identity: str = "",
     ) -> None:
-        """Pack the weights of a supported model, or map weights into memory that another process has packed.
+        """Pack the weights of a supported model.
 
         Args:
-            load: Gives the weights; not called if they are packed already.
+            weights: Not used after this call.
             settings: Of the model.
             n_src: Size of the source vocabulary.
             n_tgt: Size of the target vocabulary.
             precision: Of the matrix products.
-            identity: A digest of the weights. With it, processes share packed weights of `SHARED_BYTES` and more.
 
         Raises:
             SettingsError: The weights do not fit the settings.
@@ -109,41 +101,18 @@ class NativeModel:
         self.library, self.handle, self.settings = library, ctypes.c_void_p(), settings
         config, n_bytes = native_config(settings, precision, n_src=n_src, n_tgt=n_tgt), ctypes.c_int64()
         check(library, library.transduce_model_size(ctypes.byref(config), ctypes.byref(n_bytes)))
-        size, shared = n_bytes.value, None
-
-        def pack(memory: mmap.mmap) -> None:
-            library.transduce_model_free(_new_model(library, config, memory, plain_weights(load(), settings)))
-
-        if identity and size >= SHARED_BYTES:
-            shared = shared_memory(_key(library, config, identity), size, pack)
-        if shared is None:
-            shared = mmap.mmap(-1, size)
-            pack(shared)
-        self._memory = shared  # lives as long as the model
-        self.handle = _new_model(library, config, shared, None)
+        self._memory = mmap.mmap(-1, n_bytes.value)  # lives as long as the model
+        given = plain_weights(weights, settings)
+        tensors = (NamedTensor * len(given))(
+            *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in given.items())
+        )
+        new, where = library.transduce_model_new, np.frombuffer(self._memory, np.uint8)
+        packed = (tensors, len(tensors), where.ctypes.data, where.size)
+        check(library, new(ctypes.byref(config), *packed, ctypes.byref(self.handle)))
 
     def __del__(self) -> None:
         if self.handle:
             self.library.transduce_model_free(self.handle)
-
-
-def _new_model(library: ctypes.CDLL, config: Config, memory: mmap.mmap, weights: Weights | None) -> ctypes.c_void_p:
-    """A model in memory: packed now, or without weights packed before."""
-    given = None
-    if weights is not None:
-        given = (NamedTensor * len(weights))(
-            *(NamedTensor(name.encode(), array.ctypes.data, *_matrix_shape(array)) for name, array in weights.items())
-        )
-    handle, where = ctypes.c_void_p(), np.frombuffer(memory, np.uint8)
-    new, n = library.transduce_model_new, len(weights or ())
-    check(library, new(ctypes.byref(config), given, n, where.ctypes.data, where.size, ctypes.byref(handle)))
-    return handle
-
-
-def _key(library: ctypes.CDLL, config: Config, identity: str) -> str:
-    """A digest of everything that packed weights depend on: also the library and the instruction set."""
-    parts = (Path(library._name).read_bytes(), library.transduce_isa(), bytes(config), identity.encode())
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def _matrix_shape(array: np.ndarray) -> tuple[int, ...]:

@@ -12,11 +12,11 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensor_file import ERRORS, check_tensors, damaged
+from transduce.runs.tensor_file import ERRORS, damaged, read_tensors
 from transduce.text.special import BOS, EOS, PAD, UNK
 from transduce.text.tokenizer import Tokenizers
 
@@ -55,11 +55,11 @@ def load_shortlist(folder: RunFolder, tokenizers: Tokenizers) -> Shortlist:
     path = folder.path / FILE
     if not path.exists():
         raise SettingsError(f"{folder.path} has no shortlist; make one with `transduce shortlist {folder.path}`")
-    metadata = check_tensors(path)
+    content, metadata = read_tensors(path)
     if metadata.get("vocabularies") != vocabularies_digest(folder):
         raise SettingsError(f"{path} is for other vocabularies; make it again with `transduce shortlist {folder.path}`")
     try:
-        tensors = load_file(path)
+        tensors = load(content)
         ids = tensors["candidates"], tensors["frequent"]
         shortlist = Shortlist(*ids, n_tgt=tokenizers.n_tgt, digest=metadata["sha256"])
     except ERRORS as error:

@@ -7,15 +7,17 @@ file with the digest's own 64 characters as zeros.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 from collections.abc import Mapping
+from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import reading
@@ -42,23 +44,38 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
     """Compare a file of tensors with its checksum; returns its metadata. Raises `RunFolderError`."""
+    with reading(path), path.open("rb") as file:
+        return _check(path, file, sealed=sealed)
+
+
+def read_tensors(path: Path, *, sealed: bool = True) -> tuple[bytes, dict[str, str]]:
+    """The content of a file of tensors, after `check_tensors`, and its metadata.
+
+    It is not mapped into memory: whoever overwrites a mapped file in place kills the process (SIGBUS).
+    """
+    with reading(path):
+        content = path.read_bytes()
+    return content, _check(path, io.BytesIO(content), sealed=sealed)
+
+
+def _check(path: Path, file: io.BufferedIOBase, *, sealed: bool) -> dict[str, str]:
     head, metadata, _ = read_header(path)
     if "sha256" not in metadata and sealed:
         raise damaged(path, "it has no checksum")
-    if "sha256" in metadata and digest_of(path, head) != metadata["sha256"]:
+    if "sha256" in metadata and digest_of(file, head) != metadata["sha256"]:
         raise damaged(path, "its content does not match its checksum")
     return metadata
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file with a checksum, in float32; those that are stored so stay in the file, mapped into memory.
+    """The tensors of a file with a checksum, in float32; read-only.
 
     Raises `RunFolderError`: missing or damaged; `SettingsError`: a tensor is not of floating-point numbers of 16, 32 or
     64 bits.
     """
-    metadata = check_tensors(path)
+    file, metadata = read_tensors(path)
     try:
-        content = np.memmap(path, np.uint8, mode="r")
+        content = np.frombuffer(file, np.uint8)
         n_head = 8 + int(content[:8].view("<u8")[0])
         entries: dict[str, Any] = json.loads(content[8:n_head].tobytes())
         entries.pop("__metadata__", None)
@@ -80,32 +97,32 @@ def _array(name: str, entry: Mapping[str, Any], content: np.ndarray) -> np.ndarr
 
 def read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
     """The bytes before the data, the metadata and the shapes; checks the header and the length of the whole file."""
-    with reading(path):
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(8)
-            length = int.from_bytes(head, "little")
-            if length > _MOST_HEADER:
-                raise damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
-            head += file.read(length)
-        try:
-            with safe_open(path, framework="numpy") as tensors:
-                found = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.offset_keys()}
-                return head, tensors.metadata() or {}, found
-        except SafetensorError as error:
-            why = f"it has {size:,} bytes; its header cannot be read or does not match ({error})"
-            raise damaged(path, why) from None
+    with reading(path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        length = int.from_bytes(head, "little")
+        if length > _MOST_HEADER:
+            raise damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
+        head += file.read(length)
+    try:  # safetensors can read the header of a file only by mapping the file into memory
+        entries: dict[str, Any] = json.loads(head[8:])
+        metadata = {str(key): str(value) for key, value in entries.pop("__metadata__", {}).items()}
+        if len(head) + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != size:
+            raise ValueError("it is of a file of another size")
+        return head, metadata, {name: tuple(map(index, entry["shape"])) for name, entry in entries.items()}
+    except ERRORS as error:
+        why = f"it has {size:,} bytes; its header cannot be read or does not match ({type(error).__name__}: {error})"
+        raise damaged(path, why) from None
 
 
-def digest_of(path: Path, head: bytes) -> str:
+def digest_of(file: io.BufferedIOBase, head: bytes) -> str:
     """SHA-256 of a file that begins with `head`, with the digest in the head as zeros."""
     if (place := SEAL.search(head)) is not None:
         head = head[: place.start(1)] + ZEROS + head[place.end(1) :]
     digest = hashlib.sha256(head)
-    with path.open("rb") as file:
-        file.seek(len(head))
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    file.seek(len(head))
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
 from transduce.runs.atomic import write_aside
-from transduce.runs.tensor_file import ERRORS, SEAL, ZEROS, check_tensors, damaged, digest_of, read_header
+from transduce.runs.tensor_file import ERRORS, SEAL, ZEROS, damaged, digest_of, read_header, read_tensors
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -55,9 +55,9 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
 
     `sealed`: the file must contain a checksum; False for files of other programs and those listed in a manifest.
     """
-    metadata = check_tensors(path, sealed=sealed)
+    content, metadata = read_tensors(path, sealed=sealed)
     try:
-        tensors = load_file(path)
+        tensors = load(content)
         aliases = json.loads(metadata.get("aliases", "{}"))
         return tensors | {name: tensors[kept] for name, kept in aliases.items()}
     except ERRORS as error:
@@ -99,9 +99,10 @@ def _finish_header(path: Path, *, seal: bool) -> None:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     assert len(text) <= len(head) - 8, "sorting does not make it longer"
     head = head[:8] + text.ljust(len(head) - 8)  # the format pads with spaces
-    if seal:
-        place = SEAL.search(head)
-        assert place is not None, "the file was written with zeros for the digest"
-        head = head[: place.start(1)] + digest_of(path, head).encode("ascii") + head[place.end(1) :]
     with path.open("r+b") as file:
+        if seal:
+            place = SEAL.search(head)
+            assert place is not None, "the file was written with zeros for the digest"
+            head = head[: place.start(1)] + digest_of(file, head).encode("ascii") + head[place.end(1) :]
+            file.seek(0)
         file.write(head)

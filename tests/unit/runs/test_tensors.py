@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,21 @@ def test_the_checksum_can_be_left_to_a_manifest(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"x\.safetensors is missing"):
         load_tensors(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("load", ["tensors.load_tensors", "tensor_file.load_arrays"])
+def test_loaded_tensors_do_not_depend_on_the_file(load: str, tmp_path: Path) -> None:
+    """Another program may overwrite it in place, which would be a SIGBUS if it were still mapped into memory."""
+    save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(100_000), "b": torch.ones(100_000)})
+    code = f"""
+import os, sys
+from pathlib import Path
+from transduce.runs import tensor_file, tensors
+loaded = {load}(Path(sys.argv[1]))
+os.truncate(sys.argv[1], 0)
+print(float(sum(one.sum() for one in loaded.values())))"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.safetensors"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "200000.0\n"), done.stderr
 
 
 def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
