@@ -17,7 +17,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,10 +37,14 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a file is translated: lines, bytes of the output, bytes read of the input; `done`: to its end."""
+    """How far a file is translated: lines, bytes of the output and their CRC-32, bytes read of the input.
+
+    `done`: to its end.
+    """
 
     lines: int = 0
     bytes: int = 0
+    checksum: int = 0
     read: int = 0
     done: bool = False
 
@@ -62,6 +66,7 @@ class Shard:
         self.size: int = self._header["input"]["bytes"]
         self._files: tuple[IO[bytes], IO[bytes]] | None = None
         self._journal_end = 0
+        self._was_there = os.path.lexists(self.output)
         self.position = self._find_position()
         self.was_done = self.position.done
 
@@ -71,12 +76,19 @@ class Shard:
         data = self._compress("".join(f"{row}\n" for row in rows).encode())
         partial.write(data)
         _sync_file(partial)
-        self._record(Position(self.position.lines + n_lines, self.position.bytes + len(data), read))
+        before = self.position
+        checksum = zlib.crc32(data, before.checksum)
+        self._record(Position(before.lines + n_lines, before.bytes + len(data), checksum, read))
 
     def finish(self) -> None:
-        """Give the complete output its name. Raises `DataError` if the input was changed meanwhile."""
-        if self.output.exists():
+        """Give the complete output its name.
+
+        Raises `DataError` if the input was changed or another program has written the output meanwhile.
+        """
+        if self._was_there:
             return
+        if os.path.lexists(self.output):
+            raise self._not_ours()
         if not self.position.done:
             if self.position.lines == 0:
                 self.append([], n_lines=0, read=0)  # compressed, nothing is a few bytes
@@ -84,7 +96,7 @@ class Shard:
                 raise DataError(
                     f"{self.source} was changed while it was translated; remove {self._journal} to translate it again"
                 )
-            self._record(Position(self.position.lines, self.position.bytes, self.size, done=True))
+            self._record(replace(self.position, read=self.size, done=True))
         self.close()
         os.replace(self._partial, self.output)
         sync(self.output.parent)
@@ -100,29 +112,33 @@ class Shard:
         return {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
 
     def _find_position(self) -> Position:
-        """Where the translation resumes, from the last line of the journal whose chunk is on the disk."""
+        """Where the translation resumes, from the last line of the journal up to which the output is undamaged."""
         if link := next((path for path in (self._partial, self._journal) if path.is_symlink()), None):
             raise DataError(f"{link} is a link and not a file of ours; remove it")
-        size = self._partial.stat().st_size if self._partial.exists() else -1
+        written, complete = self.output if self._was_there else self._partial, False
         records = _read_records(self._journal)
         saved, self._journal_end = next(records, (None, 0))
         position = Position()
-        for value, end in records:
-            found = _as_position(value)
-            if found is None:
-                break
-            if found.done or found.bytes <= size:
-                position, self._journal_end = found, end
-        if os.path.lexists(self.output):
-            if saved is None or not position.done:
-                raise DataError(
-                    f"{self.output} exists, and is not the complete translation of {self.source} by this command; "
-                    "remove it, or name another --output-dir"
-                )
-        elif saved is None or (position.done and position.bytes != size):  # new, or its output was removed
+        if written.is_file():
+            with written.open("rb") as file:
+                for value, end in records:
+                    found = _as_position(value)
+                    if found is None or not _follows(file, position, found):
+                        break
+                    position, self._journal_end = found, end
+                complete = position.done and not file.read(1)
+        if self._was_there and not complete:
+            raise self._not_ours()
+        if saved is None or not written.exists() or (position.done and not complete):  # new, or its output was removed
             return Position()
         self._check(saved)
         return position
+
+    def _not_ours(self) -> DataError:
+        return DataError(
+            f"{self.output} exists, and is not the complete translation of {self.source} by this command; remove it, "
+            "or name another --output-dir"
+        )
 
     def _check(self, saved: Mapping[str, Any]) -> None:
         """Refuse to mix the output of two models, options or inputs. Raises `DataError`."""
@@ -164,6 +180,13 @@ class Shard:
         self.position = position
 
 
+def _follows(file: IO[bytes], before: Position, after: Position) -> bool:
+    """Whether the file, read up to `before`, continues as it was written up to `after`."""
+    n = after.bytes - before.bytes
+    data = file.read(max(0, n))
+    return len(data) == n and zlib.crc32(data, before.checksum) == after.checksum
+
+
 def _sync_file(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
@@ -194,7 +217,7 @@ def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _as_position(value: Mapping[str, Any]) -> Position | None:
-    types = {"lines": int, "bytes": int, "read": int, "done": bool}
+    types = {"lines": int, "bytes": int, "checksum": int, "read": int, "done": bool}
     if {name: type(one) for name, one in value.items()} != types or min(value.values()) < 0:
         return None
     return Position(**value)

@@ -203,6 +203,19 @@ def test_a_partial_output_shorter_than_its_journal_says_loses_chunks_only(
     assert translator.n_translated == 14
 
 
+@pytest.mark.parametrize("place", [0, 47, -1])
+def test_a_flipped_bit_of_a_partial_output_loses_chunks_only(
+    place: int, interrupted: Path, tmp_path: Path, out: Path
+) -> None:
+    partial = out / ".transduce" / "a.en.partial"
+    content = bytearray(partial.read_bytes())
+    content[place] ^= 1
+    partial.write_bytes(content)
+    translator = Numbering()
+    assert translate_shard(translator, tmp_path / "a.en", out).read_text() == numbered(18)
+    assert translator.n_translated == {0: 18, 47: 14, -1: 10}[place]
+
+
 def test_a_finished_file_is_not_translated_again(tmp_path: Path, out: Path) -> None:
     source = write_source(tmp_path, 9)
     done = translate_shard(Numbering(), source, out)
@@ -262,6 +275,31 @@ def test_a_file_that_is_not_ours_is_never_replaced(tmp_path: Path, out: Path) ->
     with pytest.raises(DataError, match=f"{out / 'a.en'} exists.*remove it"):
         translate_shard(Numbering(), write_source(tmp_path, 3), out)
     assert (out / "a.en").read_text() == "precious"
+
+
+@pytest.mark.parametrize("content", ["precious", numbered(9).replace("8", "9")])
+def test_a_file_that_replaced_a_finished_one_is_not_ours(content: str, tmp_path: Path, out: Path) -> None:
+    source = write_source(tmp_path, 9)
+    translate_shard(Numbering(), source, out).write_text(content)
+    with pytest.raises(DataError, match=f"{out / 'a.en'} exists.*remove it"):
+        translate_shard(Numbering(), source, out)
+    assert (out / "a.en").read_text() == content
+
+
+def test_a_file_that_appears_while_its_input_is_translated_is_reported(tmp_path: Path, out: Path) -> None:
+    source = write_source(tmp_path, 9)
+
+    class Interfering(Numbering):
+        def translate(self, first: int, lines: list[str]) -> Translated:
+            (out / "a.en").write_text("precious")
+            return super().translate(first, lines)
+
+    for translator in (Interfering(), Numbering()):
+        with pytest.raises(DataError, match=f"{out / 'a.en'} exists.*remove it"):
+            translate_shard(translator, source, out)
+    assert (out / "a.en").read_text() == "precious"
+    (out / "a.en").unlink()
+    assert translate_shard(Numbering(), source, out).read_text() == numbered(9)
 
 
 def test_memory_is_bounded_by_a_chunk(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
