@@ -53,44 +53,65 @@ class _Sentence:
         owners, spans = words_of_tokens(text, places)
         return cls(ids, owners, spans)
 
-    def groups(self, most: int) -> list[list[int]]:
+    def groups(self, most: int) -> list[range]:
         """The words, neighbouring ones together where there are more than `most`."""
         size = -(-len(self.spans) // most)
-        return [list(range(i, min(i + size, len(self.spans)))) for i in range(0, len(self.spans), size or 1)]
+        return [range(i, min(i + size, len(self.spans))) for i in range(0, len(self.spans), size or 1)]
 
     def without(self, words: Sequence[int]) -> list[int]:
         return [token for token, owner in zip(self.ids, self.owners, strict=True) if owner not in words]
 
 
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """A source and its translation, whose links follow from the scores of `pairs`."""
+
+    src_text: str
+    tgt_text: str
+    src: _Sentence
+    tgt: _Sentence
+
+    @classmethod
+    def read(cls, tokenizers: Tokenizers, src: str, tgt: str) -> Alignment:
+        """Tokenize both texts."""
+        return cls(src, tgt, _Sentence.read(src, tokenizers.src), _Sentence.read(tgt, tokenizers.tgt))
+
+    def pairs(self) -> list[Example]:
+        """What to score: the source as it is, then without each of its words. Empty if a side has no words."""
+        if not (self.src.spans and self.tgt.spans):
+            return []
+        sources = (self.src.ids, *map(self.src.without, self.src.groups(MOST_UNITS)))
+        return [Example(ids, self.tgt.ids) for ids in sources]
+
+    def links(self, scores: Sequence[Sequence[float]]) -> list[Link]:
+        """The links, by their place in the target, from the log-probabilities of `pairs`."""
+        links = _links(self.src, self.tgt, scores) if scores else []
+        if links and _is_sign(self.src_text[self.src.spans[-1][0]]) and _is_sign(self.tgt_text[self.tgt.spans[-1][0]]):
+            # A sentence ends with a sign even if its source lacks one, so that the source's changes little.
+            last = self.tgt.spans[-1]
+            links = [link for link in links if link[2:] != last] + [Link(*self.src.spans[-1], *last)]
+        return links
+
+
 def align(
     engine: Engine, tokenizers: Tokenizers, srcs: Sequence[str], tgts: Sequence[str], *, longest: int
 ) -> list[list[Link]]:
-    """The links of each pair of texts, by their place in the target; see `Translator.align`."""
+    """The links of each pair of texts; see `Translator.align`."""
     if len(srcs) != len(tgts):
         raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to align")
     found: list[list[Link]] = []
-    for number, (src_text, tgt_text) in enumerate(zip(srcs, tgts, strict=True), 1):
-        src, tgt = _Sentence.read(src_text, tokenizers.src), _Sentence.read(tgt_text, tokenizers.tgt)
-        if max(len(src.ids), len(tgt.ids)) > longest:
+    for number, texts in enumerate(zip(srcs, tgts, strict=True), 1):
+        one = Alignment.read(tokenizers, *texts)
+        if max(len(one.src.ids), len(one.tgt.ids)) > longest:
             raise DataError(f"line {number}: more than {longest} tokens; split the line into sentences")
-        links = _links(engine, src, tgt) if src.spans and tgt.spans else []
-        if links and _is_sign(src_text[src.spans[-1][0]]) and _is_sign(tgt_text[tgt.spans[-1][0]]):
-            # A sentence ends with a sign even if its source lacks one, so that the source's changes little.
-            links = [link for link in links if link[2:] != tgt.spans[-1]] + [Link(*src.spans[-1], *tgt.spans[-1])]
-        found.append(links)
+        pairs = one.pairs()
+        found.append(one.links(engine.score(pairs) if pairs else []))
     return found
 
 
-def n_scored_tokens(tokenizers: Tokenizers, src: str, tgt: str) -> int:
-    """Tokens that `align` scores for a pair of texts: all of both, once more than the source has words."""
-    source = _Sentence.read(src, tokenizers.src)
-    return (1 + len(source.groups(MOST_UNITS))) * (len(source.ids) + len(tokenizers.tgt.encode(tgt)))
-
-
-def _links(engine: Engine, src: _Sentence, tgt: _Sentence) -> list[Link]:
+def _links(src: _Sentence, tgt: _Sentence, known: Sequence[Sequence[float]]) -> list[Link]:
     groups = src.groups(MOST_UNITS)
-    pairs = [Example(src.ids, tgt.ids), *(Example(src.without(words), tgt.ids) for words in groups)]
-    scores = np.array(engine.score(pairs))[:, :-1]  # without the end
+    scores = np.array(known)[:, :-1]  # without the end
     losses = np.zeros((len(tgt.spans), len(groups)))  # [target words, groups of source words]
     for token, owner in enumerate(tgt.owners):
         if owner >= 0:

@@ -133,18 +133,19 @@ class Translator(EngineModel):
         A text is tokenized anew, which may give other tokens than those that a search wrote for it. An empty text for
         an empty source scores 0.
         """
+        pairs = self.pairs(srcs, tgts)
+        found = iter(self.engine.score([one for one in pairs if one is not None], batch_tokens=batch_tokens))
+        return [Score(() if one is None else tuple(next(found))) for one in pairs]
+
+    def pairs(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[Example | None]:
+        """What `score` lets the engine score; None where both sides are empty."""
         if len(srcs) != len(tgts):
             raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to score")
         src_ids = self.tokenizers.src.encode_batch(srcs)
         tgt_ids = [self.tokenizers.tgt.encode(tgt) if isinstance(tgt, str) else list(tgt) for tgt in tgts]
         for number, sides in enumerate(zip(src_ids, tgt_ids, strict=True), 1):
             self.require_length(*sides, where=f"line {number}: ")
-        scores = [Score(()) for _ in srcs]
-        numbers = [i for i, (src, tgt) in enumerate(zip(src_ids, tgt_ids, strict=True)) if len(src) or tgt]
-        pairs = [Example(src_ids[i], tgt_ids[i]) for i in numbers]
-        for i, known in zip(numbers, self.engine.score(pairs, batch_tokens=batch_tokens), strict=True):
-            scores[i] = Score(tuple(known))
-        return scores
+        return [Example(src, tgt) if len(src) or tgt else None for src, tgt in zip(src_ids, tgt_ids, strict=True)]
 
     def align(self, srcs: Sequence[str], tgts: Sequence[str]) -> list[list[Link]]:
         """The words of each of `tgts` with the words of each of `srcs` that they translate, by character offsets.

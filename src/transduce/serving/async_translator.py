@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
 
-from transduce.decoding.alignment import Link, n_scored_tokens
+from transduce.data.examples import Example
+from transduce.decoding.alignment import Alignment, Link
 from transduce.decoding.engine import Hypothesis, Source
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
+from transduce.process import n_threads_to_use
 from transduce.serving.async_model import EXPIRED, AsyncModel, in_parts
 from transduce.serving.limits import Admission, ExpiredError
 
 _DEFAULT = TranslationOptions()
-_SCORED = 16  # sentences that are scored together: fast, and soon done when the client has left
+_PIECE = 2048  # tokens that are scored together: fast, and soon done when the client has left
 
 ResultT = TypeVar("ResultT")
-TargetT = TypeVar("TargetT")
 
 
 class AsyncTranslator(AsyncModel):
@@ -33,6 +37,7 @@ class AsyncTranslator(AsyncModel):
         """Start the translator's queue: see `AsyncModel`."""
         super().__init__(translator.engine, admission=admission)
         self.translator = translator
+        self._threads = ThreadPoolExecutor(n_threads_to_use(), thread_name_prefix="score")
 
     async def translate(
         self,
@@ -63,40 +68,64 @@ class AsyncTranslator(AsyncModel):
         await self._decode(sources, _DEFAULT)
 
     async def align(self, srcs: Sequence[str], tgts: Sequence[str], *, end: float = math.inf) -> list[list[Link]]:
-        """Align sentences in another thread, one after another: see `Translator.align`. Empty ones have no links.
+        """Align sentences, one after another: see `Translator.align`. Empty ones have no links.
 
         Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
         """
-        tokenizers = self.translator.tokenizers
-        pairs = [(src, tgt) if tgt.strip() else ("", "") for src, tgt in zip(srcs, tgts, strict=True)]
-        with self._admitted(sum(n_scored_tokens(tokenizers, *pair) for pair in pairs), refuse=False):
-            return await self._in_batches(self.translator.align, pairs, 1, end)
+        found: list[list[Link]] = []
+        async with self._until(end):
+            for src, tgt in zip(srcs, tgts, strict=True):
+                if not tgt.strip():
+                    found.append([])
+                    continue
+                one, pairs = await self._in_thread(self._read, src, tgt)
+                found.append(one.links(await self._score(pairs)))
+        return found
+
+    def _read(self, src: str, tgt: str) -> tuple[Alignment, list[Example]]:
+        one = Alignment.read(self.translator.tokenizers, src, tgt)
+        self.translator.require_length(one.src.ids, one.tgt.ids)
+        return one, one.pairs()
 
     async def score(self, srcs: Sequence[str], tgts: Sequence[Sequence[int]], *, end: float = math.inf) -> list[Score]:
-        """Score translations, as token ids, in another thread: see `Translator.score`. Empty ones have no tokens.
+        """Score translations, as token ids: see `Translator.score`. Empty ones have no tokens.
 
         Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
         """
         srcs = [src if len(tgt) else "" for src, tgt in zip(srcs, tgts, strict=True)]
-        n_tokens = sum(map(len, [*self.translator.tokenizers.src.encode_batch(srcs), *tgts]))
-        with self._admitted(n_tokens, refuse=False):
-            return await self._in_batches(self.translator.score, list(zip(srcs, tgts, strict=True)), _SCORED, end)
+        async with self._until(end):
+            pairs = await self._in_thread(self.translator.pairs, srcs, tgts)
+            found = iter(await self._score([one for one in pairs if one is not None]))
+        return [Score(() if one is None else tuple(next(found))) for one in pairs]
 
-    async def _in_batches(
-        self,
-        work: Callable[[list[str], list[TargetT]], list[ResultT]],
-        pairs: Sequence[tuple[str, TargetT]],
-        size: int,
-        end: float,
-    ) -> list[ResultT]:
-        """The results of `work` in another thread, which stops between batches if time is up or the caller leaves."""
-        found: list[ResultT] = []
-        for start in range(0, len(pairs), size):
-            if self._loop.time() > end:
-                raise ExpiredError(EXPIRED)
-            some = pairs[start : start + size]
-            found += await asyncio.to_thread(work, [src for src, _ in some], [tgt for _, tgt in some])
+    async def _score(self, pairs: Sequence[Example]) -> list[list[float]]:
+        """Score pairs as `Engine.score` does, a few at a time, so that other requests proceed and the work stops soon.
+
+        Only the pairs that are being scored, or are next, count as work: others do not wait for the rest.
+        """
+        found: list[list[float]] = []
+        for piece, n_tokens in _pieces(pairs):
+            with self._admitted(n_tokens, refuse=False):
+                found += await self._in_thread(self.translator.engine.score, piece)
         return found
+
+    async def _in_thread(self, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """Call `work` in one of the threads for scoring: as many as decode, so that both kinds of work proceed."""
+        return await self._loop.run_in_executor(self._threads, partial(work, *arguments))
+
+    @asynccontextmanager
+    async def _until(self, end: float) -> AsyncIterator[None]:
+        """Raise `ExpiredError` at a time of the event loop. A thread completes its piece."""
+        try:
+            async with asyncio.timeout_at(None if end == math.inf else end):
+                yield
+        except TimeoutError:
+            raise ExpiredError(EXPIRED) from None
+
+    async def close(self) -> None:
+        """Cancel what is open, and end all threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await super().close()
 
     def stream(
         self,
@@ -138,3 +167,16 @@ class AsyncTranslator(AsyncModel):
         """Tokens of the sources, once for each beam."""
         n_beams = max(options.beam or self.translator.settings.beam, options.n_best)
         return n_beams * sum(len(source.ids) for source in sources)
+
+
+def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:
+    """What is scored together, and its tokens."""
+    piece, n_tokens = list[Example](), 0
+    for pair in pairs:
+        piece.append(pair)
+        n_tokens += len(pair.src) + len(pair.tgt)
+        if n_tokens >= _PIECE:
+            yield piece, n_tokens
+            piece, n_tokens = [], 0
+    if piece:
+        yield piece, n_tokens

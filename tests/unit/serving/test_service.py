@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
-import time
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import marians
 import text_runs
 from transduce import GenerationOptions, Generator, TranslationOptions, Translator
-from transduce.decoding.alignment import words_of_tokens
+from transduce.data.examples import Example
 from transduce.decoding.native_library import load_library
 from transduce.errors import RunFolderError, SettingsError
 from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
@@ -294,17 +295,7 @@ def test_alignments(run: Path, engine: str) -> None:
         sentences = await service.translate([*LINES[:3], "", "long " * 5000], service.route("en", "de"), SHORT)
         with pytest.raises(ExpiredError):
             await sentences.align(service.deadline(1e-9))
-        running = asyncio.ensure_future(sentences.align(service.deadline()))
-        await asyncio.sleep(0)
-        pairs = [(line, one.text) for line, one in zip(LINES[:3], sentences.sentences, strict=False)]
-        n_words = [
-            len(words_of_tokens(src, translator.tokenizers.src.encode_with_offsets(src)[1])[1]) for src, _ in pairs
-        ]
-        n_tokens = [
-            len(translator.tokenizers.src.encode(a)) + len(translator.tokenizers.tgt.encode(b)) for a, b in pairs
-        ]
-        assert service.workload()["tokens"] == sum((n + 1) * m for n, m in zip(n_words, n_tokens, strict=True))
-        assert (await running)[-2:] == [[], []] and service.workload()["tokens"] == 0
+        assert (await sentences.align(service.deadline()))[-2:] == [[], []] and service.workload()["tokens"] == 0
 
     serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 
@@ -329,35 +320,51 @@ def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
         middle = translator.translate(texts)
         expected = translator.score(texts, [one.ids for one in middle])
         assert [one.scores[0] for one in pivoted[: len(lines[:3])]] == expected
-        running = asyncio.ensure_future((await service.translate(lines[:3], route)).score(service.deadline()))
-        await asyncio.sleep(0)
-        assert service.workload()["tokens"] == sum(
-            len(translator.tokenizers.src.encode(text)) + len(one.ids) for text, one in zip(texts, middle, strict=True)
-        )
-        await running
 
     serve(work, f"en-de={run}", f"de-fr={copy_of(run)}", pivot=True)
 
 
-def test_scoring_stops_at_the_deadline(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("extra", ["alignment", "scores"])
+def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
+    tmp_path: Path, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = marians.make_run(tmp_path / "x", max_positions=2000)
+    text = " ".join(LINES * 2)
+    texts = [text] if extra == "alignment" else [text] * 10
+
     async def work(service: Service) -> None:
-        found = await service.translate(LINES, service.route(), SHORT)
-        translator, sizes = service.runs[0].translator.translator, list[int]()
-        score = translator.score
+        engine = service.runs[0].translator.translator.engine
+        score, sizes, go = engine.score, list[int](), threading.Event()
+        started = asyncio.Semaphore(0)
+        loop = asyncio.get_running_loop()
 
-        def slow_score(srcs: list[str], tgts: list[tuple[int, ...]]) -> object:
-            sizes.append(len(srcs))
-            time.sleep(0.2)
-            return score(srcs, tgts)
+        def wait(pairs: Sequence[Example], **options: Any) -> object:
+            sizes.append(sum(len(one.src) + len(one.tgt) for one in pairs))
+            loop.call_soon_threadsafe(started.release)
+            go.wait(20)
+            return score(pairs, **options)
 
-        monkeypatch.setattr(translator, "score", slow_score)
+        monkeypatch.setattr(engine, "score", wait)
+        found = await service.translate(texts, service.route(), SHORT)
+        find = found.align if extra == "alignment" else found.score
         with pytest.raises(ExpiredError):
-            await found.score(service.deadline(0.1))
-        assert len(sizes) == 1 and sizes[0] < len(LINES)
+            await find(service.deadline(0.3))
+        leaving = asyncio.ensure_future(find(math.inf))
+        await started.acquire()
+        await started.acquire()
+        assert len(sizes) == 2 and max(sizes) == service.workload()["tokens"] < 5000
+        assert (await service.translate(LINES[:1], service.route(), SHORT)).sentences[0].text
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        go.set()
+        assert service.workload()["tokens"] == 0
+        await find(math.inf)
+        assert len(sizes) > 4
         with pytest.raises(ExpiredError):
-            await found.score(service.deadline(0))
+            await find(service.deadline(0))
 
-    serve(work, f"en-de={run}")
+    serve(work, f"en-de={path}")
 
 
 def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
