@@ -6,9 +6,9 @@ import asyncio
 import math
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any, TypeVar
 
 from transduce.decoding.engine import Engine, Event, Hypothesis, Source
 from transduce.decoding.options import TranslationOptions
@@ -19,6 +19,8 @@ from transduce.serving.limits import Admission, ExpiredError
 MAX_OPEN = 100_000
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 """Upper bounds of the durations that are counted together."""
+BURST = 200
+"""Sentences that are processed in one step of the event loop: some milliseconds."""
 EXPIRED = "the deadline has passed; send less text, or try again later"
 
 
@@ -72,6 +74,8 @@ class AsyncModel:
                 ticket = self._queue.submit(source, options, seconds=seconds, stream=on_tokens is not None)
                 self._calls[ticket] = call, place
                 tickets.append(ticket)
+                if len(tickets) % BURST == 0:
+                    await asyncio.sleep(0)
             found = await call.future
             self._count(time.perf_counter() - start)  # uvloop counts milliseconds
             return found
@@ -150,3 +154,20 @@ async def in_parts(
     finally:
         running.cancel()
         await asyncio.wait([running])  # its tokens are no longer counted when this ends
+
+
+async def offload(n_sentences: int, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Call `work`; in another thread if it is for many sentences, so that other requests proceed."""
+    if n_sentences <= BURST:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
+@asynccontextmanager
+async def expiring(end: float) -> AsyncIterator[None]:
+    """Cancel the block at `end`, a time of the event loop, and raise `ExpiredError`."""
+    try:
+        async with asyncio.timeout_at(None if end == math.inf else end):
+            yield
+    except TimeoutError:
+        raise ExpiredError(EXPIRED) from None

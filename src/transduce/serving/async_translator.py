@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 from transduce.data.examples import Example
 from transduce.decoding.alignment import Alignment, Link
-from transduce.decoding.engine import Hypothesis, Source
+from transduce.decoding.engine import Source
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
 from transduce.process import n_threads_to_use
-from transduce.serving.async_model import EXPIRED, AsyncModel, in_parts
-from transduce.serving.limits import Admission, ExpiredError
+from transduce.serving.async_model import AsyncModel, expiring, in_parts, offload
+from transduce.serving.limits import Admission
 
 _DEFAULT = TranslationOptions()
 _PIECE = 2048  # tokens that are scored together: fast, and soon done when the client has left
@@ -56,11 +54,18 @@ class AsyncTranslator(AsyncModel):
             ExpiredError: `seconds` have passed.
             OverloadedError: Too much is waiting.
         """
-        encoded = list(self.translator.encode(texts, options, prefixes=prefixes))
+        encode = partial(self.translator.encode, texts, options, prefixes=prefixes)
+        encoded = await offload(len(texts), lambda: list(encode()))
         sources = [one for one in encoded if isinstance(one, Source)]
         with self._admitted(self._cost(sources, options), refuse=refuse):
             found = iter(await self._decode(sources, options, seconds=seconds))
-        return [self._translation(one, next(found)) if isinstance(one, Source) else one for one in encoded]
+
+        def decoded() -> list[Translation]:
+            return [self.translator.decode(one, next(found)) if isinstance(one, Source) else one for one in encoded]
+
+        translations = await offload(len(texts) * options.n_best, decoded)
+        self.n_new += sum(len(one.ids) for one in translations)
+        return translations
 
     async def warm_up(self) -> None:
         """Translate something: the first time takes longer. Never refused."""
@@ -73,7 +78,7 @@ class AsyncTranslator(AsyncModel):
         Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
         """
         found: list[list[Link]] = []
-        async with self._until(end):
+        async with expiring(end):
             for src, tgt in zip(srcs, tgts, strict=True):
                 if not tgt.strip():
                     found.append([])
@@ -93,7 +98,7 @@ class AsyncTranslator(AsyncModel):
         Raises `ExpiredError`: they are not done at `end`, a time of the event loop.
         """
         srcs = [src if len(tgt) else "" for src, tgt in zip(srcs, tgts, strict=True)]
-        async with self._until(end):
+        async with expiring(end):
             pairs = await self._in_thread(self.translator.pairs, srcs, tgts)
             found = iter(await self._score([one for one in pairs if one is not None]))
         return [Score(() if one is None else tuple(next(found))) for one in pairs]
@@ -112,15 +117,6 @@ class AsyncTranslator(AsyncModel):
     async def _in_thread(self, work: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Call `work` in one of the threads for scoring: as many as decode, so that both kinds of work proceed."""
         return await self._loop.run_in_executor(self._threads, partial(work, *arguments))
-
-    @asynccontextmanager
-    async def _until(self, end: float) -> AsyncIterator[None]:
-        """Raise `ExpiredError` at a time of the event loop. A thread completes its piece."""
-        try:
-            async with asyncio.timeout_at(None if end == math.inf else end):
-                yield
-        except TimeoutError:
-            raise ExpiredError(EXPIRED) from None
 
     async def close(self) -> None:
         """Cancel what is open, and end all threads."""
@@ -154,14 +150,11 @@ class AsyncTranslator(AsyncModel):
 
             with self._admitted(self._cost([source], options), refuse=refuse):
                 (found,) = await self._decode([source], options, seconds=seconds, on_tokens=on_tokens)
-            return self._translation(source, found)
+            translation = self.translator.decode(source, found)
+            self.n_new += len(translation.ids)
+            return translation
 
         return in_parts(run)
-
-    def _translation(self, source: Source, hypotheses: Sequence[Hypothesis]) -> Translation:
-        found = self.translator.decode(source, hypotheses)
-        self.n_new += len(found.ids)
-        return found
 
     def _cost(self, sources: Sequence[Source], options: TranslationOptions) -> int:
         """Tokens of the sources, once for each beam."""

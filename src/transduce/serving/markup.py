@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
+from transduce.serving.async_model import expiring
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
 from transduce.serving.texts import TextTranslation, together, translate_texts
@@ -66,6 +67,7 @@ async def translate_formatted(
     split: bool = True,
 ) -> list[str]:
     """Translate texts; arguments as for `translate_texts`. Only segments with tags or kept parts are aligned."""
+    end = service.deadline(seconds)
     parsed = [await asyncio.to_thread(form.parse, text) for text in texts]
     segments = [
         (part, route)
@@ -82,14 +84,16 @@ async def translate_formatted(
             [part.text for part, _ in some],
             [route for _, route in some],
             options,
-            seconds=seconds,
+            seconds=max(end - asyncio.get_running_loop().time(), 0.0),
             split=split,
             extras={"alignment"} if align else (),
         )
-        for (part, _), result in zip(some, results, strict=True):
-            found[id(part)] = (
-                await asyncio.to_thread(_formatted, part, result, form.escape) if align else form.escape(result.text)
-            )
+        async with expiring(end):
+            for (part, _), result in zip(some, results, strict=True):
+                if align:
+                    found[id(part)] = await asyncio.to_thread(_formatted, part, result, form.escape)
+                else:
+                    found[id(part)] = form.escape(result.text)
 
     await together([translate(False), translate(True)])
     return [

@@ -11,12 +11,16 @@ from typing import Any, Literal
 from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
+from transduce.serving.async_model import offload
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
 from transduce.text.sentences import join_sentences, split_sentences
 
 _DEFAULT = TranslationOptions()
 
+
+SHORTEST = 10
+"""Characters of a short sentence: an estimate of how many there are."""
 
 Extra = Literal["alignment", "scores"]
 """What can be found about translations: which words translate which, and the log-probability of each token."""
@@ -75,10 +79,15 @@ async def translate_texts(
         prefixes: What the translation of each text starts with, if there are any.
         extras: What else to find.
     """
-    cut = [split_sentences(text, route.source) if split else [text] for text, route in zip(texts, routes, strict=True)]
+    deadline = service.deadline(seconds)
+
+    def in_sentences() -> list[list[str]]:
+        pairs = zip(texts, routes, strict=True)
+        return [split_sentences(text, route.source) if split else [text] for text, route in pairs]
+
+    cut = await offload(sum(map(len, texts)) // SHORTEST, in_sentences)
     starts = list(prefixes) or [""] * len(texts)
     results: list[TextTranslation | None] = [None] * len(texts)
-    deadline = service.deadline(seconds)
 
     async def translate(route: Route, places: Sequence[int]) -> None:
         """The texts at these places, which have the same languages."""

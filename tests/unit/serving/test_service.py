@@ -20,7 +20,9 @@ import text_runs
 from transduce import GenerationOptions, Generator, TranslationOptions, Translator
 from transduce.data.examples import Example
 from transduce.decoding.native_library import load_library
+from transduce.decoding.results import Translation
 from transduce.errors import RunFolderError, SettingsError
+from transduce.serving.async_model import BURST
 from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
 from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.routes import ServedRun
@@ -365,6 +367,35 @@ def test_scoring_stops_soon_when_its_time_is_up_or_its_caller_leaves(
             await find(service.deadline(0))
 
     serve(work, f"en-de={path}")
+
+
+def test_others_proceed_while_a_request_has_many_sentences(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(service: Service) -> None:
+        model = service.runs[0].translator
+        submit, decode, counts, threads = model._queue.submit, model.translator.decode, [0], set[int]()
+
+        def counted_submit(*arguments: Any, **options: Any) -> int:
+            counts[-1] += 1
+            return submit(*arguments, **options)
+
+        def watched_decode(*arguments: Any) -> Translation:
+            threads.add(threading.get_ident())
+            return decode(*arguments)
+
+        async def other() -> None:
+            while True:
+                counts.append(0)
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(model._queue, "submit", counted_submit)
+        monkeypatch.setattr(model.translator, "decode", watched_decode)
+        watching = asyncio.ensure_future(other())
+        (found,) = await translate_texts(service, ["a\n" * 2000], [service.route()], TranslationOptions(max_length=1))
+        watching.cancel()
+        assert len(found.sentences) == 2000 == sum(counts) and max(counts) <= BURST
+        assert threading.get_ident() not in threads
+
+    serve(work, f"en-de={run}")
 
 
 def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

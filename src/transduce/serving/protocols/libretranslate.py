@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from transduce.errors import SettingsError
+from transduce.serving.async_model import offload
 from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
 from transduce.serving.languages import choose_routes, detect, language_name, source_languages
 from transduce.serving.markup import TextFormat, translate_formatted
@@ -54,7 +55,10 @@ async def translate(call: Call) -> Response:
     else:
         results = await translate_texts(call.service, texts, routes, options, seconds=seconds)
         answer["translatedText"] = [one.text for one in results]
-        alternatives = [one.alternatives(asked.alternatives) for one in results if asked.alternatives]
+        alternatives = []
+        if asked.alternatives:
+            n_sentences = sum(len(one.sentences) for one in results) * asked.alternatives
+            alternatives = await offload(n_sentences, lambda: [one.alternatives(asked.alternatives) for one in results])
     if asked.alternatives:
         answer["alternatives"] = alternatives
     if source is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import accumulate
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError
+from transduce.serving.async_model import offload
 from transduce.serving.http import Call, Endpoint, Texts, json_response, stream_response, translation_options
 from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.routes import Route
@@ -23,6 +23,7 @@ from transduce.text.protected import DEFAULT_KINDS, Kind
 
 Text = Annotated[str, Field(strict=True)]
 _WINDOW = 8  # tokens
+_WORDS = 20  # sentences without words that take as long as one with them
 _SWITCHES = {"true": list(DEFAULT_KINDS), "false": []}
 
 
@@ -120,8 +121,12 @@ async def translate(call: Call) -> Response:
         prefixes=prefixes if any(prefixes) else (),
         extras=asked.extras(),
     )
-    answers = await asyncio.to_thread(_texts, found) if asked.words else _texts(found)
-    return json_response({**_route(route), "translations": answers})
+    n_sentences = sum(len(one.sentences) for one in found)
+
+    def answer() -> Response:
+        return json_response({**_route(route), "translations": [_text(one) for one in found]})
+
+    return await offload(n_sentences * options.n_best * (_WORDS if asked.words else 1), answer)
 
 
 def token_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
@@ -165,10 +170,6 @@ def _translation(translation: Translation) -> dict[str, Any]:
     candidates = [{key: getattr(one, key) for key in keys} for one in translation.candidates]
     note = {"note": translation.note} if translation.note else {}
     return {"text": translation.text, "candidates": candidates, **note}
-
-
-def _texts(found: Sequence[TextTranslation]) -> list[dict[str, Any]]:
-    return [_text(one) for one in found]
 
 
 def _text(found: TextTranslation) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from starlette.responses import Response
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
+from transduce.serving.async_model import offload
 from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
 from transduce.serving.protocols.openai_format import Chat, Message, choice, chunk, format_error, stream_chunks, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate
 from transduce.serving.routes import Route
 from transduce.serving.service import Service
-from transduce.serving.texts import TextTranslation, translate_texts
+from transduce.serving.texts import SHORTEST, TextTranslation, translate_texts
 from transduce.text.sentences import join_sentences, split_sentences
 
 _CHAT = Chat()
@@ -108,19 +109,22 @@ async def _chunks(
     call: Call, text: str, route: Route, options: TranslationOptions, *, with_usage: bool
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a translation, sentence by sentence; a sentence grows as it is decoded."""
-    parts, found, known = split_sentences(text, route.source), list[Translation](), ""
-    end = call.service.deadline(call.seconds())
+    parts = await offload(len(text) // SHORTEST, split_sentences, text, route.source)
+    found, done, known = list[Translation](), "", ""
+    end, languages = call.service.deadline(call.seconds()), (route.source, route.target)
     for place, sentence in enumerate(parts[::2]):
-        before = [one.text for one in found]
+        before = [one.text for one in found[-1:]]  # all of them would take quadratic time
         async for part in call.service.stream(sentence, route, options, end=end, refuse=not place):
             now = part if isinstance(part, str) else part.text
             if isinstance(part, Translation):
                 found.append(part)
-            whole = join_sentences([*before, now], parts[: 2 * place + 1], route.source, route.target)
+            last = join_sentences([*before, now], parts[max(0, 2 * place - 2) : 2 * place + 1], *languages)
+            whole = done + last[sum(map(len, before)) :]
             if now and whole.startswith(known) and whole != known:
                 yield chunk(0, _CHAT.part(whole[len(known) :]))
                 known = whole
-    whole = join_sentences([one.text for one in found], parts, route.source, route.target)
+        done = whole
+    whole = join_sentences([one.text for one in found], parts, *languages)
     if whole.startswith(known) and whole != known:  # a line end
         yield chunk(0, _CHAT.part(whole[len(known) :]))
     yield chunk(0, _CHAT.part(""), finished=_finished(found))
