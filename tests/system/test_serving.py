@@ -24,6 +24,7 @@ from transduce.decoding.native_library import load_library
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:12]
+LONG = "long " * 100
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,15 @@ def server(run: Path) -> Iterator[Server]:
     yield server
     assert server.stop() == 0
     assert not any("Traceback" in line for line in server.log)
+
+
+@pytest.fixture(scope="module")
+def short_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of a model that takes 63 tokens."""
+    path = marians.make_run(tmp_path_factory.mktemp("runs") / "short", positions="learned", max_positions=64)
+    server = Server(f"en-de={path}")
+    yield server
+    assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +221,27 @@ def test_bad_requests_get_one_line(server: Server, path: str, body: Any, status:
     found, answer = server.request(path, body)
     line = answer.get("error") or answer["message"]
     assert found == status and message in line and "\n" not in line and len(line) < 1010
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/translate", {"text": LONG}),
+        ("/v1/translate", {"text": LONG, "split": False, "stream": True}),
+        ("/v1/translate", {"text": f"<p>{LONG}</p>", "format": "html"}),
+        ("/translate", {"q": [LINES[0], LONG], "source": "en", "target": "de"}),
+        ("/v2/translate", {"text": [LINES[0], LONG], "target_lang": "DE"}),
+        ("/v2/translate", {"text": [f"<p>{LONG}</p>"], "target_lang": "DE", "tag_handling": "xml"}),
+        ("/", {"inputs": LONG}),
+        ("/v1/chat/completions", {"model": "en-de", "messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/chat/completions", {"model": "en-de", "messages": [{"role": "user", "content": LONG}], "stream": True}),
+    ],
+)
+def test_a_sentence_that_is_too_long_for_the_model_is_an_error(short_server: Server, path: str, body: Any) -> None:
+    status, answer = short_server.request(path, body)
+    message = answer.get("message") or answer["error"]
+    line = message["message"] if isinstance(message, dict) else message
+    assert status == 400 and re.search(r"^'long long .*': .* tokens; this model takes at most 63; cut it", line)
 
 
 @pytest.mark.parametrize(

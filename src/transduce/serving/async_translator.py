@@ -14,6 +14,7 @@ from transduce.decoding.engine import Source
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.decoding.translator import Translator
+from transduce.errors import DataError
 from transduce.process import n_threads_to_use
 from transduce.serving.async_model import AsyncModel, expiring, in_parts, offload
 from transduce.serving.limits import Admission
@@ -51,11 +52,11 @@ class AsyncTranslator(AsyncModel):
         `refuse`: see `Admission.tokens`.
 
         Raises:
+            DataError: A sentence is longer than the model takes.
             ExpiredError: `seconds` have passed.
             OverloadedError: Too much is waiting.
         """
-        encode = partial(self.translator.encode, texts, options, prefixes=prefixes)
-        encoded = await offload(len(texts), lambda: list(encode()))
+        encoded = await offload(len(texts), self._encode, texts, options, prefixes)
         sources = [one for one in encoded if isinstance(one, Source)]
         with self._admitted(self._cost(sources, options), refuse=refuse):
             found = iter(await self._decode(sources, options, seconds=seconds))
@@ -136,7 +137,7 @@ class AsyncTranslator(AsyncModel):
 
         With beams, the beginning is what all live hypotheses share. `refuse`: see `Admission.tokens`.
         """
-        (source,) = self.translator.encode([text], options, prefixes=[prefix])
+        (source,) = self._encode([text], options, [prefix])
         known: list[int] = []
 
         async def run(on_part: Callable[[str], object]) -> Translation:
@@ -155,6 +156,15 @@ class AsyncTranslator(AsyncModel):
             return translation
 
         return in_parts(run)
+
+    def _encode(
+        self, texts: Sequence[str], options: TranslationOptions, prefixes: Sequence[str]
+    ) -> list[Source | Translation]:
+        encoded = list(self.translator.encode(texts, options, prefixes=prefixes))
+        for text, one in zip(texts, encoded, strict=True):
+            if isinstance(one, Translation) and one.note:  # clients of most protocols would not see the note
+                raise DataError(f"{text[:40]!r}: {one.note}; cut it into shorter sentences")
+        return encoded
 
     def _cost(self, sources: Sequence[Source], options: TranslationOptions) -> int:
         """Tokens of the sources, once for each beam."""

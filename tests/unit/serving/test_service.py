@@ -294,7 +294,7 @@ def test_alignments(run: Path, engine: str) -> None:
         )
         for a, b, c, d in pivoted.links[0]:
             assert 0 <= a < b <= len(LINES[0]) and 0 <= c < d <= len(pivoted.text)
-        sentences = await service.translate([*LINES[:3], "", "long " * 5000], service.route("en", "de"), SHORT)
+        sentences = await service.translate([*LINES[:3], "", ""], service.route("en", "de"), SHORT)
         with pytest.raises(ExpiredError):
             await sentences.align(service.deadline(1e-9))
         assert (await sentences.align(service.deadline()))[-2:] == [[], []] and service.workload()["tokens"] == 0
@@ -304,7 +304,7 @@ def test_alignments(run: Path, engine: str) -> None:
 
 def test_scores_are_those_of_the_tokens_that_were_found(run: Path) -> None:
     translator = Translator.load(run)
-    lines = [*LINES[:3], "", "long " * 5000]
+    lines = [*LINES[:3], "", ""]
 
     async def work(service: Service) -> None:
         route = service.route("en", "fr")
