@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -25,6 +26,7 @@ MOST_VALUES = 1 << 23
 """Values in the largest JSON file. Each may take 100 bytes of memory and only 3 in the file."""
 
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SUFFIX = ".aside"
 _OLD = ".old.aside"  # a folder that is being replaced
 
@@ -83,12 +85,16 @@ def read_json(path: Path, *, most: int = MOST_JSON) -> Any:
     Nested lists take 20 times their length in memory, so the number of values is limited before they are parsed.
     """
     content = read_bytes(path, most=most)
-    if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
+    if _n_values(content) > MOST_VALUES and _n_values(_STRING.sub(b"", content)) > MOST_VALUES:
         raise RunFolderError(f"{path} is damaged: no such file has more than {MOST_VALUES:,} values")
     try:
         return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise RunFolderError(f"{path} is damaged: {error}") from None
+
+
+def _n_values(content: bytes) -> int:
+    return sum(map(content.count, (b",", b"[", b"{")))
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from transduce.errors import SettingsError, UserError
-from transduce.serving.glossaries import MOST_ENTRIES, MOST_GLOSSARIES, Glossaries, StorageError, parse_entries
+from transduce.runs.atomic import write_json
+from transduce.serving.glossaries import (
+    LONGEST_TERM,
+    MOST_ENTRIES,
+    MOST_GLOSSARIES,
+    Glossaries,
+    StorageError,
+    parse_entries,
+)
 
 
 def test_glossaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
@@ -24,6 +35,44 @@ def test_glossaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
         path.write_text(damaged, encoding="utf-8")
         with pytest.raises(UserError, match=r"glossaries.json is damaged"):
             Glossaries(path)
+
+
+def test_glossaries_full_of_commas_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "glossaries.json"
+    kept = Glossaries(path)
+    terms = {f"{i:04d}".ljust(LONGEST_TERM, ","): '["\\' * (LONGEST_TERM // 4) for i in range(MOST_ENTRIES)}
+    one = asdict(kept.create("a", "en", "de", terms))
+    write_json(path, {"glossaries": [one | {"id": str(i)} for i in range(50)]})
+    assert len(Glossaries(path).all()) == 50
+
+
+def test_processes_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "glossaries.json"
+    one, other = Glossaries(path), Glossaries(path)
+    first = one.create("a", "en", "de", {"hat": "Hut"})
+    assert other.terms(first.id, "en", "de") == {"hat": "Hut"}
+    second = other.create("b", "en", "de", {"cat": "Katze"})
+    assert one.all() == [first, second] == Glossaries(path).all()
+    assert one.delete(second.id) and other.find(second.id) is None and not other.delete(second.id)
+    script = (
+        "import sys, pathlib; from transduce.serving.glossaries import Glossaries\n"
+        "kept = Glossaries(pathlib.Path(sys.argv[1]))\n"
+        "for i in range(15): kept.create(sys.argv[2], 'en', 'de', {'a': 'b'})"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", script, str(path), name]) for name in "xyz"]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+    assert sorted(found.name for found in one.all()) == ["a", *"x" * 15, *"y" * 15, *"z" * 15]
+
+
+def test_a_file_that_was_damaged_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "glossaries.json"
+    kept = Glossaries(path)
+    first = kept.create("a", "en", "de", {"hat": "Hut"})
+    path.write_text("{", encoding="utf-8")
+    assert kept.all() == [first]
+    with pytest.raises(StorageError, match="nothing has changed"):
+        kept.create("b", "en", "de", {"hat": "Hut"})
+    assert path.read_text(encoding="utf-8") == "{" and kept.all() == [first]
 
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
