@@ -5,13 +5,15 @@ stdout is reserved for what a command was asked for, such as translations. Metri
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, Any
 
 SECONDS_BETWEEN_LINES = 10.0
 LONGEST_ERROR = 2000
@@ -32,6 +34,22 @@ def escape_controls(text: str, *, on_terminal: bool, colours: bool = False) -> s
     parts = _COLOURS.split(text) if colours else [text]
     parts[::2] = [_CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", part) for part in parts[::2]]
     return "".join(parts)
+
+
+def json_line(value: Any) -> str:
+    """`value` as one line of JSON for a log. What is not printable is escaped: a terminal would obey it.
+
+    That is control characters, separators of lines and all that change the direction of text.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def print_exception(error: BaseException) -> None:
+    """Print a traceback to stderr; what is not printable in its messages is escaped."""
+    text = "".join(traceback.format_exception(error))
+    escaped = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    print("".join(escaped), end="", file=sys.stderr, flush=True)
 
 
 def print_error(message: str) -> None:

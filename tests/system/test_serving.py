@@ -290,6 +290,15 @@ def test_nul_and_other_control_characters_are_text(server: Server) -> None:
     assert server.request("/v1/translate", {"text": "a\x00b \x1c c\u2028d \U0010ffff"})[0] == 200
 
 
+def test_texts_in_the_access_log_contain_nothing_that_a_terminal_obeys(run: Path) -> None:
+    text = "a\x1b[2J\x7f\x9b31m\u0085\u2028\u202e\u2066\U000e0001\nzwölf 猫"
+    server = Server(f"en-de={run}", "--log-text")
+    assert server.request("/v1/translate", {"text": text, "target": "de"})[0] == 200
+    assert server.stop() == 0
+    (line,) = [line for line in server.log if line.startswith("{")]
+    assert line.rstrip("\n").isprintable() and "zwölf 猫" in line and json.loads(line)["texts"] == [text]
+
+
 def test_clients_that_leave_free_their_place(run: Path, translator: Translator) -> None:
     server = Server(f"en-de={run}")
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.logging import Bar, Log, duration, escape_controls, plain_lines, print_error
+from transduce.logging import Bar, Log, duration, escape_controls, plain_lines, print_error, print_exception
 from transduce.metrics_log import MetricsFile
 
 
@@ -173,3 +173,13 @@ def test_a_huge_line_of_metrics_is_damaged_and_never_parsed(tmp_path: Path) -> N
     assert file.read() == [{"event": "end"}]
     assert tracemalloc.get_traced_memory()[1] < 3 * file.path.stat().st_size
     tracemalloc.stop()
+
+
+def test_exceptions_are_printed_without_characters_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ValueError("a\x1b[2J\x9b\u202e\U000e0001 猫")
+    except ValueError as error:
+        print_exception(error)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback") and all(map(str.isprintable, lines))
+    assert lines[-1] == r"ValueError: a\x1b[2J\x9b\u202e\U000e0001 猫"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+from transduce.logging import json_line
 
 _SECONDS = 1.0
 _REFUSED = 429
@@ -39,6 +40,4 @@ class AccessLog:
 
 
 def _print(line: dict[str, Any]) -> None:
-    line = {"time": round(time.time(), 3), **line}
-    text = json.dumps(line, ensure_ascii=False)
-    print("".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text), file=sys.stderr)
+    print(json_line({"time": round(time.time(), 3), **line}), file=sys.stderr)

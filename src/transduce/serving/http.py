@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import QueueFullError
 from transduce.errors import SettingsError, TransduceError, UserError
+from transduce.logging import print_exception
 from transduce.serving.access_log import AccessLog
 from transduce.serving.client import Client
 from transduce.serving.glossaries import StorageError
@@ -269,7 +269,7 @@ def _problem(error: Exception) -> tuple[int, str]:
     """The status of an error, and its message in one line; prints the cause of an internal one."""
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     if status == 500:
-        traceback.print_exception(error)
+        print_exception(error)
         return status, "internal error; the server's log has the cause"
     message = " ".join(str(error).split())
     return status, message if len(message) <= _LONGEST_ERROR else message[:_LONGEST_ERROR] + "..."
