@@ -109,7 +109,8 @@ def read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int,
         metadata = {str(key): str(value) for key, value in entries.pop("__metadata__", {}).items()}
         if len(head) + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != size:
             raise ValueError("it is of a file of another size")
-        return head, metadata, {name: tuple(map(index, entry["shape"])) for name, entry in entries.items()}
+        in_order = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
+        return head, metadata, {name: tuple(map(index, entry["shape"])) for name, entry in in_order}
     except ERRORS as error:
         why = f"it has {size:,} bytes; its header cannot be read or does not match ({type(error).__name__}: {error})"
         raise damaged(path, why) from None

@@ -40,4 +40,4 @@ class AccessLog:
 
 
 def _print(line: dict[str, Any]) -> None:
-    print(json_line({"time": round(time.time(), 3), **line}), file=sys.stderr)
+    sys.stderr.write(json_line({"time": round(time.time(), 3), **line}) + "\n")  # in one piece: others write too
