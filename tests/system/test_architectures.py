@@ -17,6 +17,34 @@ TRAINING = (
 KINDS = {"convs2s": ("d_conv=32",), "star": ("d_ff=64", "n_heads=1"), "rnn": ("d_hidden=32",)}
 
 
+DEMO = (
+    "data.demo=200", "model.d_model=32", "tokenizer.vocab_size=300", "training.valid_bleu_sentences=2",
+    "decoding.beam=1", "decoding.max_length=6",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [f"kind={kind}" for kind in KINDS])
+def test_the_demo_trains_any_translator(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.data.sources.DEMO_HELD_OUT", 4)
+    values = options(f"model.{model}", *DEMO)
+    done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
+    assert done.code == 0 and "Cross-attention" in done.out, done.err
+
+
+def test_the_demo_without_cross_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.data.sources.DEMO_HELD_OUT", 4)
+    values = options("model.kind=rnn", "model.attention=none", *DEMO)
+    done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
+    assert done.code == 0 and "Scores:" in done.out and "Cross-attention" not in done.out, done.err
+
+
+@pytest.mark.parametrize("setting", ["model.kind=gpt", "model.preset=bert-tiny", "task=causal"])
+def test_the_demo_of_another_task_is_refused(setting: str, tmp_path: Path) -> None:
+    done = transduce("demo", "--run", tmp_path / "demo", *options(setting))
+    assert done.code == 2 and "the demo trains a translator" in done.err and "convs2s" in done.err
+    assert not (tmp_path / "demo").exists()
+
+
 def options(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
 

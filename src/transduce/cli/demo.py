@@ -51,10 +51,21 @@ def demo(
     transduce demo --updates 8000 --run runs/longer
     """
     from transduce.config import Settings, apply_overrides
+    from transduce.config.model import MODEL_SETTINGS, kinds_for
+    from transduce.errors import SettingsError
     from transduce.logging import Log
     from transduce.pipeline import train
 
     values: dict[str, Any] = {section: dict(content) for section, content in DEMO.items()}
+    asked: dict[str, Any] = {}
+    apply_overrides(asked, overrides)
+    given = Settings.from_mapping(asked)
+    kind, kinds = given.model.kind, kinds_for("translation")
+    if given.task != "translation" or kind not in kinds:
+        wanted = f"task = '{given.task}', model.kind = '{kind}'"
+        raise SettingsError(f"{wanted}: the demo trains a translator; allowed kinds: {', '.join(kinds)}")
+    if kind != "transformer":  # which has the model above
+        values["model"] = {"preset": next(iter(MODEL_SETTINGS[kind].presets)), "dropout": 0.0}
     values["name"] = "demonstration"
     values["training"]["max_updates"] = updates
     apply_overrides(values, overrides)
@@ -82,7 +93,8 @@ def _results(folder: Path) -> Iterator[str]:
     for scored in record.scores:
         yield f"  {TITLES.get(scored.name, scored.name)}"
         yield from (f"    {line}" for line in scored.scores.lines())
-    yield "\nCross-attention (rows: target; columns: source):\n"
-    yield show_attention(attention_of(Translator.load(folder), SHOWN).maps[0])
+    if maps := attention_of(Translator.load(folder), SHOWN).maps:  # not of every architecture
+        yield "\nCross-attention (rows: target; columns: source):\n"
+        yield show_attention(maps[0])
     yield f"\nRun folder (the model): {folder}\nReport for a browser: {folder / 'report.html'}"
     yield f'Try: echo "{SHOWN}" | transduce translate {folder}'
