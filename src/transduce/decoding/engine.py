@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from transduce.config import DecodingSettings
+from transduce.config.section import MAX_TOKENS
 from transduce.data.examples import Example, Ids, RowExample
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.errors import SettingsError
@@ -40,6 +41,8 @@ class Source:
     allowed: np.ndarray | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if self.limit > MAX_TOKENS:
+            raise SettingsError(f"limit = {self.limit}: at most {MAX_TOKENS:,} tokens are allowed")
         if len(self.prefix) > self.limit:
             raise SettingsError(f"a prefix of {len(self.prefix)} tokens: longer than the limit of {self.limit} tokens")
         if any(special in self.prefix for special in (PAD, BOS, EOS)):
@@ -59,6 +62,9 @@ class Hypothesis:
     score: float
     finished: bool = True
 
+
+MOST_SOURCE = (1 << 16) - 1
+"""Tokens of a sentence to translate; its attention takes memory that grows with their square."""
 
 PATIENCE = 60.0
 """Seconds after which a sentence without a deadline is as urgent as one whose deadline is now."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from transduce.config import DecodingSettings, GPTSettings, resolve_preset
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.engine import Backend, Deliver, Engine, Hypothesis, Source, Watch
+from transduce.decoding.engine import MOST_SOURCE, Backend, Deliver, Engine, Hypothesis, Source, Watch
 from transduce.decoding.native_backend import NativeBackend
 from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision, NativeSettings, why_not
@@ -30,8 +30,6 @@ from transduce.runs.folder import RunFolder
 from transduce.runs.tensor_file import load_arrays
 from transduce.text.special import PAD
 from transduce.text.tokenizer import Tokenizers
-
-_MOST_SOURCE = 1 << 16  # tokens of a sentence
 
 
 class NativeEngine:
@@ -61,7 +59,7 @@ class NativeEngine:
         """
         self.settings = settings
         limit = native.settings.position_limit
-        self._longest = _MOST_SOURCE if limit is None else limit
+        self._longest = MOST_SOURCE + 1 if limit is None else limit
         self._limit = 1_000_000 if limit is None else limit
         self._is_language_model = isinstance(native.settings, GPTSettings)
         n_threads = n_threads or n_threads_to_use()

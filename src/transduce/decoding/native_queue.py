@@ -298,11 +298,13 @@ def _numbers(sources: Sequence[Source], n_samples: int, seed: int) -> np.ndarray
     return np.concatenate(samples) if samples else np.empty(0)
 
 
-def _packed_lists(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray]:
+def _packed_lists(sources: Sequence[Source]) -> _Arrays:
     """The allowed tokens of all sentences, and where those of each begin and end; none where all are allowed."""
-    lists = [_NONE if source.allowed is None else source.allowed for source in sources]
+    lists = [_NONE if source.allowed is None else np.asarray(source.allowed) for source in sources]
+    if any(one.dtype != np.int32 for one in lists):
+        return packed(lists)  # slower; refuses what does not fit into 32 bits
     offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    return np.concatenate([_NONE, *lists], dtype=np.int32), offsets
+    return np.concatenate([_NONE, *lists]), offsets
 
 
 def _event(ticket: int, outcome: Outcome, hypotheses: list[Hypothesis]) -> Event:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from transduce.config import DecodingSettings
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
-from transduce.decoding.engine import Backend, Deliver, Hypothesis, Source, Watch
+from transduce.decoding.engine import MOST_SOURCE, Backend, Deliver, Hypothesis, Source, Watch
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import MAX_ROWS, BatchingBackend
 from transduce.decoding.sample import sample
 from transduce.decoding.search import beam_search
+from transduce.errors import SettingsError
 from transduce.models.registry import ARCHITECTURES
 from transduce.text.tokenizer import PAD
 
@@ -64,6 +65,8 @@ class TorchEngine:
         if type(self.model) in _LANGUAGE_MODELS:
             assert options.sampling is not None, "a language model draws what continues a source"
             return [[one] for one in self.sample(sources, options.sampling, seed=options.seed)]
+        if (longest := max((len(source.ids) for source in sources), default=0)) > MOST_SOURCE:
+            raise SettingsError(f"a source of {longest:,} tokens: at most {MOST_SOURCE:,} are allowed; split it")
         decoding = options.over(self.settings)
         width = decoding.beam if options.sampling is None else options.n_best
         batches = make_batches(

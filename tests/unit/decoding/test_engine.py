@@ -15,6 +15,7 @@ import marians
 from transduce.config import DecodingSettings
 from transduce.decoding.engine import Engine, Hypothesis, Source
 from transduce.decoding.options import Sampling, TranslationOptions
+from transduce.decoding.precision import Precision
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
 from transduce.errors import SettingsError
@@ -126,3 +127,12 @@ def test_translate_never_sets_the_number_of_threads(
 def test_translation_options_out_of_range_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         TranslationOptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_sources_and_limits_beyond_any_memory_are_refused(precision: Precision, run: Path) -> None:
+    engine = Translator.load(run, device="cpu", precision=precision).engine
+    with pytest.raises(SettingsError, match=r"70,000 tokens: at most 65,535"):
+        engine.translate([Source((0,), [5] * 70_000, 5)], TranslationOptions())
+    with pytest.raises(SettingsError, match=r"limit = 4294967301: at most 1,000,000"):
+        Source((0,), [5], 2**32 + 5)

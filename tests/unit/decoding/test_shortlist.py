@@ -152,6 +152,18 @@ def test_the_library_refuses_lists_that_cannot_be(allowed: list[int]) -> None:
         engine_for(MODEL, SETTINGS).translate([source], TranslationOptions())
 
 
+@needs_compiler
+def test_ids_of_more_than_32_bits_do_not_wrap_around() -> None:
+    engine, options = engine_for(MODEL, SETTINGS), TranslationOptions()
+    with pytest.raises(SettingsError, match="token id 4294967301"):
+        engine.translate([Source((0,), [5], 9, allowed=np.array([EOS, 2**32 + 5]))], options)
+    narrow, wide = (
+        engine.translate([Source((0,), [5], 9, allowed=np.array([EOS, 5, 6], dtype))], options)
+        for dtype in (np.int32, np.int64)
+    )
+    assert narrow == wide
+
+
 def test_a_list_has_the_candidates_of_its_tokens_and_the_prefix() -> None:
     candidates = np.full((10, 2), EOS, np.int32)
     candidates[4], candidates[5] = (40, 41), (40, 50)
