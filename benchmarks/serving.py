@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     lines = list(dict.fromkeys(args.text.read_text().splitlines()))
     lines = [line for line in lines if len(split_sentences(line, "en")) == 1][: args.lines]
-    precision = dict(o.removeprefix("--").split("=") for o in args.serve).get("precision", "auto")
+    precision = dict(o.removeprefix("--").split("=") for o in args.serve).get("precision", "float32")
     translator = Translator.load(args.run, precision=precision)
     expected = {
         beam: [one.text for one in translator.translate(lines, TranslationOptions(beam=beam or None))]

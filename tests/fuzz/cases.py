@@ -127,7 +127,6 @@ TARGETS = (
     Target("run: config", "translation", ("finished/config.json",), _translate, 14, True),
     Target("run: SentencePiece", "translation", ("finished/tokenizer.model",), _translate, 18, True),
     Target("run: weights", "translation", ("finished/model.safetensors",), _translate, 16, True),
-    Target("run: precisions", "translation", ("finished/precisions.json",), _translate, 4, True),
     Target("bulk translation", "translation", ("bulk/.transduce/*",), _bulk, 8, True),
     Target("run: records", "translation", tuple(f"finished/{name}" for name in ("metrics.jsonl", "*.json", "report.html", "README.md", "recipe.toml", "model.safetensors")), _train("finished"), 8, True),
     Target("run: half-way", "translation", ("halfway/*",), _train("halfway"), 2, True),

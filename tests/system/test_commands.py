@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -20,6 +21,9 @@ from transduce import Translator
 from transduce.decoding.native_library import load_library
 from transduce.metrics_log import MetricsFile
 from transduce.runs.folder import RunFolder
+from transduce.runs.tensor_file import load_metadata
+from transduce.serving.limits import Limits
+from transduce.serving.service import RunSpec, Service
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +184,7 @@ def test_sampling_depends_on_the_seed(run: Path, texts: Path) -> None:
 
 
 def test_score_equals_the_score_of_the_search(run: Path, texts: Path, tmp_path: Path) -> None:
-    options = ["--beam", "2", "--length-penalty", "0", "--max-length", "60", "--json", "--precision", "float32"]
+    options = ["--beam", "2", "--length-penalty", "0", "--max-length", "60", "--json"]
     values = [json.loads(line) for line in transduce("translate", run, texts / "test.en", *options).out.splitlines()]
     found = {v["src"]: v["candidates"][0] for v in values if v["candidates"][0]["finished"]}
     assert all(candidate["score"] == pytest.approx(candidate["log_prob"]) for candidate in found.values())
@@ -201,7 +205,7 @@ def test_score_equals_the_score_of_the_search(run: Path, texts: Path, tmp_path: 
 def test_evaluate_equals_sacrebleu_of_the_translations(run: Path, texts: Path, tmp_path: Path) -> None:
     files = ["--src", texts / "test.en", "--ref", texts / "test.de"]
     value = json.loads(transduce("evaluate", run, *files, "--json", "-o", tmp_path / "out.de").out)
-    translated = transduce("translate", run, texts / "test.en", "--precision", "float32")
+    translated = transduce("translate", run, texts / "test.en")
     assert (tmp_path / "out.de").read_text(encoding="utf-8") == translated.out
     command = [
         sys.executable,
@@ -223,26 +227,49 @@ def test_evaluate_equals_sacrebleu_of_the_translations(run: Path, texts: Path, t
     assert trained["chrf"]["value"] == pytest.approx(value["chrf"]["value"])
 
 
-def test_precisions_are_measured_once_and_stated(run: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_default_precision_is_float32_everywhere(run: Path, texts: Path, tmp_path: Path) -> None:
+    """Also if int8 was measured to be as good, for a run of any version."""
+    src, lines = texts / "train.en", (texts / "train.en").read_text(encoding="utf-8").splitlines()
+    run = shutil.copytree(run, tmp_path / "run")
+    model = load_metadata(run / "model.safetensors")["sha256"]
+    bleu = dict.fromkeys(("float32", "float32-fast", "int8"), 10.0)
+    RunFolder.open(run).write_record("precisions.json", {"model": model, "sentences": 9, "bleu": bleu})
+
+    expected = [one.text for one in Translator.load(run, precision="float32").translate(lines)]
+    if not isinstance(load_library(), str):
+        assert expected != [one.text for one in Translator.load(run, precision="int8").translate(lines)]
+    assert [one.text for one in Translator.load(run).translate(lines)] == expected
+    assert transduce("translate", run, src).out.splitlines() == expected
+    transduce("translate", run, src, "--output-dir", tmp_path / "bulk")
+    assert (tmp_path / "bulk" / src.name).read_text(encoding="utf-8").splitlines() == expected
+    transduce("evaluate", run, "--src", src, "--ref", texts / "train.de", "-o", tmp_path / "out.de")
+    assert (tmp_path / "out.de").read_text(encoding="utf-8").splitlines() == expected
+
+    async def serve() -> list[str]:
+        service = Service([RunSpec.parse(f"en-de={run}")], limits=Limits(max_tokens=10**6, seconds=60))
+        await service.start()
+        found = await service.translate(lines, service.route())
+        await service.close()
+        return [one.text for one in found.sentences]
+
+    assert asyncio.run(serve()) == expected
+
+
+def test_precisions_are_measured_and_reported(run: Path, texts: Path, tmp_path: Path) -> None:
     if isinstance(load_library(), str):
         pytest.skip("the native library is not built")
     stored = json.loads((run / "precisions.json").read_text())
-    assert stored["sentences"] == 4 and set(stored["bleu"]) == {"float32", "float32-fast", "int8"}
+    assert stored["sentences"] == 4 and {"float32", "int8"} <= set(stored["precisions"])
     assert json.loads((run / "scores.json").read_text())["sets"][0]["search"]["precision"] == "float32"
-    shutil.copytree(run, tmp_path / "run")
+    assert "sentences per second" in (run / "README.md").read_text(encoding="utf-8")
     files = ["--src", texts / "test.en", "--ref", texts / "test.de"]
-    done = transduce("evaluate", tmp_path / "run", *files, "--precision", "int8", "--measure-precisions", "--json")
+    done = transduce("evaluate", run, *files, "--precision", "int8", "--measure-precisions", "--json")
     found = json.loads(done.out)
-    assert found["precision"] == "int8" and found["bleu"]["value"] == pytest.approx(found["precisions"]["int8"])
-    stored = json.loads((tmp_path / "run" / "precisions.json").read_text())
-    assert stored["bleu"] == found["precisions"] and not (tmp_path / "run" / ".lock").exists()
-    (tmp_path / "blank").write_text("\n\n")
-    blank = ["--src", tmp_path / "blank", "--ref", tmp_path / "blank", "--measure-precisions"]
-    done = transduce("evaluate", tmp_path / "run", *blank)
-    assert done.code == 2 and "nothing to measure" in done.err
-    assert json.loads((tmp_path / "run" / "precisions.json").read_text()) == stored
-    lines = transduce("evaluate", run, *files).out
-    assert "\nprecision float32\n" in lines and "BLEU by precision" not in lines
+    assert found["precision"] == "int8"
+    assert found["bleu"]["value"] == pytest.approx(found["precisions"]["int8"]["bleu"])
+    lines = transduce("evaluate", run, *files, "--measure-precisions").out
+    assert "\nprecision float32\n" in lines and "times as fast as float32; --precision int8" in lines
+    assert "times as fast" not in transduce("evaluate", run, *files).out
 
 
 def test_evaluate_against_another_run_or_its_output(run: Path, texts: Path) -> None:

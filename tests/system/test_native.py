@@ -133,7 +133,7 @@ def test_pytorch_takes_the_same_weights_or_none(run: Path, tmp_path: Path, monke
 def test_an_unknown_precision_is_refused(run: Path) -> None:
     done = translate(run, "--precision", "int4")
     assert done.returncode == 2
-    assert "precision = 'int4': allowed are auto, float32, float32-fast, int8, bfloat16" in done.stderr
+    assert "precision = 'int4': allowed are float32, float32-fast, int8, bfloat16" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")

@@ -45,7 +45,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(runs: tuple[Path, Path], gpt: Path) -> Iterator[Server]:
-    server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", gpt, "--precision", "float32")
+    server = Server(f"en-de={runs[0]}", f"de-en={runs[1]}", gpt)
     yield server
     server.stop()
 

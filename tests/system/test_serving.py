@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(run: Path) -> Iterator[Server]:
-    server = Server(f"en-de={run}", "--precision", "float32")
+    server = Server(f"en-de={run}")
     yield server
     assert server.stop() == 0
     assert not any("Traceback" in line for line in server.log)
@@ -326,7 +326,7 @@ def test_clients_that_leave_free_their_place(run: Path, translator: Translator) 
 
 def test_no_accepted_request_is_lost_at_a_shutdown(run: Path, translator: Translator) -> None:
     expected = [one.text for one in translator.translate(LINES)]
-    server = Server(f"en-de={run}", "--precision", "float32")
+    server = Server(f"en-de={run}")
 
     def ask(place: int) -> str | None:
         try:

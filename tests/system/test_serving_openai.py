@@ -39,7 +39,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def generator(gpt: Path) -> Generator:
-    return Generator.load(gpt, precision="auto")
+    return Generator.load(gpt)
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_translations_consist_of_tokens_of_the_list(folder: Path) -> None:
     done = transduce("translate", folder / "run", src, "--shortlist", "--device", "cpu")
     assert done.code == 0, done.err
     found = done.out.splitlines()
-    translator = Translator.load(folder / "run", device="cpu", precision="auto")
+    translator = Translator.load(folder / "run", device="cpu")
     translations = translator.translate(texts, TranslationOptions(shortlist=True, scores=False))
     assert found == [translation.text for translation in translations]
     for text, translation in zip(texts, translations, strict=True):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from transduce.cli import options as opt
 from transduce.cli.output import check_output, print_lines, to_json
 from transduce.errors import SettingsError
+
+if TYPE_CHECKING:
+    from transduce.evaluation.precisions import Precisions
 
 _SEARCH = frozenset({"--beam", "--max-length", "--length-penalty", "--batch-tokens", "--precision"})
 """Options without effect if the translations are given."""
@@ -46,14 +49,12 @@ class EvaluationOptions:
     max_length: opt.MaxLength = None
     length_penalty: opt.LengthPenalty = None
     batch_tokens: opt.BatchTokens = None
-    precision: Annotated[
-        str | None, opt.option(help="Precision of translation; see `transduce translate` (default: float32).")
-    ] = None
+    precision: Annotated[str | None, opt.option(help=f"{opt.PRECISIONS} (default: float32).")] = None
     measure_precisions: Annotated[
         bool | None,
         opt.option(
             "--measure-precisions",
-            help="Also compute BLEU of each precision on these files, and store it in RUN for --precision auto.",
+            help="Also compute BLEU and speed of RUN on these files with each precision.",
         ),
     ] = None
     device: opt.Device = "auto"
@@ -114,8 +115,7 @@ def _translation_scores(options: EvaluationOptions) -> Any:
         return [found.text for found in translator.translate(sources, decoding)]
 
     files = (options.src, options.ref)
-    if options.measure_precisions:
-        _check_measurable(options.run, files)
+    precisions = _measure_precisions(options.run, files) if options.measure_precisions else {}
     found = evaluate_translations(
         options.run,
         files,
@@ -126,29 +126,18 @@ def _translation_scores(options: EvaluationOptions) -> Any:
         lowercase=options.lowercase,
         output=options.output,
     )
-    bleu = _measure_precisions(options.run, files) if options.measure_precisions else {}
-    return replace(found, precision=" and ".join(dict.fromkeys(used)), precisions=bleu)
+    return replace(found, precision=" and ".join(dict.fromkeys(used)), precisions=precisions)
 
 
-def _check_measurable(run: Path, files: tuple[Path, Path]) -> None:
-    """Refuse at once what `_measure_precisions` would refuse after all translations."""
-    from transduce.data.lines import read_parallel
-    from transduce.evaluation.precisions import check_measurable
-    from transduce.runs.folder import RunFolder
-
-    with RunFolder.open_locked(run) as folder:
-        check_measurable(folder, list(zip(*read_parallel(*files), strict=True)))
-
-
-def _measure_precisions(run: Path, files: tuple[Path, Path]) -> Mapping[str, float]:
-    """BLEU by precision, stored in the run folder."""
+def _measure_precisions(run: Path, files: tuple[Path, Path]) -> Precisions:
     from transduce.data.lines import read_parallel
     from transduce.evaluation.precisions import measure_precisions
+    from transduce.logging import Log
     from transduce.runs.folder import RunFolder
 
-    with RunFolder.open_locked(run) as folder:
-        found = measure_precisions(folder, list(zip(*read_parallel(*files), strict=True)))
-    assert not isinstance(found, str)  # see _check_measurable
+    found = measure_precisions(RunFolder.open(run), list(zip(*read_parallel(*files), strict=True)), Log())
+    if isinstance(found, str):
+        raise SettingsError(f"--measure-precisions needs the native library: {found}")
     return found
 
 

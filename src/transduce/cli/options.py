@@ -46,13 +46,8 @@ def expand(request: type, annotations: Mapping[str, Any] = {}) -> Callable[[Call
 Run = Annotated[Path, argument("RUN", "Run folder.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print warnings only.")]
 Device = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
-Precision = Annotated[
-    str,
-    Option(
-        help="auto (the fastest that loses at most 0.1 BLEU), float32, float32-fast (on CPUs with AMX), int8 or "
-        "bfloat16."
-    ),
-]
+PRECISIONS = "Precision: float32, float32-fast (on CPUs with AMX), int8 or bfloat16"
+Precision = Annotated[str, Option(help=f"{PRECISIONS}.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 Overrides = Annotated[
     list[str] | None,

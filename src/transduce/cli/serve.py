@@ -49,7 +49,7 @@ def serve(
         opt.option(metavar="FILE", help="Keep the glossaries of clients in this file (default: in memory)."),
     ] = None,
     device: opt.Device = "auto",
-    precision: opt.Precision = "auto",
+    precision: opt.Precision = "float32",
     quiet: opt.Quiet = False,
 ) -> None:
     """Serve runs over HTTP.

@@ -38,9 +38,7 @@ def generate(
     ] = False,
     memory: opt.Memory = None,
     device: opt.Device = "auto",
-    precision: Annotated[
-        str, Option(help="float32, float32-fast (on CPUs with AMX; auto selects it), int8 or bfloat16.")
-    ] = "float32",
+    precision: opt.Precision = "float32",
     json: opt.Json = False,
 ) -> None:
     """Generate text from a prompt. Multiple outputs are separated by `---`.

@@ -52,7 +52,7 @@ class TranslateRequest:
     seed: opt.Seed = 1
     batch_tokens: opt.BatchTokens = None
     device: opt.Device = "auto"
-    precision: opt.Precision = "auto"
+    precision: opt.Precision = "float32"
     output_dir: Annotated[
         Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
     ] = None
@@ -210,7 +210,7 @@ def inspect(
 
 
 def load_with_notes(load: Callable[..., DecoderT], run: Path, device: str, precision: str) -> DecoderT:
-    """The translator or generator that `load` gives; lines to stderr: what is slower or less exact than it could be."""
+    """The translator or generator that `load` gives; a line to stderr if it is slower than it could be."""
     from transduce.logging import Log
 
     found = load(run, device=device, precision=cast(Any, precision))  # `load` checks it

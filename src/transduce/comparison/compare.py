@@ -31,7 +31,6 @@ from transduce.comparison.shared import DIGESTS, require_same_text, shared_by, w
 from transduce.comparison.sizes import RULE, scaled
 from transduce.config import Settings, TrainingSettings, to_toml
 from transduce.data.corpus import text_files
-from transduce.decoding.precision import model_digest
 from transduce.errors import DataError, FolderInUse, RunFolderError, SettingsError, TrainingError
 from transduce.logging import Log
 from transduce.pipeline import is_finished, train
@@ -40,6 +39,7 @@ from transduce.runs.atomic import read_json, write_json, write_text
 from transduce.runs.folder import RunFolder, has_read_text
 from transduce.runs.lock import WAIT_SECONDS, is_locked, locked_folder
 from transduce.runs.manifest import Manifest
+from transduce.runs.tensor_file import load_metadata
 from transduce.tasks.resolve import check
 from transduce.training.meter import reset_peak_memory
 
@@ -228,7 +228,7 @@ def _finish(run: Path, plan: _Plan, failed: Mapping[str, str], log: Log) -> Reci
 
 def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
     """Those of an earlier call for the same models, or measured now."""
-    digests = {name: model_digest(RunFolder.open(path)) for name, path in models.items()}
+    digests = {name: load_metadata(path / "model.safetensors")["sha256"] for name, path in models.items()}
     with suppress(RunFolderError, TypeError, KeyError):  # missing, damaged, or of another version
         found = Speeds(**read_json(run / TABLE)["speeds"])
         if found.models == digests and all(isinstance(value, float) for value in found.per_second.values()):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from transduce.decoding.engine import Engine
 from transduce.decoding.native_engine import native_engine
-from transduce.decoding.precision import AnyPrecision, Precision, auto_precision, check_precision
+from transduce.decoding.precision import AnyPrecision, Precision, check_precision
 from transduce.errors import RunFolderError, SettingsError
 from transduce.machine import find_device, is_cpu
 from transduce.runs.folder import RunFolder
@@ -50,21 +50,15 @@ class EngineChoice:
 
     Attributes:
         precision: That of the engine.
-        precision_because: Why "auto" chose a precision that may give other tokens than float32; else empty.
         slow_because: Why PyTorch decodes on the CPU and not the native library; empty if the library does.
     """
 
     precision: str = "float32"
-    precision_because: str = ""
     slow_because: str = ""
 
     def notes(self) -> list[str]:
-        """Lines for the log: why decoding is slower, or less exact, than it could be."""
-        notes = {
-            "decoding with PyTorch, which is slower": self.slow_because,
-            f"precision {self.precision}": self.precision_because,
-        }
-        return [f"{what}: {why}" for what, why in notes.items() if why]
+        """Lines for the log: why decoding is slower than it could be."""
+        return [f"decoding with PyTorch, which is slower: {self.slow_because}"] if self.slow_because else []
 
 
 GIVEN = EngineChoice()
@@ -93,9 +87,7 @@ class EngineModel(ABC):
             device: auto, cpu or cuda.
             precision: float32; float32-fast: nearly as exact, with matrix products of pairs of bfloat16 numbers where
                 the CPU has AMX; int8: with matrix products of 8-bit integers; bfloat16: the whole model, by PyTorch.
-                auto: the fastest that loses at most 0.1 BLEU on the run's validation text, as it was measured after
-                the training; float32-fast if it was not, as for language models. Without the native library, all but
-                bfloat16 are float32.
+                Without the native library, all but bfloat16 are float32.
 
         Raises:
             RunFolderError: The folder is missing or damaged.
@@ -141,14 +133,12 @@ def open_engine(
     path: str | Path, *, task: str, device: str, precision: AnyPrecision, memory: int | None = None
 ) -> tuple[RunFolder, Tokenizers, Engine, EngineChoice]:
     """The run folder, its vocabularies, and the fastest engine for it; see `EngineModel.load` and `Generator.load`."""
-    on_cpu, because = is_cpu(device), ""
+    on_cpu = is_cpu(device)
     check_precision(precision, on_cpu=on_cpu)
     folder = open_folder(path, task=task)
     tokenizers = load_tokenizers(folder)
     if memory is not None:
         folder = _with_memory(folder, memory)
-    if precision == "auto":
-        precision, because = auto_precision(folder) if on_cpu else ("float32", "")
     of_weights: Precision = "bfloat16" if precision == "bfloat16" else "float32"
     reference = _pytorch_engine(folder, tokenizers, device, of_weights)
     if precision == "bfloat16" or not on_cpu:
@@ -156,7 +146,7 @@ def open_engine(
     engine = native_engine(folder, tokenizers, precision=precision, reference=reference)
     if isinstance(engine, str):
         return folder, tokenizers, reference(), EngineChoice(of_weights, slow_because=engine)
-    return folder, tokenizers, engine, EngineChoice(precision, because)
+    return folder, tokenizers, engine, EngineChoice(precision)
 
 
 def _with_memory(folder: RunFolder, memory: int) -> RunFolder:

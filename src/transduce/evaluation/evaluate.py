@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transduce.decoding.classifier import TextClassifier
 from transduce.errors import DataError, UserError
 from transduce.evaluation.bootstrap import N_SAMPLES, SEED, Difference, paired_bootstrap
 from transduce.evaluation.metrics import LabelScores, Scores, check_lengths, evaluate, metrics, score_labels
-from transduce.evaluation.precisions import format_precisions
+from transduce.evaluation.precisions import Precisions, format_precisions
 from transduce.runs.atomic import write_text
 from transduce.runs.folder import RunFolder
 
@@ -47,20 +47,20 @@ class Comparison:
 class Evaluation:
     """Scores of one system, and its comparison with another one if there is any.
 
-    `precision`: of the translation; empty if the translations were given. `precisions`: BLEU by precision, if measured.
+    `precision`: of the translation; empty if the translations were given. `precisions`: empty if not measured.
     """
 
     scores: Scores
     against: Path | None = None
     comparison: Sequence[Comparison] = ()
     precision: str = ""
-    precisions: Mapping[str, float] = field(default_factory=dict)
+    precisions: Precisions = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Format for people."""
         head = [f"against {self.against}, paired bootstrap:"] if self.comparison else []
         lines = [*self.scores.lines(), *([f"precision {self.precision}"] if self.precision else [])]
-        lines += [format_precisions(self.precisions)] if self.precisions else []
+        lines += format_precisions(self.precisions) if self.precisions else []
         return [*lines, *head, *(row.line() for row in self.comparison)]
 
     def to_json(self) -> dict[str, Any]:

@@ -54,9 +54,11 @@ def finalize_translation(
         held_out = [src for found in sets.values() for src, _ in found]
         save_attention(folder, [attention_of(translator, src) for src in _choose_for_attention(held_out, translator)])
     if validation:
-        bleu = measure_precisions(folder, validation)
-        if not isinstance(bleu, str):
-            log.say(f"valid, {format_precisions(bleu)}")
+        precisions = measure_precisions(folder, validation, log)
+        if not isinstance(precisions, str):
+            folder.write_record("precisions.json", {"sentences": len(validation), "precisions": precisions})
+            for line in format_precisions(precisions):
+                log.say(f"valid, {line}")
     finalize(folder, wording, log)
 
 

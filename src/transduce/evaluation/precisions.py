@@ -1,43 +1,55 @@
-"""BLEU of the precisions of the native library, measured once for `--precision auto`."""
+"""BLEU and speed of the precisions of the native library."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from transduce.decoding.native_library import instruction_set
 from transduce.decoding.native_model import PRECISIONS
-from transduce.decoding.precision import RECORD, model_digest
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, SettingsError
+from transduce.evaluation.speed import measure_in_turns
 from transduce.evaluation.translations import score_translator
+from transduce.logging import Log
 from transduce.runs.folder import RunFolder
 
+N_TIMED = 256  # sentences in a round of the measurement of speed
 
-def check_measurable(folder: RunFolder, pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise `UserError` if `measure_precisions` cannot measure anything: no library for this model, or no text."""
-    if because := Translator.load(folder.path, device="cpu").choice.slow_because:
-        raise SettingsError(f"measuring precisions needs the native library: {because}")
-    if not any(src.strip() and tgt.strip() for src, tgt in pairs):
-        raise DataError("there is nothing to measure precisions on: no source with text has a reference with text")
+Precisions = Mapping[str, Mapping[str, float]]
+"""By precision, float32 first: bleu, sentences_per_second."""
 
 
-def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]]) -> Mapping[str, float] | str:
-    """Translate (source, reference) pairs with each precision and store BLEU; returns it by precision.
+def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]], log: Log) -> Precisions | str:
+    """Translate (source, reference) pairs with each precision that this CPU has.
 
     Search and BLEU are those of the run's settings. Without the native library nothing is measured; returns the reason.
-    The folder must be locked.
     """
-    scoring, search = folder.settings.evaluation, folder.settings.decoding
+    sources = [src for src, _ in pairs]
     bleu: dict[str, float] = {}
+    timed: dict[str, Callable[[int], int]] = {}
+
+    def translate(translator: Translator, n: int) -> int:
+        return len(translator.translate(sources[:n]))
+
     for precision in PRECISIONS:
+        if precision == "float32-fast" and instruction_set() != "amx":
+            continue  # it is float32
         translator = Translator.load(folder.path, device="cpu", precision=precision)
         if translator.choice.slow_because:
             return translator.choice.slow_because
-        bleu[precision] = score_translator(translator, pairs, scoring)[0].bleu.value
-    model = {"model": model_digest(folder), "sentences": len(pairs)}
-    folder.write_record(RECORD, {**model, "beam": search.beam, "length_penalty": search.length_penalty, "bleu": bleu})
-    return bleu
+        bleu[precision] = score_translator(translator, pairs, folder.settings.evaluation)[0].bleu.value
+        timed[precision] = partial(translate, translator)
+    speeds = measure_in_turns(timed, N_TIMED, log)
+    return {name: {"bleu": bleu[name], "sentences_per_second": speeds[name]} for name in timed}
 
 
-def format_precisions(bleu: Mapping[str, float]) -> str:
-    """One line for people."""
-    return "BLEU by precision: " + ", ".join(f"{name} {value:.2f}" for name, value in bleu.items())
+def format_precisions(found: Precisions) -> list[str]:
+    """Lines for people: what each precision costs and gains, compared with float32."""
+    float32 = found["float32"]
+    return [
+        f"precision {name}: {values['bleu']:.2f} BLEU ({values['bleu'] - float32['bleu']:+.2f}), "
+        f"{values['sentences_per_second'] / float32['sentences_per_second']:.1f} times as fast as float32"
+        f"; --precision {name} uses it"
+        for name, values in found.items()
+        if name != "float32"
+    ]

@@ -6,6 +6,7 @@ label_scores.json {"sets": [{"name", **LabelScores.to_json()}]}
 masked_scores.json {"sets": [{"name", "loss", "nll", "perplexity", "masked_accuracy", "next_sentence_accuracy"}]}
 samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}]}]}
 attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
+precisions.json {"sentences", "precisions": {"float32": {"bleu", "sentences_per_second"}, ...}}, of validation text
 data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
@@ -76,6 +77,7 @@ class Record:
     text_scores: Sequence[Mapping[str, Any]] = ()
     label_scores: Sequence[Mapping[str, Any]] = ()
     masked_scores: Sequence[Mapping[str, Any]] = ()
+    precisions: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Mapping[str, Any]] = ()
     attention: Sequence[SentenceAttention] = ()
 
@@ -143,8 +145,8 @@ def shape_line(record: Record) -> str:
     return record.settings.model.summary
 
 
-RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "samples.json",
-           "attention.json", "data.json", "metrics.jsonl")  # fmt: skip
+RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "precisions.json",
+           "samples.json", "attention.json", "data.json", "metrics.jsonl")  # fmt: skip
 """Files that a record is read from."""
 
 
@@ -189,6 +191,7 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
         text_scores=read("text_scores.json").get("sets", ()),
         label_scores=read("label_scores.json").get("sets", ()),
         masked_scores=read("masked_scores.json").get("sets", ()),
+        precisions=read("precisions.json"),
         samples=samples.get("sets", ()),
         attention=[
             SentenceAttention(a["src"], a["tgt"], tuple(map(HeatMap.from_json, a["maps"])))

@@ -276,7 +276,21 @@ def score_tables(record: Record) -> list[Table]:
         ]
         if rows:
             tables.append(Table(("set", *columns), rows))
+    if record.precisions:
+        tables.append(_precision_table(record.precisions))
     return tables
+
+
+def _precision_table(found: Mapping[str, Any]) -> Table:
+    """What each precision costs and gains, for a choice of `--precision`."""
+    float32 = found["precisions"]["float32"]
+    rows = []
+    for name, values in found["precisions"].items():
+        loss, speed = values["bleu"] - float32["bleu"], values["sentences_per_second"]
+        ratio = speed / float32["sentences_per_second"]
+        rows.append([name, f"{values['bleu']:.2f}", f"{loss:+.2f}", f"{speed:,.0f}", f"{ratio:.1f}"])
+    header = f"--precision, {found['sentences']:,} validation sentences"
+    return Table((header, "BLEU", "difference", "sentences per second", "times as fast"), rows)
 
 
 def unscored(record: Record) -> str:

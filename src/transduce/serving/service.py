@@ -68,7 +68,7 @@ class Service:
         *,
         limits: Limits = _LIMITS,
         device: str = "auto",
-        precision: AnyPrecision = "auto",
+        precision: AnyPrecision = "float32",
         pivot: bool = False,
         glossaries: Glossaries | None = None,
     ) -> None:

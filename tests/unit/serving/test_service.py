@@ -55,9 +55,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def serve(work: Callable[[Service], Awaitable[None]], *specs: str, **options: object) -> None:
     async def main() -> None:
-        service = Service(
-            [RunSpec.parse(spec) for spec in specs], precision="float32", **{"limits": PATIENT, **options}
-        )  # type: ignore[arg-type]
+        service = Service([RunSpec.parse(spec) for spec in specs], **{"limits": PATIENT, **options})  # type: ignore[arg-type]
         await service.start()
         try:
             await asyncio.wait_for(work(service), 60)
