@@ -7,10 +7,10 @@ TESTS  ?= tests
 # Options for pip, such as the index of PyTorch's CPU builds on a machine without a GPU.
 PIP_FLAGS ?=
 
-.PHONY: help install native wheels demo test lint format clean
+.PHONY: help install native wheels demo test test-cpus lint format clean
 
 help:                ## show this list
-	@sed -n 's/^\([a-z]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
 
 # Rebuilt if the declared or the pinned dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -37,6 +37,20 @@ demo: $(READY) native ## train on the built-in corpus (a few minutes), translate
 
 test: $(READY) native ## run the test suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+
+# Tests whose results depend on rounding, on instruction sets that this CPU has: its own (native) and lesser ones.
+# Two threads need pytest without xdist, whose workers have one thread each.
+ARITHMETIC ?= tests/oracle tests/unit/nn tests/unit/models tests/unit/training tests/unit/decoding \
+  $(addprefix tests/system/test_,$(addsuffix .py,learn memory vectors encoder causal resume ranks trust native shortlist))
+CPUS    ?= avx2 avx512 avx512_bf16 native
+THREADS ?= 1 2
+ISA_avx2        := TRANSDUCE_NATIVE_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+ISA_avx512      := TRANSDUCE_NATIVE_ISA=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512
+ISA_avx512_bf16 := TRANSDUCE_NATIVE_ISA=avx512_vnni ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 MKL_ENABLE_INSTRUCTIONS=AVX512_E1
+test-cpus: $(READY) native ## run the tests that depend on rounding, under lesser instruction sets and with two threads
+	@failed=; $(foreach cpu,$(CPUS),$(foreach n,$(THREADS),echo '$(cpu), threads: $(n)'; \
+	env $(ISA_$(cpu)) OMP_NUM_THREADS=$(n) $(BIN)/python -m pytest $(if $(filter 1,$(n)),-n auto --dist worksteal) $(ARITHMETIC) \
+	|| failed="$$failed $(cpu):$(n)"; )) test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 lint: $(READY)       ## ruff and mypy
 	$(BIN)/ruff check .
