@@ -49,7 +49,7 @@ ISA_avx512      := TRANSDUCE_NATIVE_ISA=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE MK
 ISA_avx512_bf16 := TRANSDUCE_NATIVE_ISA=avx512_vnni ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 MKL_ENABLE_INSTRUCTIONS=AVX512_E1
 test-cpus: $(READY) native ## run the tests that depend on rounding, under lesser instruction sets and with two threads
 	@failed=; $(foreach cpu,$(CPUS),$(foreach n,$(THREADS),echo '$(cpu), threads: $(n)'; \
-	env $(ISA_$(cpu)) OMP_NUM_THREADS=$(n) $(BIN)/python -m pytest $(if $(filter 1,$(n)),-n auto --dist worksteal) $(ARITHMETIC) \
+	env $(ISA_$(cpu)) OMP_NUM_THREADS=$(n) GOMP_SPINCOUNT=10000 $(BIN)/python -m pytest $(if $(filter 1,$(n)),-n auto --dist worksteal) $(ARITHMETIC) \
 	|| failed="$$failed $(cpu):$(n)"; )) test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 lint: $(READY)       ## ruff and mypy
