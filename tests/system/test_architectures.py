@@ -38,7 +38,7 @@ def test_the_demo_without_cross_attention(tmp_path: Path, monkeypatch: pytest.Mo
     assert done.code == 0 and "Scores:" in done.out and "Cross-attention" not in done.out, done.err
 
 
-@pytest.mark.parametrize("setting", ["model.kind=gpt", "model.preset=bert-tiny", "task=causal"])
+@pytest.mark.parametrize("setting", ["model.kind=gpt", "model.kind=bert", "task=causal"])
 def test_the_demo_of_another_task_is_refused(setting: str, tmp_path: Path) -> None:
     done = transduce("demo", "--run", tmp_path / "demo", *options(setting))
     assert done.code == 2 and "the demo trains a translator" in done.err and "convs2s" in done.err
