@@ -22,12 +22,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(network.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-from jaxtyping import install_import_hook  # noqa: E402
+import jaxtyping  # noqa: E402
 
 import transduce.demo.corpus  # noqa: E402, F401  unchecked: a million small calls and no tensors
 
 # Before any other import of the package. An int is accepted as a float (PEP 484).
-install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+jaxtyping.install_import_hook("transduce", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -55,6 +55,14 @@ def _no_network() -> Iterator[None]:
         tried = NETWORK_LOG.read_text(encoding="utf-8")
         NETWORK_LOG.unlink()
         pytest.fail(f"the test used the network (a server on 127.0.0.1 needs the mark `loopback`):\n{tried}")
+
+
+@pytest.fixture(scope="module")
+def unchecked() -> Iterator[None]:
+    """Turn the checks of shapes and types off where they take longer than the computation, which other tests check."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from transduce.data.batch import pad_sources
 from transduce.decoding.search import beam_search
 from transduce.runs.folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 VOCAB_SIZE = 16
 STRINGS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "longest": 6}
 MODEL = {"d_model": 64, "d_ff": 128, "n_heads": 4, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.0}

@@ -22,6 +22,7 @@ from transduce.data.batch import pad_sources
 from transduce.decoding.engine import Hypothesis
 from transduce.decoding.search import beam_search
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 2, "n_encoder_layers": 2, "n_decoder_layers": 2}
 N_TOKENS = 300
 MODELS: dict[str, dict[str, Any]] = {
