@@ -398,3 +398,9 @@ def test_bad_arguments(run: Path, arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "transduce", "serve", *(str(run) if a == "RUN" else a for a in arguments)]
     done = subprocess.run([*command, "--port", "0"], capture_output=True, text=True)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_refused(server: Server, run: Path) -> None:
+    command = [sys.executable, "-m", "transduce", "serve", str(run), "--port", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "give another --host or --port" in done.stderr
