@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,6 +44,13 @@ class Server:
                 self.url, self.port = found[1], int(found[2])
                 self._listening.set()
         self._listening.set()
+
+    def wait_for_log(self, text: str) -> None:
+        """Wait until a line of the log contains this."""
+        deadline = time.monotonic() + 30
+        while not any(text in line for line in self.log):
+            assert time.monotonic() < deadline and self.process.poll() is None, "".join(self.log)
+            time.sleep(0.001)
 
     def request(self, path: str, content: Any = None, **headers: str) -> tuple[int, Any]:
         """Status and JSON of a response. Content: bytes, or what becomes JSON."""

@@ -10,7 +10,6 @@ import errno
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 import typer
@@ -18,7 +17,7 @@ import typer
 from transduce.cli.app import app
 from transduce.distributed.environment import EXIT_RANK_LOST, this_process
 from transduce.errors import RankExited, TransduceError, is_out_of_memory
-from transduce.logging import escape_controls, print_error, print_to_stderr
+from transduce.logging import print_error, print_exception, print_to_stderr
 from transduce.process import exit_with_parent, limit_spinning
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,12 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (TransduceError, typer.TyperException) as error:
         if debug:
-            _print_traceback()
+            print_exception(error)
         print_error(error.format_message() if isinstance(error, typer.TyperException) else str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         if debug:
-            _print_traceback()
+            print_exception(error)
         where = f"{error.filename}: " if error.filename else ""
         print_error(f"{where}{error.strerror or error}")
         sys.exit(2 if error.errno in _DISK_FULL else 1)
@@ -76,10 +75,6 @@ def _replace_closed_streams() -> None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  (gets the free number of the closed one)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-
-
-def _print_traceback() -> None:
-    print_to_stderr(escape_controls(traceback.format_exc(), on_terminal=sys.stderr.isatty()))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def print_exception(error: BaseException) -> None:
     """Print a traceback to stderr; what is not printable in its messages is escaped."""
     text = "".join(traceback.format_exception(error))
     escaped = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    print("".join(escaped), end="", file=sys.stderr, flush=True)
+    print_to_stderr("".join(escaped).rstrip("\n"))
 
 
 def print_error(message: str) -> None:

@@ -20,7 +20,9 @@ class _Signalled(BaseException):
 
 
 @contextlib.contextmanager
-def handle_signals(handle: Callable[[signal.Signals], None], *names: str, always: Sequence[str] = ()) -> Iterator[None]:
+def handle_signals(
+    handle: Callable[[signal.Signals], object], *names: str, always: Sequence[str] = ()
+) -> Iterator[None]:
     """Inside, call `handle` for these signals, if the platform has them.
 
     Ignored signals (nohup, background jobs of a script) stay ignored, except those in `always`. Only the main thread
@@ -37,6 +39,16 @@ def handle_signals(handle: Callable[[signal.Signals], None], *names: str, always
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files, of which connections are some, as the system allows."""
+    if sys.platform != "win32":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.contextmanager

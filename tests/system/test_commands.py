@@ -50,7 +50,7 @@ def run(texts: Path) -> Path:
 def test_a_run_folder_contains_the_model_and_its_records(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     records = {"recipe.toml", "config.json", "metrics.jsonl", "data.json", "scores.json", "samples.json", "report.html"}
-    records |= set() if isinstance(load_library(), str) else {"precisions.json"}
+    records |= set() if isinstance(load_library(), str) else {"precision_scores.json"}
     assert names == records | {
         "manifest.json",
         "model.safetensors",
@@ -233,7 +233,7 @@ def test_the_default_precision_is_float32_everywhere(run: Path, texts: Path, tmp
     run = shutil.copytree(run, tmp_path / "run")
     model = load_metadata(run / "model.safetensors")["sha256"]
     bleu = dict.fromkeys(("float32", "float32-fast", "int8"), 10.0)
-    RunFolder.open(run).write_record("precisions.json", {"model": model, "sentences": 9, "bleu": bleu})
+    RunFolder.open(run).write_record("precision_scores.json", {"model": model, "sentences": 9, "bleu": bleu})
 
     expected = [one.text for one in Translator.load(run, precision="float32").translate(lines)]
     if not isinstance(load_library(), str):
@@ -258,7 +258,7 @@ def test_the_default_precision_is_float32_everywhere(run: Path, texts: Path, tmp
 def test_precisions_are_measured_and_reported(run: Path, texts: Path, tmp_path: Path) -> None:
     if isinstance(load_library(), str):
         pytest.skip("the native library is not built")
-    stored = json.loads((run / "precisions.json").read_text())
+    stored = json.loads((run / "precision_scores.json").read_text())
     assert stored["sentences"] == 4 and {"float32", "int8"} <= set(stored["precisions"])
     assert json.loads((run / "scores.json").read_text())["sets"][0]["search"]["precision"] == "float32"
     assert "sentences per second" in (run / "README.md").read_text(encoding="utf-8")

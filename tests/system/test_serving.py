@@ -294,8 +294,7 @@ def test_texts_in_the_access_log_contain_nothing_that_a_terminal_obeys(run: Path
     text = "a\x1b[2J\x7f\x9b31m\u0085\u2028\u202e\u2066\U000e0001\nzwölf 猫"
     server = Server(f"en-de={run}", "--log-text")
     assert server.request("/v1/translate", {"text": text, "target": "de"})[0] == 200
-    while not any(line.startswith("{") for line in server.log):  # it is written after the response
-        time.sleep(0.05)
+    server.wait_for_log("{")  # it is written after the response
     assert server.stop() == 0
     (line,) = [line for line in server.log if line.startswith("{")]
     assert line.rstrip("\n").isprintable() and "zwölf 猫" in line and json.loads(line)["texts"] == [text]

@@ -67,6 +67,7 @@ def serve(
         if find_spec(name) is None:
             raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
     from transduce.logging import Log
+    from transduce.process import raise_file_limit
     from transduce.serving.glossaries import Glossaries
     from transduce.serving.keys import ApiKeys, new_key
     from transduce.serving.limits import Limits
@@ -108,5 +109,6 @@ def serve(
             glossaries=glossaries,
         )
 
+    raise_file_limit()
     with background_stderr():
         run_server(make_service, options, Log(quiet=quiet))

@@ -77,7 +77,7 @@ class Alignment:
         return cls(src, tgt, _Sentence.read(src, tokenizers.src), _Sentence.read(tgt, tokenizers.tgt))
 
     def pairs(self) -> list[Example]:
-        """What to score: the source as it is, then without each of its words. Empty if a side has no words."""
+        """Pairs to score: the source, then the source without each of its words. Empty if a side has no words."""
         if not (self.src.spans and self.tgt.spans):
             return []
         sources = (self.src.ids, *map(self.src.without, self.src.groups(MOST_UNITS)))

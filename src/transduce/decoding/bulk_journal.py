@@ -66,7 +66,7 @@ class Shard:
         self.size: int = self._header["input"]["bytes"]
         self._files: tuple[IO[bytes], IO[bytes]] | None = None
         self._journal_end = 0
-        self._was_there = os.path.lexists(self.output)
+        self._output_existed = os.path.lexists(self.output)
         self.position = self._find_position()
         self.was_done = self.position.done
 
@@ -85,10 +85,10 @@ class Shard:
 
         Raises `DataError` if the input was changed or another program has written the output meanwhile.
         """
-        if self._was_there:
+        if self._output_existed:
             return
         if os.path.lexists(self.output):
-            raise self._not_ours()
+            raise self._foreign_output()
         if not self.position.done:
             if self.position.lines == 0:
                 self.append([], n_lines=0, read=0)  # compressed, nothing is a few bytes
@@ -115,7 +115,7 @@ class Shard:
         """Where the translation resumes, from the last line of the journal up to which the output is undamaged."""
         if link := next((path for path in (self._partial, self._journal) if path.is_symlink()), None):
             raise DataError(f"{link} is a link and not a file of ours; remove it")
-        written, complete = self.output if self._was_there else self._partial, False
+        written, complete = self.output if self._output_existed else self._partial, False
         records = _read_records(self._journal)
         saved, self._journal_end = next(records, (None, 0))
         position = Position()
@@ -127,14 +127,14 @@ class Shard:
                         break
                     position, self._journal_end = found, end
                 complete = position.done and not file.read(1)
-        if self._was_there and not complete:
-            raise self._not_ours()
+        if self._output_existed and not complete:
+            raise self._foreign_output()
         if saved is None or not written.exists() or (position.done and not complete):  # new, or its output was removed
             return Position()
         self._check(saved)
         return position
 
-    def _not_ours(self) -> DataError:
+    def _foreign_output(self) -> DataError:
         return DataError(
             f"{self.output} exists, and is not the complete translation of {self.source} by this command; remove it, "
             "or name another --output-dir"

@@ -64,7 +64,7 @@ class Hypothesis:
 
 
 MOST_SOURCE = (1 << 16) - 1
-"""Tokens of a sentence to translate; its attention takes memory that grows with their square."""
+"""Most tokens of a source: the memory of attention grows with the square of their number."""
 
 PATIENCE = 60.0
 """Seconds after which a sentence without a deadline is as urgent as one whose deadline is now."""

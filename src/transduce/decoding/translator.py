@@ -138,7 +138,7 @@ class Translator(EngineModel):
         return [Score(() if one is None else tuple(next(found))) for one in pairs]
 
     def pairs(self, srcs: Sequence[str], tgts: Sequence[str | Sequence[int]]) -> list[Example | None]:
-        """What `score` lets the engine score; None where both sides are empty."""
+        """Pairs for the engine to score; None where both texts are empty."""
         if len(srcs) != len(tgts):
             raise DataError(f"{len(srcs)} sources but {len(tgts)} translations to score")
         src_ids = self.tokenizers.src.encode_batch(srcs)

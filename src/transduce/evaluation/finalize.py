@@ -56,7 +56,7 @@ def finalize_translation(
     if validation:
         precisions = measure_precisions(folder, validation, log)
         if not isinstance(precisions, str):
-            folder.write_record("precisions.json", {"sentences": len(validation), "precisions": precisions})
+            folder.write_record("precision_scores.json", {"sentences": len(validation), "precisions": precisions})
             for line in format_precisions(precisions):
                 log.say(f"valid, {line}")
     finalize(folder, wording, log)

@@ -44,7 +44,7 @@ def measure_precisions(folder: RunFolder, pairs: Sequence[tuple[str, str]], log:
 
 
 def format_precisions(found: Precisions) -> list[str]:
-    """Lines for people: what each precision costs and gains, compared with float32."""
+    """Format BLEU and speed of each precision, compared with float32, as lines."""
     float32 = found["float32"]
     return [
         f"precision {name}: {values['bleu']:.2f} BLEU ({values['bleu'] - float32['bleu']:+.2f}), "

@@ -6,7 +6,8 @@ label_scores.json {"sets": [{"name", **LabelScores.to_json()}]}
 masked_scores.json {"sets": [{"name", "loss", "nll", "perplexity", "masked_accuracy", "next_sentence_accuracy"}]}
 samples.json    {"sets": [{"name", "update", "samples": [{"src", "ref", "hyp"} or {"prompt", "text"}]}]}
 attention.json  {"sentences": [{"src", "tgt", "maps": [HeatMap.to_json()]}]}
-precisions.json {"sentences", "precisions": {"float32": {"bleu", "sentences_per_second"}, ...}}, of validation text
+precision_scores.json
+                {"sentences", "precisions": {"float32": {"bleu", "sentences_per_second"}, ...}}, of validation text
 data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
@@ -145,7 +146,7 @@ def shape_line(record: Record) -> str:
     return record.settings.model.summary
 
 
-RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "precisions.json",
+RECORDS = ("scores.json", "text_scores.json", "label_scores.json", "masked_scores.json", "precision_scores.json",
            "samples.json", "attention.json", "data.json", "metrics.jsonl")  # fmt: skip
 """Files that a record is read from."""
 
@@ -191,7 +192,7 @@ def _read_record(run: RunFolder, *, without: str = "") -> Record:
         text_scores=read("text_scores.json").get("sets", ()),
         label_scores=read("label_scores.json").get("sets", ()),
         masked_scores=read("masked_scores.json").get("sets", ()),
-        precisions=read("precisions.json"),
+        precisions=read("precision_scores.json"),
         samples=samples.get("sets", ()),
         attention=[
             SentenceAttention(a["src"], a["tgt"], tuple(map(HeatMap.from_json, a["maps"])))

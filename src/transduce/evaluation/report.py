@@ -282,7 +282,7 @@ def score_tables(record: Record) -> list[Table]:
 
 
 def _precision_table(found: Mapping[str, Any]) -> Table:
-    """What each precision costs and gains, for a choice of `--precision`."""
+    """BLEU and speed of each precision, compared with float32."""
     float32 = found["precisions"]["float32"]
     rows = []
     for name, values in found["precisions"].items():

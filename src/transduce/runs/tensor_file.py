@@ -59,7 +59,7 @@ def read_tensors(path: Path, *, sealed: bool = True) -> tuple[bytes, dict[str, s
 
 
 def _check(path: Path, file: io.BufferedIOBase, *, sealed: bool) -> dict[str, str]:
-    head, metadata, _ = read_header(path)
+    head, metadata, _ = _header(path, file)
     if "sha256" not in metadata and sealed:
         raise damaged(path, "it has no checksum")
     if "sha256" in metadata and digest_of(file, head) != metadata["sha256"]:
@@ -98,12 +98,17 @@ def _array(name: str, entry: Mapping[str, Any], content: np.ndarray) -> np.ndarr
 def read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
     """The bytes before the data, the metadata and the shapes; checks the header and the length of the whole file."""
     with reading(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(8)
-        length = int.from_bytes(head, "little")
-        if length > _MOST_HEADER:
-            raise damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
-        head += file.read(length)
+        return _header(path, file)
+
+
+def _header(path: Path, file: io.BufferedIOBase) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    head = file.read(8)
+    length = int.from_bytes(head, "little")
+    if length > _MOST_HEADER:
+        raise damaged(path, f"its header has {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
+    head += file.read(length)
     try:  # safetensors can read the header of a file only by mapping the file into memory
         entries: dict[str, Any] = json.loads(head[8:])
         metadata = {str(key): str(value) for key, value in entries.pop("__metadata__", {}).items()}

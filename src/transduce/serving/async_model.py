@@ -14,7 +14,7 @@ from transduce.decoding.engine import Engine, Event, Hypothesis, Source
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.queue import TranslationQueue
 from transduce.errors import TransduceError
-from transduce.serving.limits import Admission, ExpiredError
+from transduce.serving.limits import Admission, DrainingError, ExpiredError
 
 MAX_OPEN = 100_000
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
@@ -129,6 +129,8 @@ class _Call:
             return
         elif event.outcome == "expired":
             self.future.set_exception(ExpiredError(EXPIRED))
+        elif event.outcome == "cancelled":
+            self.future.set_exception(DrainingError("the service is shutting down"))
         else:
             self.future.set_exception(TransduceError(event.reason or f"the work was {event.outcome}"))
 

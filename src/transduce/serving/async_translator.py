@@ -173,7 +173,7 @@ class AsyncTranslator(AsyncModel):
 
 
 def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:
-    """What is scored together, and its tokens."""
+    """Split pairs into pieces of about `_PIECE` tokens; yields each with its number of tokens."""
     piece, n_tokens = list[Example](), 0
     for pair in pairs:
         piece.append(pair)

@@ -10,7 +10,7 @@ import csv
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from transduce.errors import RunFolderError, SettingsError, TransduceError
+from transduce.logging import print_to_stderr
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.text.sentences import base_language
 
@@ -52,6 +53,7 @@ class Glossaries:
         """`path`: a JSON file that keeps them, which need not exist. Raises `UserError`: damaged, or not writable."""
         self._path, self._lock = path, threading.Lock()
         self._state: tuple[_Version, dict[str, Glossary]] = None, {}
+        self._problem = ""
         if path is None:
             return
         if path.exists():
@@ -114,10 +116,16 @@ class Glossaries:
         return one.terms
 
     def _current(self) -> dict[str, Glossary]:
-        """The glossaries now. If the file cannot be read, they stay as they were."""
-        with suppress(OSError, RunFolderError):
+        """The glossaries now. If the file cannot be read, they stay as they were, and a line on stderr says so once."""
+        problem = ""
+        try:
             if self._path is not None:
-                return self._read(self._path)
+                self._read(self._path)
+        except (OSError, RunFolderError) as error:
+            problem = f"the glossaries stay as they were: {error}"
+            if problem != self._problem:
+                print_to_stderr(problem)
+        self._problem = problem
         return self._state[1]
 
     def _read(self, path: Path) -> dict[str, Glossary]:

@@ -34,7 +34,7 @@ _READ_ON = 16  # times the limit of a body: read and drop it, as most clients re
 _MOST_FIELDS = 1000  # of a form
 _LONGEST_ERROR = 1000  # characters; a message may quote what a client sent
 _CHANGE_TYPES = "application/json", "application/x-www-form-urlencoded", ""
-_STATUS_LEFT = 499  # nginx' number; nobody sees it but the log
+_STATUS_LEFT = 499  # nginx's status for a client that left; it appears in the log only
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """One text or several."""
 translation_options = lru_cache(TranslationOptions)  # to check them takes longer
@@ -148,7 +148,7 @@ class Endpoint:
     error: the JSON of an error, from its status and message.
     body_key: the API key in a body, where the protocol puts it there.
     is_open: needs no API key.
-    is_change: changes what the service keeps.
+    is_change: changes what the service keeps; pages of other origins are refused.
     unauthorized: the status of a request without a valid API key, as the protocol's clients know it.
     """
 
@@ -205,12 +205,12 @@ class Server:
         if not is_inside:
             call.key = self._keys.check(key)
         with self.service.admission.arriving(call.request.scope["client"][0]):
-            call.body = await read_body(call.request, self.service)
+            call.body = await read_body(call)
         if is_inside and endpoint.body_key is not None:
             call.key = self._keys.check(endpoint.body_key(call))
 
     def _check_origin(self, call: Call) -> None:
-        """Refuse what a foreign page can make a visitor's browser send without asking this service first."""
+        """Refuse requests that a browser sends for a page of another site without a preflight."""
         origin = call.header(b"origin")
         if origin and origin.partition("://")[2] != call.header(b"host") and not {origin, "*"} & self._cors:
             raise ForeignOriginError(f"pages of {origin} may not change anything here; allow them with --cors")
@@ -298,15 +298,15 @@ def header_key(call: Call) -> str | None:
     return call.header(b"x-api-key") or None
 
 
-async def read_body(request: Request, service: Service) -> bytes:
+async def read_body(call: Call) -> bytes:
     """The body, within the limits of size and time; DeepL's client sends one with GET, too."""
-    limits, length = service.limits, request.headers.get("content-length", "")
+    limits, length = call.service.limits, call.header(b"content-length")
     announced = int(length) if length.isdecimal() else -1
-    if announced > limits.max_body and "expect" in request.headers:  # the client waits to send it
+    if announced > limits.max_body and call.header(b"expect"):  # the client waits to send it
         raise _too_large(limits.max_body)
     try:
         async with asyncio.timeout(limits.body_seconds):
-            return await _read(request, announced, limits.max_body)
+            return await _read(call.request, announced, limits.max_body)
     except TimeoutError:
         raise BodyTimeoutError(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
 

@@ -37,7 +37,7 @@ class Limits:
             about 24 sentences with 5 beams at a time; a few more wait to be next.
         max_tokens: Source tokens of all these requests, at most, each counted once per beam; for language models,
             tokens of the prompts and new tokens.
-        max_arriving: Requests from one address whose bodies have not arrived, at most.
+        max_arriving: Requests from one address whose bodies have not arrived, at most. A proxy is one address.
         seconds: Deadline of a request; a request may ask for a shorter one.
         max_texts: Texts per request.
         max_characters: Characters of all texts of a request.
@@ -50,7 +50,7 @@ class Limits:
 
     max_requests: int = field(default_factory=lambda: 32 * n_cores())
     max_tokens: int = field(default_factory=lambda: 100_000 * n_cores())
-    max_arriving: int = 128
+    max_arriving: int = field(default_factory=lambda: max(128, 32 * n_cores()))
     seconds: float = 10.0
     max_texts: int = 128
     max_characters: int = 20_000

@@ -30,19 +30,13 @@ def find_address(host: str, port: int) -> tuple[str, int]:
 
 
 def max_connections() -> int:
-    """Connections that this process can have; raises its limit of open files where the system allows it."""
+    """Connections that this process can have, by its limit of open files: see `process.raise_file_limit`."""
     if sys.platform == "win32":
         return _MOST_CONNECTIONS
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_CONNECTIONS + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(min(wanted, soft if soft > 0 else wanted) - _OTHER_FILES, 16)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_CONNECTIONS if limit < 0 else max(min(_MOST_CONNECTIONS, limit - _OTHER_FILES), 16)
 
 
 def set_write_timeout(address: tuple[str, int], seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import queue
 import sys
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-_MOST_WAITING = 1 << 22  # characters; what comes on top is dropped and counted
+_MOST_WAITING = 1 << 22  # characters; further text is dropped and counted
 _LAST_SECONDS = 1.0  # for the reader to take the rest at the end
 
 
@@ -18,6 +19,7 @@ class _BackgroundStream(io.TextIOBase):
     """Writes from a thread. If the reader stalls, text is dropped, and replaced by a line that says so."""
 
     def __init__(self, stream: TextIO) -> None:
+        stream.flush()
         self._stream = stream
         self._queue = queue.SimpleQueue[str | None]()
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ class _BackgroundStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: the thread flushes what it writes."""
+        """Do nothing; the thread does not buffer."""
 
     def end(self) -> None:
         """Write the rest, as far as the reader takes it."""
@@ -60,16 +62,17 @@ class _BackgroundStream(io.TextIOBase):
 
     def _run(self) -> None:
         while (text := self._queue.get()) is not None:
-            with suppress(OSError, ValueError):  # the reader has closed the pipe
-                self._stream.write(text)
-                self._stream.flush()
+            data = text.encode("utf-8", "backslashreplace")
+            with suppress(OSError):  # the reader has closed the pipe
+                while data:  # not by the stream, whose lock Python needs at its exit
+                    data = data[os.write(self._stream.fileno(), data) :]
             with self._lock:
                 self._n_waiting -= len(text)
 
 
 @contextmanager
 def background_stderr() -> Iterator[None]:
-    """Inside, what is written to `sys.stderr` waits for no reader."""
+    """Write to `sys.stderr` from a thread inside the block, so that a stalled reader does not block the caller."""
     before = sys.stderr
     sys.stderr = stream = _BackgroundStream(before)
     try:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import signal
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,8 +17,9 @@ from granian.server.common import SSLProtocols
 from granian.server.embed import Server
 from starlette.types import ASGIApp
 
-from transduce.errors import SettingsError
+from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
+from transduce.process import handle_signals
 from transduce.serving.access_log import AccessLog
 from transduce.serving.app import make_app
 from transduce.serving.async_generator import AsyncTextGenerator
@@ -37,7 +36,6 @@ _BACKLOG = 4096
 _HEAD_BYTES = 1 << 15  # a longer head of a request gets status 431
 _GARBAGE = 10_000  # objects after which garbage is collected: those of about a hundred requests
 _LAST_SECONDS = 2.0  # for clients to read the last responses
-_STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGBREAK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +97,16 @@ def serve(make_service: Callable[[], Service], options: ServerOptions, log: Log)
 async def _serve(make_service: Callable[[], Service], options: ServerOptions, log: Log) -> None:
     host, port = find_address(options.host, options.port)
     service, hangup = make_service(), asyncio.Event()
-    with _on_signals(("SIGHUP",), lambda _: hangup.set()):  # also while the runs are loaded
+    loop = asyncio.get_running_loop()
+    with handle_signals(
+        lambda _: loop.call_soon_threadsafe(hangup.set), always=("SIGHUP",)
+    ):  # while runs are loaded too
         try:
             await service.start()
             _settle_garbage()
             access_log = AccessLog(with_texts=options.log_text) if options.log else None
             app = make_app(service, keys=options.keys, cors=options.cors, log=access_log)
+            host, port = find_address(host, port)  # again: loading takes seconds
             server = make_server(app, (host, port), service.limits.body_seconds, options)
             await _run(server, service, options, (host, port), hangup, log)
             if access_log is not None:
@@ -142,14 +144,15 @@ def make_server(app: ASGIApp, address: tuple[str, int], seconds: float, options:
 async def start(server: Server, address: tuple[str, int], seconds: float) -> asyncio.Task[None]:
     """Start the server, and wait until it listens; `seconds`: time in which a client must read what is sent."""
     serving = asyncio.create_task(server.serve())
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])
     while True:
         try:
-            _, writer = await asyncio.open_connection(*address)
+            _, writer = await asyncio.open_connection(own, address[1])
             break
         except OSError:
             if serving.done():
                 await serving
-                raise RuntimeError("the HTTP server did not start") from None
+                raise TransduceError("the HTTP server has not started") from None
             await asyncio.sleep(0.01)
     writer.close()
     set_write_timeout(address, seconds)
@@ -160,39 +163,31 @@ async def _run(
     server: Server, service: Service, options: ServerOptions, address: tuple[str, int], hangup: asyncio.Event, log: Log
 ) -> None:
     """Serve until a signal, then drain; a second signal ends at once."""
-    signals = asyncio.Queue[str]()
+    loop, signals = asyncio.get_running_loop(), asyncio.Queue[str]()
     reloading = asyncio.create_task(_reload_when_asked(service, hangup, options.watch, log))
-    with _on_signals(_STOP_SIGNALS, signals.put_nowait):
+    with handle_signals(
+        lambda number: loop.call_soon_threadsafe(signals.put_nowait, number.name),
+        "SIGBREAK",
+        always=("SIGTERM", "SIGINT"),
+    ):
         serving = await start(server, address, service.limits.body_seconds)
         _greet(service, options, address[1], log)
-        log.say(f"{await signals.get()}: no new requests; {service.admission.n_requests} are running")
+        asked = asyncio.create_task(signals.get())
+        await asyncio.wait([serving, asked], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving
+            raise TransduceError("the HTTP server has ended")
+        log.say(f"{asked.result()}: no new requests; {service.admission.n_requests} are running")
         draining, again = asyncio.create_task(service.drain()), asyncio.create_task(signals.get())
         await asyncio.wait([draining, again], return_when=asyncio.FIRST_COMPLETED)
-        is_complete = not service.admission.n_requests
+        is_complete = draining.done() and draining.result()
         server.stop()
         await asyncio.wait([serving, again], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     for task in (reloading, draining, again):
         task.cancel()
     if not serving.done():  # it will be cancelled, which granian reports as an error
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        loop.set_exception_handler(lambda _loop, _context: None)
     log.say("stopped" if is_complete else "stopped; some requests had not ended")
-
-
-@contextmanager
-def _on_signals(names: tuple[str, ...], call: Callable[[str], None]) -> Iterator[None]:
-    """Inside, those of these signals that the platform has call a function in the event loop with their name."""
-    loop = asyncio.get_running_loop()
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-
-    def handle(number: int, _frame: object) -> None:
-        loop.call_soon_threadsafe(call, signal.Signals(number).name)
-
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 async def _reload_when_asked(service: Service, hangup: asyncio.Event, seconds: float, log: Log) -> None:

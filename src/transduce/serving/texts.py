@@ -20,7 +20,7 @@ _DEFAULT = TranslationOptions()
 
 
 SHORTEST = 10
-"""Characters of a short sentence: an estimate of how many there are."""
+"""Characters of a short sentence, for an estimate of the number of sentences."""
 
 Extra = Literal["alignment", "scores"]
 """What can be found about translations: which words translate which, and the log-probability of each token."""

@@ -176,7 +176,7 @@ class Session:
             self.carry = ()
             return ["the run had another number of processes: the state carried between batches starts anew"]
         names = [name_on_rank(f"{i}", self.ranks.rank) for i in range(n)]
-        # Copies are aligned like any other tensor. At the addresses of the file, MKL rounds some products differently.
+        # Copied, because MKL rounds some products differently if the operands are not aligned.
         self.carry = tuple(tensors[name].to(self.updater.device, copy=True) for name in names)
         return []
 

@@ -78,7 +78,7 @@ async def translate(call: Call) -> Response:
 
 
 async def _format(call: Call, asked: TranslateRequest) -> TextFormat | None:
-    """What of the texts stays, and the glossary; None: nothing does."""
+    """Parts to preserve and the glossary, or None."""
     terms: Mapping[str, str] = {}
     if asked.glossary_id:
         if asked.source_lang is None:

@@ -23,7 +23,7 @@ from transduce.text.protected import DEFAULT_KINDS, Kind
 
 Text = Annotated[str, Field(strict=True)]
 _WINDOW = 8  # tokens
-_WORDS = 20  # sentences without words that take as long as one with them
+_WORDS = 20  # time of a sentence with words, relative to one without
 _SWITCHES = {"true": list(DEFAULT_KINDS), "false": []}
 
 
@@ -62,7 +62,7 @@ class TranslateRequest(BaseModel):
     protect: Annotated[list[Kind], BeforeValidator(_kinds)] | None = None
 
     def text_format(self) -> TextFormat | None:
-        """What of the texts stays; None: nothing does."""
+        """Parts to preserve, or None."""
         kinds = DEFAULT_KINDS if self.protect is None and self.format != "text" else self.protect or ()
         if self.format == "text" and not kinds:
             return None
