@@ -53,8 +53,10 @@ def read_tensors(path: Path, *, sealed: bool = True) -> tuple[bytes, dict[str, s
 
     It is not mapped into memory: whoever overwrites a mapped file in place kills the process (SIGBUS).
     """
-    with reading(path):
-        content = path.read_bytes()
+    with reading(path), path.open("rb") as file:
+        _header(path, file)  # first: the file may be huge
+        file.seek(0)
+        content = file.read()
     return content, _check(path, io.BytesIO(content), sealed=sealed)
 
 
