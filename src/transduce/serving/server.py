@@ -98,9 +98,8 @@ async def _serve(make_service: Callable[[], Service], options: ServerOptions, lo
     host, port = find_address(options.host, options.port)
     service, hangup = make_service(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    with handle_signals(
-        lambda _: loop.call_soon_threadsafe(hangup.set), always=("SIGHUP",)
-    ):  # while runs are loaded too
+    # From here on, as SIGHUP ends a process that does not handle it, also while the runs are loaded.
+    with handle_signals(lambda _: loop.call_soon_threadsafe(hangup.set), always=("SIGHUP",)):
         try:
             await service.start()
             _settle_garbage()
