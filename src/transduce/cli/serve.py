@@ -30,13 +30,8 @@ def serve(
         int | None, Option(help="Requests waiting or running; more get status 429 (default: 32 per core).", min=1)
     ] = None,
     max_tokens: Annotated[
-        int | None,
-        Option(
-            help="Source tokens times beams, or prompt and new tokens, waiting or running; more get status 429 "
-            "(default: 100,000 per core).",
-            min=1,
-        ),
-    ] = None,
+        int, Option(help="Tokens of inputs and outputs times beams, waiting or running; more get status 429.", min=1)
+    ] = 200_000,
     deadline: Annotated[float, Option(help="Seconds after which a request is given up.", min=0.01)] = 10.0,
     cors: Annotated[
         list[str] | None, opt.option(metavar="ORIGIN", help="Let pages of this origin use the service; repeatable.")

@@ -167,9 +167,9 @@ class AsyncTranslator(AsyncModel):
         return encoded
 
     def _cost(self, sources: Sequence[Source], options: TranslationOptions) -> int:
-        """Tokens of the sources, once for each beam."""
+        """Tokens of the sources and those that the outputs may have, once for each beam."""
         n_beams = max(options.beam or self.translator.settings.beam, options.n_best)
-        return n_beams * sum(len(source.ids) for source in sources)
+        return n_beams * sum(len(source.ids) + source.limit for source in sources)
 
 
 def _pieces(pairs: Sequence[Example]) -> Iterator[tuple[list[Example], int]]:

@@ -35,12 +35,13 @@ class Limits:
     Attributes:
         max_requests: Requests that wait or are being translated, at most; more get an `OverloadedError`. A core decodes
             about 24 sentences with 5 beams at a time; a few more wait to be next.
-        max_tokens: Source tokens of all these requests, at most, each counted once per beam; for language models,
-            tokens of the prompts and new tokens.
+        max_tokens: Tokens of all these requests, at most: of the sources or prompts, and those that the outputs may
+            have, each counted once per beam. A request that has more alone is refused.
         max_arriving: Requests from one address whose bodies have not arrived, at most. A proxy is one address.
         seconds: Deadline of a request; a request may ask for a shorter one.
         max_texts: Texts per request.
         max_characters: Characters of all texts of a request.
+        max_translations: Translations in a response.
         max_beam: Beams, and translations per sentence.
         max_length: Tokens that a request may ask for as the longest output.
         max_body: Bytes of a request's body.
@@ -49,11 +50,12 @@ class Limits:
     """
 
     max_requests: int = field(default_factory=lambda: 32 * n_cores())
-    max_tokens: int = field(default_factory=lambda: 100_000 * n_cores())
+    max_tokens: int = 200_000
     max_arriving: int = field(default_factory=lambda: max(128, 32 * n_cores()))
     seconds: float = 10.0
     max_texts: int = 128
     max_characters: int = 20_000
+    max_translations: int = 10_000
     max_beam: int = 16
     max_length: int = 1024
     max_body: int = 1 << 20
@@ -122,12 +124,16 @@ class Admission:
 
     @contextmanager
     def tokens(self, n: int, *, refuse: bool = True) -> Iterator[None]:
-        """Count a request's tokens until the block ends: of its sources times its beams, or of what it scores.
+        """Count a request's tokens until the block ends: see `Limits`.
 
-        Raises `OverloadedError`, unless nothing else is counted, or `refuse` is False: for more work of a request of
-        which some has been done.
+        Raises `SettingsError` or `OverloadedError`, unless `refuse` is False: for more work of a request of which some
+        has been done.
         """
-        if refuse and self.n_tokens and self.n_tokens + n > self._limits.max_tokens:
+        most = self._limits.max_tokens
+        if refuse and n > most:
+            advice = "send less text, or ask for fewer beams or a smaller max_length"
+            raise SettingsError(f"up to {n:,} tokens would be computed; at most {most:,} are allowed; {advice}")
+        if refuse and self.n_tokens + n > most:
             raise OverloadedError("too much text is waiting; try again later")
         self.n_tokens += n
         try:

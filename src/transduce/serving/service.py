@@ -20,7 +20,7 @@ from transduce.runs.folder import RunFolder
 from transduce.serving.async_generator import AsyncTextGenerator
 from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
-from transduce.serving.limits import Admission, DrainingError, Limits
+from transduce.serving.limits import Admission, DrainingError, Limits, check_at_most
 from transduce.serving.routes import Route, RouteTranslation, ServedRun
 from transduce.text.sentences import base_language
 
@@ -242,6 +242,7 @@ class Service:
     ) -> RouteTranslation:
         """Translate sentences until the deadline `end`, by default that of a request which begins now."""
         end = self.deadline() if end is None else end
+        check_at_most("sentences times n_best", len(sentences) * options.n_best, self.limits.max_translations)
         sources = await self._sources(sentences, route, options, end)
         last, refuse = route.runs[-1].translator, len(sources) == 1
         found = await last.translate(sources[-1], options, seconds=_left(end), prefixes=prefixes, refuse=refuse)

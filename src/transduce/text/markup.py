@@ -29,7 +29,8 @@ _INLINE = frozenset(
 )
 _KEPT = frozenset("code kbd math noscript pre samp script style svg template textarea var".split())  # noqa: SIM905
 _RAW = frozenset(("script", "style", "textarea"))  # in which < is a character
-_TAG = re.compile(r"""<(/?)((?:[^\W\d]|:)[^\s/<>"'=]*+)((?:"[^"]*"|'[^']*'|[^<>"'])*+)>""")  # nothing is tried again
+# As in browsers, only a quote after = starts a value; any other is a mistake inside the tag. Nothing is tried again.
+_TAG = re.compile(r"""<(/?)((?:[^\W\d]|:)[^\s/<>"'=]*+)((?:=\s*+(?:"[^"]*"|'[^']*')|[^<>])*+)>""")
 _NO_TRANSLATION = re.compile(r"""\stranslate\s*=\s*["']?no\b|\sclass\s*=\s*["'][^"']*\bnotranslate\b""", re.IGNORECASE)
 _OPAQUE = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<?", "?>"), ("<!", ">"))
 _SUBSET = re.compile(r"<!DOCTYPE[^<>\[]*\[", re.IGNORECASE)  # declarations of a document type, which end with ]>

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from transduce.errors import SettingsError
 from transduce.serving.limits import Admission, Limits, OverloadedError
 
 
@@ -21,7 +22,7 @@ def test_requests_and_tokens_beyond_the_limits_are_refused_until_others_end() ->
         with admission.tokens(1000, refuse=False):  # more work of a request of which some has been done
             assert admission.n_tokens == 1090
     assert (admission.n_requests, admission.n_tokens) == (0, 0)
-    with admission.tokens(1000):  # alone, however long: the limits of a request are others
+    with pytest.raises(SettingsError, match=r"up to 101 tokens .* at most 100"), admission.tokens(101):
         pass
 
 

@@ -118,6 +118,8 @@ def test_more_than_the_limits_is_refused(run: Path) -> None:
         tasks = [asyncio.ensure_future(service.translate(LINES, service.route())) for _ in range(4)]
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert not isinstance(found[0], BaseException) and isinstance(found[-1], OverloadedError)
+        with pytest.raises(SettingsError, match="at most 10,000 are allowed"):  # more than its place alone
+            await service.translate(LINES, service.route(), TranslationOptions(max_length=1000))
         with service.request():
             draining = asyncio.ensure_future(service.drain())
             await asyncio.sleep(0.05)
@@ -129,7 +131,7 @@ def test_more_than_the_limits_is_refused(run: Path) -> None:
         with service.request():
             assert not await service.drain()
 
-    serve(work, f"en-de={run}", limits=Limits(max_tokens=1000, drain_seconds=0.5))
+    serve(work, f"en-de={run}", limits=Limits(max_tokens=10_000, drain_seconds=0.5))
 
 
 def test_routes_and_pivots(run: Path, tmp_path: Path) -> None:
@@ -404,7 +406,7 @@ def test_work_of_a_request_that_has_begun_is_not_refused(run: Path, monkeypatch:
 
             async def then_busy(*arguments: Any, **options: Any) -> Any:
                 found = await translate(*arguments, **options)
-                stack.enter_context(service.admission.tokens(10**6))
+                stack.enter_context(service.admission.tokens(10**6, refuse=False))
                 return found
 
             monkeypatch.setattr(first, "translate", then_busy)

@@ -241,6 +241,13 @@ def test_only_running_text_is_cut_out() -> None:
     assert restored(parse_markup("just text", HTML)) == "just text" and parse_markup("", HTML) == []
 
 
+@pytest.mark.parametrize("tag", ['a href="x""', 'p title=5"', "b 'x", 'p class="a"b\'', "a b = 'x>y' c", 'a b="<i>"'])
+def test_quotes_in_wrong_places_are_inside_the_tag(tag: str) -> None:
+    document = f"<{tag}>A dog.</{tag[0]}>"
+    parts = parse_markup(document, HTML)
+    assert [part.text for part in parts if isinstance(part, Segment)] == ["A dog."] and restored(parts) == document
+
+
 def restored(parts: list[str | Segment]) -> str:
     """The document with each segment translated to itself."""
     out = []
