@@ -57,7 +57,7 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
     """
     content, metadata = read_tensors(path, sealed=sealed)
     try:
-        tensors = load(content)
+        tensors = dict(sorted(load(content).items()))  # which returns them in any order
         aliases = json.loads(metadata.get("aliases", "{}"))
         return tensors | {name: tensors[kept] for name, kept in aliases.items()}
     except ERRORS as error:
