@@ -352,10 +352,10 @@ def test_a_killed_save_leaves_the_last_checkpoint(tmp_path: Path) -> None:
             run.write_settings(settings(batch_tokens=update))
 
     seen = 0
-    for _ in range(60):  # a slow machine may be killed before it has saved anything
+    for attempt in range(60):  # on a slow machine, a process may be killed before it has saved anything: wait longer
         if seen == 10:
             break
-        in_a_process_killed_after(0.05 + 0.1 * choose.random(), save_and_save)
+        in_a_process_killed_after((0.05 + 0.1 * choose.random()) * (1 + attempt / 10), save_and_save)
         with RunFolder.create(path, settings(), RECIPE) as run:
             names = [p.name for p in [*path.iterdir(), *(path / "checkpoints").glob("*")]]
             assert not [name for name in names if name.endswith(".aside")], "the next start removes temporary files"
