@@ -56,7 +56,7 @@ sys.exit(main())
 
 
 def test_a_second_signal_says_that_requests_were_aborted(run: Path) -> None:
-    server = Server(f"en-de={run}", "--deadline=60")
+    server = Server(f"en-de={run}", "--deadline=60", "--max-tokens=10000000")
     body = {"text": ["a man reads " * 12] * 128, "beam": 16, "max_length": 1024}
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(request("/v1/translate", body))
