@@ -146,7 +146,7 @@ def test_clients_report_that_they_were_refused(run: Path, monkeypatch: pytest.Mo
     [
         (["Origin: https://evil.example"], 403),
         (["Origin: null"], 403),
-        (["Origin: http://x"], 201),
+        (["Origin: http://x"], 403),  # with the same Host
         (["Origin: https://example.org"], 201),
         ([], 201),
     ],

@@ -148,7 +148,7 @@ class Endpoint:
     error: the JSON of an error, from its status and message.
     body_key: the API key in a body, where the protocol puts it there.
     is_open: needs no API key.
-    is_change: changes what the service keeps; pages of other origins are refused.
+    is_change: changes what the service keeps; pages are refused, except those of --cors.
     unauthorized: the status of a request without a valid API key, as the protocol's clients know it.
     """
 
@@ -210,9 +210,12 @@ class Server:
             call.key = self._keys.check(endpoint.body_key(call))
 
     def _check_origin(self, call: Call) -> None:
-        """Refuse requests that a browser sends for a page of another site without a preflight."""
+        """Refuse requests of pages, which a browser may send for any site without a preflight.
+
+        Not even Host tells whether a page is the service's own (DNS rebinding), and that one changes nothing.
+        """
         origin = call.header(b"origin")
-        if origin and origin.partition("://")[2] != call.header(b"host") and not {origin, "*"} & self._cors:
+        if origin and not {origin, "*"} & self._cors:
             raise ForeignOriginError(f"pages of {origin} may not change anything here; allow them with --cors")
         if call.content_type not in _CHANGE_TYPES:
             raise ContentTypeError(f"Content-Type {call.content_type}: send {_CHANGE_TYPES[0]}")
