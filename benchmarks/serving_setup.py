@@ -81,8 +81,10 @@ def watch_memory(server: Server, done: Callable[[], int] = lambda: 0) -> Iterato
     samples, stop, began = list[Sample](), threading.Event(), time.monotonic()
 
     def run() -> None:
-        while not stop.wait(0.2):
+        while True:  # at least once
             samples.append(Sample(time.monotonic() - began, resident(server.process.pid), done()))
+            if stop.wait(0.2):
+                break
 
     thread = threading.Thread(target=run)
     thread.start()
