@@ -228,7 +228,7 @@ def _finish(run: Path, plan: _Plan, failed: Mapping[str, str], log: Log) -> Reci
 
 def _speeds(run: Path, models: Mapping[str, Path], log: Log) -> Speeds:
     """Those of an earlier call for the same models, or measured now."""
-    digests = {name: load_metadata(path / "model.safetensors")["sha256"] for name, path in models.items()}
+    digests = {name: load_metadata(path / "model.safetensors").get("sha256", "") for name, path in models.items()}
     with suppress(RunFolderError, TypeError, KeyError):  # missing, damaged, or of another version
         found = Speeds(**read_json(run / TABLE)["speeds"])
         if found.models == digests and all(isinstance(value, float) for value in found.per_second.values()):

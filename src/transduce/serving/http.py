@@ -97,9 +97,9 @@ class Call:
     def parse(self, model: type[ModelT]) -> ModelT:
         """The body, JSON or a form, as this model; without a body, the query."""
         body = self.body or b""
-        is_json = body.lstrip().startswith(b"{")  # curl -d sends it as a form
+        is_form = self.content_type == "application/x-www-form-urlencoded"
         try:
-            if self.content_type == "application/x-www-form-urlencoded" and not is_json:
+            if is_form and not body.lstrip().startswith(b"{"):  # curl -d sends JSON so
                 return model.model_validate(_form(body))
             if not body and self.request.query_params:
                 return model.model_validate(dict(self.request.query_params))
