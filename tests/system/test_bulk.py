@@ -89,46 +89,24 @@ def wait_for_output(out: Path, process: subprocess.Popen[str], *, more_than: int
         time.sleep(0.002)
 
 
-def children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
-
-
-def assert_gone(pids: list[int]) -> None:
-    until = time.monotonic() + 10
-    while any(map(is_running, pids)) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not any(map(is_running, pids)), "a worker process survived"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_kills_at_random_moments_change_nothing(workers: int, folder: Path, whole: dict[str, bytes]) -> None:
+def test_kills_at_random_moments_change_nothing(folder: Path, whole: dict[str, bytes]) -> None:
     """SIGKILL after a random number of new bytes, which is while something is translated, written or renamed."""
-    draw, total = random.Random(workers), sum(map(len, whole.values()))
+    draw, total = random.Random(1), sum(map(len, whole.values()))
     n_kills, n_kept, number = 0, 0, 0
-    while n_kills < (N_KILLS if workers == 1 else 4):
-        out = folder / f"killed-{workers}-{number}"
+    while n_kills < N_KILLS:
+        out = folder / f"killed-{number}"
         number += 1
         while True:
             before = progress(out)
-            process, errors = start(folder, out.name, "--workers", str(workers))
+            process, errors = start(folder, out.name)
             mark = before + draw.randint(0, total // 4)
             while process.is_alive() and progress(out) <= mark:
                 time.sleep(0.0005)
             time.sleep(draw.uniform(0.0, 0.02))
-            started = children(process.pid or 0)
             if process.is_alive():
                 process.kill()
             process.join()
-            assert_gone(started)
             if process.exitcode == 0:
                 break
             assert process.exitcode == -signal.SIGKILL, errors.read_text()
@@ -142,12 +120,9 @@ def test_kills_at_random_moments_change_nothing(workers: int, folder: Path, whol
 def process(
     request: pytest.FixtureRequest, folder: Path, whole: dict[str, bytes]
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A translation by one or two processes, or on a Ray cluster, at a moment when something is written."""
+    """A translation here, or on a Ray cluster, at a moment when something is written."""
     out = f"stopped-{request.node.name}"
-    if request.param == "ray":
-        options = ["--ray", request.getfixturevalue("cluster").address]
-    else:
-        options = ["--workers", str(request.param)]
+    options = ["--ray", request.getfixturevalue("cluster").address] if request.param == "ray" else []
     code = f"""
 from transduce.__main__ import main
 from transduce.decoding import bulk
@@ -168,38 +143,18 @@ main()"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("process", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM)], indirect=["process"]
-)
-def test_a_signal_leaves_a_state_that_the_same_command_resumes(
-    process: tuple[subprocess.Popen[str], Path], number: int, folder: Path, whole: dict[str, bytes]
-) -> None:
-    translation, out = process
-    started = children(translation.pid)
-    translation.send_signal(number)
-    _, err = translation.communicate(timeout=60)
-    assert translation.returncode == 128 + number, err
-    assert f"stopped by {signal.Signals(number).name}; the same command resumes" in err and "Traceback" not in err
-    assert_gone(started)
-    assert outputs(out) != whole
-    done = transduce(*command(folder, out.name))
-    assert done.code == 0, done.err
-    assert outputs(out) == whole
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("process", [2], indirect=True)
-def test_a_killed_worker_is_reported_and_the_same_command_resumes(
+@pytest.mark.parametrize("process", ["here"], indirect=True)
+def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
     process: tuple[subprocess.Popen[str], Path], folder: Path, whole: dict[str, bytes]
 ) -> None:
     translation, out = process
-    started = children(translation.pid)
-    os.kill(started[0], signal.SIGKILL)
+    translation.send_signal(signal.SIGINT)
     _, err = translation.communicate(timeout=60)
-    assert translation.returncode == 1
-    assert "a worker process was killed by SIGKILL; the same command resumes" in err and "Traceback" not in err
-    assert_gone(started)
-    assert transduce(*command(folder, out.name)).code == 0
+    assert translation.returncode == 130, err
+    assert "stopped by SIGINT; the same command resumes" in err and "Traceback" not in err
+    assert outputs(out) != whole
+    done = transduce(*command(folder, out.name))
+    assert done.code == 0, done.err
     assert outputs(out) == whole
 
 
@@ -217,6 +172,8 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_REPORT_URL", "http://127.0.0.1:9")  # it would report that they are disabled
         Path(folder, "ray_bootstrap_config.yaml").touch()  # it would ask the network which cloud this is
         patch.setenv("HOME", folder)
+        patch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()  # newer versions write an address there and do not create it
         cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder, "include_dashboard": False})
         try:
             cluster.add_node(**node)
@@ -224,22 +181,6 @@ def cluster() -> Iterator[Any]:
         finally:
             cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.mark.slow
-@pytest.mark.loopback
-@pytest.mark.parametrize("process", ["ray"], indirect=True)
-def test_a_killed_node_of_a_ray_cluster_changes_nothing(
-    process: tuple[subprocess.Popen[str], Path], cluster: Any, whole: dict[str, bytes]
-) -> None:
-    translation, out = process
-    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
-    before = progress(out)
-    _, err = translation.communicate(timeout=120)
-    assert translation.returncode == 0, err
-    assert "lost the worker on " in err and "1 are left" in err and "Traceback" not in err
-    assert 0 < before < sum(map(len, whole.values()))
-    assert outputs(out) == whole
 
 
 @pytest.mark.slow
@@ -260,11 +201,26 @@ def test_a_stopped_translation_on_a_ray_cluster_resumes(
     assert outputs(out) == whole
 
 
+@pytest.mark.slow
+@pytest.mark.loopback
+@pytest.mark.parametrize("process", ["ray"], indirect=True)
+def test_a_killed_node_of_a_ray_cluster_changes_nothing(
+    process: tuple[subprocess.Popen[str], Path], cluster: Any, whole: dict[str, bytes]
+) -> None:
+    translation, out = process
+    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+    before = progress(out)
+    _, err = translation.communicate(timeout=120)
+    assert translation.returncode == 0, err
+    assert "lost the worker on " in err and "1 are left" in err and "Traceback" not in err
+    assert 0 < before < sum(map(len, whole.values()))
+    assert outputs(out) == whole
+
+
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     for options, message in (
         (("x", "-o", "y", "--output-dir", "z"), "--output and --output-dir"),
-        (("x", "--ray", "auto"), "--workers and --ray are for --output-dir"),
-        (("x", "--workers", "2"), "--workers and --ray are for --output-dir"),
+        (("x", "--ray", "auto"), "--ray is for --output-dir"),
         (("--output-dir", "z"), "needs the names of files"),
     ):
         done = transduce("translate", tmp_path / "run", *options)

@@ -43,7 +43,6 @@ def distill(
         ),
     ] = None,
     precision: Annotated[str, Option(help="Precision of the teacher; see `transduce translate`.")] = "float32",
-    workers: Annotated[int, Option(help="Processes that translate, each with its own model.", min=1)] = 1,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -65,9 +64,7 @@ def distill(
 
     changes: dict[str, Any] = {} if preset is None else {"model": {"preset": preset}}
     apply_overrides(changes, overrides)
-    options = DistillationOptions(
-        beam=beam, length_penalty=length_penalty, rerank=rerank, mix=mix, precision=precision, workers=workers
-    )
+    options = DistillationOptions(beam=beam, length_penalty=length_penalty, rerank=rerank, mix=mix, precision=precision)
     found = run_distill(
         teacher, run, options, changes=changes, data=data, text=text, baseline=baseline, log=Log(quiet=quiet)
     )

@@ -56,9 +56,6 @@ class TranslateRequest:
     output_dir: Annotated[
         Path | None, opt.option(metavar="DIR", help="Write the translation of each file to DIR/NAME; resumable.")
     ] = None
-    workers: Annotated[
-        int, Option(help="Processes for --output-dir, each with its own model; with --ray: per node.", min=1)
-    ] = 1
     ray: Annotated[
         str | None,
         opt.option(metavar="ADDRESS", help="Translate on the nodes of this Ray cluster: HOST:PORT, or auto."),
@@ -115,8 +112,8 @@ def translate(request: TranslateRequest) -> None:
     if request.output_dir is not None:
         _translate_to_folder(request, request.output_dir, decoding)
         return
-    if request.workers > 1 or request.ray is not None:
-        raise SettingsError("--workers and --ray are for --output-dir DIR")
+    if request.ray is not None:
+        raise SettingsError("--ray is for --output-dir DIR")
     check_output(request.output, *(request.files or ()))
     translator = load_with_notes(Translator.load, request.run, request.device, request.precision)
     lines = translate_files(translator, request.files or [STDIN], decoding, request.style, request.prefix)
@@ -138,7 +135,7 @@ def _translate_to_folder(request: TranslateRequest, folder: Path, decoding: Tran
         folder,
         decoding,
         style=request.style,
-        workers=request.workers if request.ray is None else RayCluster(request.ray, request.workers),
+        cluster=None if request.ray is None else RayCluster(request.ray),
         device=request.device,
         precision=cast(Any, request.precision),  # `Translator.load` checks it
     )

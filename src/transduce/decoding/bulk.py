@@ -7,17 +7,16 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from transduce.data.lines import check_is_text, decode_lines, open_watched
+from transduce.decoding.bulk_chunks import Chunk, ChunkTranslator, Setup
 from transduce.decoding.bulk_journal import FOLDER, Shard
-from transduce.decoding.bulk_ray import RayCluster
-from transduce.decoding.bulk_workers import Setup, Translated, Translators, open_translators
+from transduce.decoding.bulk_ray import RayCluster, RayNodes
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import AnyPrecision
-from transduce.decoding.results import Note, Notes, Style
+from transduce.decoding.results import Notes, Style
 from transduce.decoding.translator import chunks
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
@@ -25,7 +24,7 @@ from transduce.process import interrupted_by
 from transduce.runs.lock import locked_folder
 from transduce.text.vectors import is_vectors
 
-CHUNK_LINES = 1024  # lost by a kill, per process
+CHUNK_LINES = 1024  # lost by a kill
 
 _DEFAULT = TranslationOptions()
 
@@ -37,7 +36,7 @@ def translate_to_folder(
     options: TranslationOptions = _DEFAULT,
     *,
     style: Style = "text",
-    workers: int | RayCluster = 1,
+    cluster: RayCluster | None = None,
     device: str = "auto",
     precision: AnyPrecision = "float32",
     log: Log | None = None,
@@ -54,7 +53,7 @@ def translate_to_folder(
         output_dir: Created if it does not exist. Its folder `.transduce` has the journals.
         options: How to translate.
         style: What is written for a line; see `format_rows`.
-        workers: Processes that translate, each with its own engine (1: this process only), or a Ray cluster.
+        cluster: Translate on the nodes of a Ray cluster (default: in this process, with a thread per core).
         device: auto, cpu or cuda.
         precision: See `Translator.load`.
         log: For progress (default: to stderr).
@@ -66,33 +65,28 @@ def translate_to_folder(
     """
     sources, folder, log = [Path(file) for file in files], Path(output_dir), log or Log()
     _check_files(sources, folder)
-    n_workers = workers if isinstance(workers, int) else workers.workers_per_node
-    if n_workers < 1:
-        raise SettingsError(f"workers = {n_workers}: must be at least 1")
     setup = Setup(run=os.fspath(run), options=options, style=style, device=device, precision=precision)
-    opened = open_translators(setup, workers) if isinstance(workers, int) else workers.open_translators(setup, log)
     locked = locked_folder(folder / FOLDER, use="translating into it", option="--output-dir", warn=log.warn)
     interrupted = interrupted_by("SIGINT", "SIGTERM", "SIGHUP", then="the same command resumes")
-    with interrupted as check_signals, locked, opened as translators:
-        for note in translators.notes:
+    with interrupted as check_signals, locked, _open_translator(setup, cluster, log) as translator:
+        for note in translator.notes:
             log.say(note)
-        shards = [Shard(source, folder, translators.how) for source in sources]
-        _translate(shards, translators, log, check_signals)
+        shards = [Shard(source, folder, translator.how) for source in sources]
+        _translate(shards, translator, log, check_signals)
     return [shard.output for shard in shards]
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Lines of a file, or its end (no lines); `first`: lines before; `read`: bytes of the file up to here."""
+@contextlib.contextmanager
+def _open_translator(setup: Setup, cluster: RayCluster | None, log: Log) -> Iterator[ChunkTranslator | RayNodes]:
+    if cluster is None:
+        yield ChunkTranslator(setup)
+        return
+    with cluster.load(setup, log) as nodes:
+        yield nodes
 
-    shard: Shard
-    first: int
-    lines: list[str]
-    read: int
 
-
-def _read_chunks(shards: Sequence[Shard]) -> Iterator[_Chunk]:
-    """What is left to translate of all files, so that workers need not wait for the end of a file."""
+def _read_chunks(shards: Sequence[Shard]) -> Iterator[Chunk]:
+    """What is left to translate of all files, so that nodes need not wait for the end of a file."""
     for shard in shards:
         first = shard.position.lines
         if not shard.position.done:
@@ -100,24 +94,14 @@ def _read_chunks(shards: Sequence[Shard]) -> Iterator[_Chunk]:
                 lines = decode_lines(file, str(shard.source))
                 deque(itertools.islice(lines, first), maxlen=0)
                 for chunk in chunks(lines, n_lines=CHUNK_LINES):
-                    yield _Chunk(shard, first, chunk, read())
+                    yield Chunk(shard, first, chunk, read())
                     first += len(chunk)
-        yield _Chunk(shard, first, [], shard.size)
+        yield Chunk(shard, first, [], shard.size)
 
 
-def _in_order(chunks: Iterable[_Chunk], translators: Translators) -> Iterator[tuple[_Chunk, Translated]]:
-    """Translate some chunks at a time, so that no worker waits; yield them in their order."""
-    waiting: deque[tuple[_Chunk, Callable[[], Translated]]] = deque()
-    for chunk in chunks:
-        waiting.append((chunk, translators.submit(chunk.first, chunk.lines)))
-        if len(waiting) >= 2 * translators.n - 1:
-            chunk, result = waiting.popleft()
-            yield chunk, result()
-    for chunk, result in waiting:
-        yield chunk, result()
-
-
-def _translate(shards: Sequence[Shard], translators: Translators, log: Log, check_signals: Callable[[], None]) -> None:
+def _translate(
+    shards: Sequence[Shard], translator: ChunkTranslator | RayNodes, log: Log, check_signals: Callable[[], None]
+) -> None:
     began, total, n_lines = time.monotonic(), max(1, sum(shard.size for shard in shards)), 0
     n_read, n_finished = sum(shard.position.read for shard in shards), sum(shard.was_done for shard in shards)
     notes = Notes(log)
@@ -127,13 +111,13 @@ def _translate(shards: Sequence[Shard], translators: Translators, log: Log, chec
         for shard in shards:
             opened.callback(shard.close)
         bar.update(n_read / total)
-        for chunk, translated in _in_order(_read_chunks(shards), translators):
+        for chunk, translated in translator.translate_all(_read_chunks(shards)):
             shard = chunk.shard
             before = shard.position.read
             if chunk.lines:
                 shard.append(translated.rows, n_lines=len(chunk.lines), read=chunk.read)
-                for note in translated.notes:  # lists from other processes
-                    notes.show(Note(*note), file=f"{shard.source}, ")
+                for note in translated.notes:
+                    notes.show(note, file=f"{shard.source}, ")
             else:
                 shard.finish()
             n_lines, n_read = n_lines + len(chunk.lines), n_read + shard.position.read - before

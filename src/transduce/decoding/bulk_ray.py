@@ -12,66 +12,52 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from queue import SimpleQueue
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from transduce.decoding.bulk_workers import Setup, Translated, Translators, Worker, result_of
+from transduce.decoding.bulk_chunks import Chunk, ChunkTranslator, Setup, Translated
 from transduce.errors import SettingsError, TransduceError
 from transduce.logging import Log
 
-_CALLS = 2  # per actor: the next chunk is there when one is done
+_CHUNKS_PER_ACTOR = 4  # sent and not written: the next ones are there when one is done, and slow ones delay nobody
 _SECONDS_TO_START = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The nodes of a Ray cluster, as the `workers` of `translate_to_folder`.
+    """The nodes of a Ray cluster, for `translate_to_folder`.
 
-    Every node with CPUs runs `workers_per_node` actors, which divide its cores and GPUs. transduce must be installed
-    there, and the run folder must have the same path; the files are needed here only.
+    Every node with CPUs runs an actor with all its cores; one with several GPUs an actor for each. transduce must be
+    installed there, and the run folder must have the same path; the files are needed here only.
 
     Args:
         address: HOST:PORT of the cluster's head, of which this machine is a node, or "auto".
-        workers_per_node: Actors per node, at most one per core.
     """
 
     address: str = "auto"
-    workers_per_node: int = 1
 
     @contextlib.contextmanager
-    def open_translators(self, setup: Setup, log: Log) -> Iterator[Translators]:
+    def load(self, setup: Setup, log: Log) -> Iterator[RayNodes]:
         """Load the model on all nodes. Raises `SettingsError` if there is no such cluster."""
         setup = replace(setup, run=os.path.abspath(setup.run))
-        with _connected(self.address) as ray, _started(ray, self._actors(ray, setup)) as actors:
-            loaded = _load(ray, actors, setup, log)
-            pool = _Pool(ray, actors, log)
-            threads = ThreadPoolExecutor(_CALLS * len(actors), thread_name_prefix="ray")
-            try:
-                yield Translators(
-                    **loaded,
-                    n=_CALLS * len(actors),
-                    submit=lambda *chunk: threads.submit(pool.translate, *chunk).result,
-                )
-            finally:
-                pool.close()
-                threads.shutdown(wait=False, cancel_futures=True)
+        with _connected(self.address) as ray:
+            actors = self._actors(ray, setup)
+            yield RayNodes(ray, actors, *_load(ray, actors, setup, log), log)  # Ray ends actors that nothing refers to
 
     def _actors(self, ray: Any, setup: Setup) -> list[_Actor]:
         """Actors with their shares of the nodes' resources; they start when they are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        remote, actors = ray.remote(Worker), []
+        remote, actors = ray.remote(_Worker), []
         for node in ray.nodes():
             resources = node["Resources"] if node["Alive"] else {}
-            n_cpus, n_gpus = int(resources.get("CPU", 0)), resources.get("GPU", 0) * (setup.device != "cpu")
-            n = min(self.workers_per_node, n_cpus)
-            for _ in range(n):
+            n_cpus, n_gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0) * (setup.device != "cpu"))
+            for _ in range(min(max(1, n_gpus), n_cpus)):
                 options = {
-                    "num_cpus": n_cpus // n,
-                    "num_gpus": min(1, n_gpus / n),
+                    "num_cpus": n_cpus // max(1, n_gpus) or 1,
+                    "num_gpus": min(1, n_gpus),
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
                 }
                 actors.append(_Actor(node["NodeManagerAddress"], remote.options(**options).remote()))
@@ -80,87 +66,106 @@ class RayCluster:
         return actors
 
 
+class _Worker:
+    """A chunk translator in an actor. It is loaded by a call, whose errors reach the caller as they are."""
+
+    def load(self, setup: Setup) -> tuple[dict[str, Any], list[str]]:
+        self._translator = ChunkTranslator(setup)
+        return self._translator.how, self._translator.notes
+
+    def translate(self, first: int, lines: list[str]) -> Translated:
+        return self._translator.translate(first, lines)
+
+
 class _Actor(NamedTuple):
-    """The handle of a `Worker`, and the address of its node."""
+    """The handle of a `_Worker`, and the address of its node."""
 
     node: str
     handle: Any
 
 
-class _Pool:
-    """Gives chunks to free actors, and those of a lost actor to others."""
+class _Call(NamedTuple):
+    """A chunk that was sent to an actor, and the reference to its result."""
 
-    def __init__(self, ray: Any, actors: Sequence[_Actor], log: Log) -> None:
-        self._ray, self._log, self._lock = ray, log, threading.Lock()
-        self._left, self._closed = list(actors), False
-        self._free: SimpleQueue[_Actor | None] = SimpleQueue()  # None: no actor is left
-        for actor in [*actors] * _CALLS:
-            self._free.put(actor)
+    chunk: Chunk
+    actor: _Actor
+    result: Any
 
-    def translate(self, first: int, lines: list[str]) -> Translated:
-        """Translate a chunk. Raises `TransduceError` when all actors are lost."""
-        while (actor := self._free.get()) is not None:
+
+class RayNodes:
+    """A chunk translator on the nodes of a cluster; see `ChunkTranslator`."""
+
+    def __init__(self, ray: Any, actors: Sequence[_Actor], how: dict[str, Any], notes: list[str], log: Log) -> None:
+        self.how, self.notes, self._ray, self._log = how, notes, ray, log
+        self._unfinished: dict[_Actor, list[Any]] = {actor: [] for actor in actors}  # results of their calls
+
+    def translate_all(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Translated]]:
+        """Translate chunks, several at a time; yield them in order. Raises `TransduceError` when no actor is left."""
+        waiting: deque[_Call] = deque()
+        for chunk in chunks:
+            waiting.append(self._send(chunk))
+            if len(waiting) >= _CHUNKS_PER_ACTOR * len(self._unfinished):
+                yield self._finish(waiting.popleft())
+        while waiting:
+            yield self._finish(waiting.popleft())
+
+    def _send(self, chunk: Chunk) -> _Call:
+        """Send a chunk to the actor that has the fewest unfinished calls."""
+        if not self._unfinished:
+            raise TransduceError("no worker of the Ray cluster is left; the same command resumes")
+        for results in self._unfinished.values():
+            if results:
+                _, results[:] = self._ray.wait(results, num_returns=len(results), timeout=0)
+        actor = min(self._unfinished, key=lambda one: len(self._unfinished[one]))
+        result = actor.handle.translate.remote(chunk.first, chunk.lines)
+        self._unfinished[actor].append(result)
+        return _Call(chunk, actor, result)
+
+    def _finish(self, call: _Call) -> tuple[Chunk, Translated]:
+        """Wait for the result of a call; if its actor is lost, for that of another one."""
+        while True:
             try:
-                answer = self._ray.get(actor.handle.translate.remote(first, lines))
-            except self._ray.exceptions.RayTaskError:
-                raise  # an error in our code
+                return call.chunk, _get(self._ray, call.result)
             except self._ray.exceptions.RayError as error:  # the actor, its node, or the result that was on it
-                self._remove(actor, error)
-            else:
-                self._free.put(actor)
-                return Translated(**result_of(answer))
-        self._free.put(None)
-        raise TransduceError("no worker of the Ray cluster is left; the same command resumes")
-
-    def close(self) -> None:
-        """Forget the actors; calls that wait for one end."""
-        self._closed = True
-        self._free.put(None)
-
-    def _remove(self, actor: _Actor, error: Exception) -> None:
-        with self._lock:
-            if actor not in self._left or self._closed:
-                return
-            self._left.remove(actor)
-            self._log.warn(f"lost the worker on {actor.node} ({_reason(error)}); {len(self._left)} are left")
-            if not self._left:
-                self._free.put(None)
+                if self._unfinished.pop(call.actor, None) is not None:
+                    n_left = len(self._unfinished)
+                    self._log.warn(f"lost the worker on {call.actor.node} ({_reason(error)}); {n_left} are left")
+                call = self._send(call.chunk)
 
 
-def _load(ray: Any, actors: Sequence[_Actor], setup: Setup, log: Log) -> dict[str, Any]:
-    """Load the model in all actors: what they have in common. Raises `SettingsError` if they differ."""
-    calls = {actor.handle.load.remote(asdict(setup)): actor.node for actor in actors}
+def _get(ray: Any, result: Any) -> Any:
+    """The result of a call. Raises the error that the call has raised as it was there, or one of Ray."""
+    try:
+        return ray.get(result)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+
+
+def _load(ray: Any, actors: Sequence[_Actor], setup: Setup, log: Log) -> tuple[dict[str, Any], list[str]]:
+    """Load the model in all actors; returns `how` and `notes`. Raises `SettingsError` if the actors differ."""
+    calls = {actor.handle.load.remote(setup): actor.node for actor in actors}
     _, waiting = ray.wait([*calls], num_returns=len(calls), timeout=_SECONDS_TO_START)
     if waiting:
         nodes = ", ".join(sorted({calls[call] for call in waiting}))
         log.say(f"waiting for workers on {nodes}; their CPUs may be in use by other jobs of the cluster")
-    loaded = []
+    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for call, node in calls.items():
         try:
-            loaded.append(result_of(ray.get(call)))
-        except ray.exceptions.RayActorError as error:
+            found[node] = _get(ray, call)
+        except ray.exceptions.RayError as error:
             message = f"no worker starts on {node}: {_reason(error)}; transduce must be installed there"
             raise TransduceError(message) from error
         except TransduceError as error:
             raise type(error)(f"{node}: {error}") from error
-    for one, node in zip(loaded, calls.values(), strict=True):
-        first, first_node = loaded[0], next(iter(calls.values()))
-        if other := [key for key, value in one["how"].items() if value != first["how"].get(key)]:
-            raise SettingsError(
-                f"{other[0]} = {first['how'].get(other[0])!r} on {first_node} and {one['how'][other[0]]!r} on {node}: "
-                "all nodes need the same model, version of transduce and native library"
-            )
-    return loaded[0]
-
-
-@contextlib.contextmanager
-def _started(ray: Any, actors: list[_Actor]) -> Iterator[list[_Actor]]:
-    try:
-        yield actors
-    finally:
-        for actor in actors:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor.handle)
+    first_node, (first, notes) = next(iter(found.items()))
+    for node, (how, _) in found.items():
+        for name, value in how.items():
+            if value != first.get(name):
+                raise SettingsError(
+                    f"{name} = {first.get(name)!r} on {first_node} and {value!r} on {node}: "
+                    "all nodes need the same model, version of transduce and native library"
+                )
+    return first, notes
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
 from transduce.data.sources import pair_sources
 from transduce.decoding.bulk import translate_to_folder
-from transduce.decoding.bulk_workers import run_identity
+from transduce.decoding.bulk_chunks import run_identity
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import check_precision
 from transduce.distillation.training_text import read_training_text
@@ -51,7 +51,6 @@ class DistillationOptions:
             ("sequence-level interpolation", Kim and Rush 2016, section 3.3).
         mix: Passes over the original pairs per pass over the teacher's translations; 0: these alone.
         precision: The teacher's; see `Translator.load`.
-        workers: Processes that translate.
     """
 
     beam: int = 5
@@ -59,15 +58,12 @@ class DistillationOptions:
     rerank: bool = False
     mix: float = 0.0
     precision: str = "float32"
-    workers: int = 1
 
     def __post_init__(self) -> None:
         if self.mix and not 0 < self.mix <= 1e6:
             raise SettingsError(f"mix = {self.mix}: must be 0 or more; 1 mixes equal parts")
         if self.rerank and self.beam < 2:
             raise SettingsError(f"rerank needs several translations: beam = {self.beam} must be at least 2")
-        if self.workers < 1:
-            raise SettingsError(f"workers = {self.workers}: must be at least 1")
         check_precision(self.precision, on_cpu=is_cpu("auto"))
         _ = self.translation  # refuses a beam or length penalty out of range
 
@@ -220,7 +216,6 @@ class DistilledText:
             self.folder / "translations",
             options,
             style="nbest" if self.options.rerank else "text",
-            workers=self.options.workers,
             precision=cast(Any, self.options.precision),  # `DistillationOptions` checks it
             log=log,
         )

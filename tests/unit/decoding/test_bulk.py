@@ -17,14 +17,14 @@ import pytest
 import zstandard
 
 import transduce
-from transduce.decoding import bulk, bulk_journal
+from transduce.decoding import bulk
 from transduce.decoding.bulk import translate_to_folder
+from transduce.decoding.bulk_chunks import ChunkTranslator, Setup, Translated
 from transduce.decoding.bulk_journal import Shard
-from transduce.decoding.bulk_workers import ChunkTranslator, Setup, Translated, Translators
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.results import format_rows
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError, TransduceError
+from transduce.errors import DataError, Interrupted, RunFolderError, SettingsError
 from transduce.runs.lock import locked_folder
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -55,7 +55,7 @@ class Numbering(ChunkTranslator):
 def translate_shard(translator: ChunkTranslator, source: Path, output_dir: Path) -> Path:
     """Translate one file in this process."""
     shard = Shard(source, output_dir, translator.how)
-    bulk._translate([shard], Translators.one(translator), bulk.Log(quiet=True), lambda: None)
+    bulk._translate([shard], translator, bulk.Log(quiet=True), lambda: None)
     return shard.output
 
 
@@ -465,31 +465,3 @@ def test_the_identity_of_a_model_moves_with_its_folder(
     assert how == copied and how["beam"] == 2 and "batch_tokens" not in how
     other = ChunkTranslator(Setup(run=str(make_run(d_ff=56)), options=options, device="cpu"))
     assert other.how["run"] != how["run"]
-
-
-@pytest.mark.parametrize("sampling", [None, Sampling(0.5, top_k=3)])
-def test_a_setup_survives_json(sampling: Sampling | None) -> None:
-    from dataclasses import asdict
-
-    setup = Setup(run="r", options=TranslationOptions(sampling=sampling, seed=2), style="json", precision="int8")
-    assert Setup.from_json(json.loads(json.dumps(asdict(setup)))) == setup
-
-
-def test_two_workers_write_what_one_process_writes(sources: list[Path], run: Path, tmp_path: Path) -> None:
-    one, two = (
-        translate_to_folder(run, sources, tmp_path / f"out{workers}", device="cpu", workers=workers)
-        for workers in (1, 2)
-    )
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
-    journals = [[path.read_text() for path in sorted((tmp_path / f"out{n}").glob(".transduce/*"))] for n in (1, 2)]
-    assert journals[0] == journals[1]
-
-
-def test_errors_of_workers_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match="there is no run folder") as caught:
-        translate_to_folder(tmp_path / "none", [write_source(tmp_path, 3)], tmp_path / "out", workers=2)
-    assert caught.value.exit_code == 2
-
-
-def test_the_folder_of_journals_is_hidden() -> None:
-    assert bulk_journal.FOLDER.startswith(".")

@@ -1,0 +1,104 @@
+"""The chunks of a bulk translation, and what translates them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import transduce
+from transduce.decoding.bulk_journal import Shard
+from transduce.decoding.options import TranslationOptions
+from transduce.decoding.precision import AnyPrecision
+from transduce.decoding.results import Note, Style, format_rows, note_on
+from transduce.decoding.translator import Translator
+from transduce.errors import RunFolderError
+from transduce.runs.folder import RunFolder
+from transduce.runs.tensor_file import load_metadata
+
+
+class Chunk(NamedTuple):
+    """Lines of a file, or its end (no lines); `first`: lines before; `read`: bytes of the file up to here."""
+
+    shard: Shard
+    first: int
+    lines: list[str]
+    read: int
+
+
+class Translated(NamedTuple):
+    """Rows of output, and notes."""
+
+    rows: list[str]
+    notes: list[Note]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How to translate: the arguments of `translate_to_folder` without the files."""
+
+    run: str
+    options: TranslationOptions
+    style: Style = "text"
+    device: str = "auto"
+    precision: AnyPrecision = "float32"
+
+
+class ChunkTranslator:
+    """Translates lists of lines into rows of output.
+
+    Attributes:
+        how: Everything that the output depends on, for JSON.
+        notes: See `EngineChoice.notes`.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        """Load the model. Raises the errors of `Translator.load`."""
+        self._options, self._style = replace(setup.options, scores=setup.style != "text"), setup.style
+        identity = run_identity(setup.run)
+        self._translator = Translator.load(setup.run, device=setup.device, precision=setup.precision)
+        if run_identity(setup.run) != identity:
+            raise RunFolderError(f"{setup.run} was changed while it was loaded; wait until its training has ended")
+        self.notes = self._translator.choice.notes()
+        options = asdict(self._options)
+        del options["batch_tokens"]  # a translation does not depend on its batch
+        self.how = {
+            "transduce": transduce.__version__,
+            "run": identity,
+            "style": setup.style,
+            "precision": self._translator.choice.precision,
+            "shortlist of": self._translator.shortlist().digest if self._options.shortlist else "",
+            "engine": f"{type(self._translator.engine).__name__} on {self._translator.device}",
+            **options,
+        }
+
+    def translate(self, first: int, lines: list[str]) -> Translated:
+        """Translate lines; `first` is the number of lines before them in their file."""
+        rows: list[str] = []
+        notes = []
+        translations = self._translator.translate_lines(lines, self._options, first=first)
+        for number, (src, one) in enumerate(zip(lines, translations, strict=True), first + 1):
+            rows += format_rows(self._style, number, src, one, n_best=self._options.n_best)
+            if note := note_on(self._style, number, src, one):
+                notes.append(note)
+        return Translated(rows, notes)
+
+    def translate_all(self, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Translated]]:
+        """Translate chunks in order."""
+        for chunk in chunks:
+            yield chunk, self.translate(chunk.first, chunk.lines)
+
+
+def run_identity(run: str) -> str:
+    """A digest of the files and settings of a run that its translations depend on. It moves with the folder."""
+    folder = RunFolder.open(Path(run))
+    settings = folder.settings
+    parts = {
+        "model": load_metadata(folder.path / "model.safetensors").get("sha256"),
+        "tokenizers": folder.manifest.tokenizers,
+        "settings": [settings.model.model_dump(mode="json"), settings.decoding.model_dump(exclude={"batch_tokens"})],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
