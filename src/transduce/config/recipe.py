@@ -79,7 +79,6 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def to_toml(settings: BaseModel) -> str:
-    """The settings that were given, as a recipe."""
     lines: list[str] = []
     values = settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     top = {key: value for key, value in values.items() if not isinstance(value, dict)}

@@ -71,7 +71,6 @@ class CausalTask(PlainTextTask[TextStore]):
     )
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse inexact tokenizers, data settings of other tasks, and a context that does not fit."""
         super().check(settings, model)
         own, context, batch = settings.tokenizer, settings.data.context, settings.training.batch_tokens
         if settings.training.start is None:  # else its vocabulary is exact already
@@ -103,29 +102,23 @@ class CausalTask(PlainTextTask[TextStore]):
         name: str,
         mark: str,
     ) -> TextStore:
-        """One row of ids for all documents."""
         return encode_text(folder, records, vocabulary, fingerprint=mark, name=name)
 
     def describe(self, store: TextStore, settings: Settings) -> dict[str, Any]:
-        """Documents, bytes and tokens."""
         return {"documents": store.facts["documents"], "bytes": store.n_bytes, "tokens": store.n_tokens}
 
     def criterion(self, model: ModelSettings) -> Criterion:
-        """The next token, with state from batch to batch where the architecture carries any."""
         return predict_tokens_with_carry if model.carries_state else predict_tokens
 
     def feeder(self, prepared: Prepared[TextStore], settings: Settings, device: torch.device) -> RowFeeder:
-        """Rows of the context's length; contiguous streams of them for an architecture that carries state."""
         return _feeder(prepared.train, settings, device)
 
     def longest(self, prepared: Prepared[TextStore], settings: Settings) -> Prepared[TextStore]:
-        """Unchanged: all rows have the length of the context."""
         return prepared
 
     def validator(
         self, model: nn.Module, prepared: Prepared[TextStore], settings: Settings, device: torch.device
     ) -> Validator:
-        """The loss on all held-out text, every token once."""
         memory = settings.model.remembered
         return Validator(
             model,
@@ -137,7 +130,6 @@ class CausalTask(PlainTextTask[TextStore]):
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score held-out text, generate samples, write the report."""
         generator = Generator.load(folder.path, device=folder.settings.training.device)
         stores = dict(self.held_out_stores(folder))
         for name, store in stores.items():

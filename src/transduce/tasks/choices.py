@@ -49,7 +49,6 @@ class Facts:
 
     @property
     def size(self) -> Size:
-        """The row of the task's table."""
         return next(size for size in self.defaults.sizes if self.amount <= size.most)
 
     @property
@@ -62,7 +61,6 @@ class Facts:
 
     @property
     def on_gpu(self) -> int:
-        """The index into a (CPU, GPU) pair."""
         return int(self.machine.device == "cuda")
 
     @property
@@ -99,7 +97,6 @@ class Facts:
 
     @property
     def has_limit(self) -> bool:
-        """Whether the user has set a limit of the training."""
         training = self.asked.training
         return not (training.max_updates is training.max_epochs is training.max_minutes is None)
 

@@ -83,7 +83,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     uses = frozenset({"data.max_length", "data.labels", "tokenizer.mask", "tokenizer.exact"})
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse pairs, short texts, and fewer than two labels."""
         super().check(settings, model)
         data = settings.data
         if data.max_length < 8:
@@ -104,7 +103,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         return replace(super().facts(known, texts, machine), defaults=defaults)
 
     def count_tokens(self, texts: LabelledTexts, tokenizers: Tokenizers) -> int:
-        """Estimate the tokens of all texts, special ones included."""
         some = texts.sample[:: max(1, len(texts.sample) // min(TRIED, tokenizers.tgt.chunk))]
         ids = tokenizers.tgt.encode_batch([text for example in some for text in example])
         return round((sum(map(len, ids)) / len(some) + 1 + len(some[0])) * texts.train.size)
@@ -119,50 +117,40 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         name: str,
         mark: str,
     ) -> LabelStore:
-        """Texts, cut to what the model reads, and the numbers of their labels."""
         labels, longest = _labels(settings), longest_of(settings.model, settings.data.max_length)
         return encode_labelled(folder, records, labels, vocabulary, longest=longest, fingerprint=mark, name=name)
 
     def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        """The labels and the lengths too."""
         longest = longest_of(settings.model, settings.data.max_length)
         return super().largest(tokenizers, settings) | {"labels": len(_labels(settings)) - 1, "offsets": longest}
 
     def check_set(self, store: LabelStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
-        """Log how many texts were cut."""
         if cut := store.facts["longest"]:
             longest = longest_of(settings.model, settings.data.max_length)
             log.say(f"{name}: {cut:,} texts fill or exceed data.max_length = {longest}; the rest of them is cut off")
 
     def text_of(self, record: Labelled) -> str:
-        """All texts of an example."""
         return " ".join(record.texts)
 
     def describe(self, store: LabelStore, settings: Settings) -> dict[str, Any]:
-        """Texts, tokens, and the number of texts with each label."""
         counts = {label: int(np.count_nonzero(store.labels == i)) for i, label in enumerate(_labels(settings))}
         return {"texts": len(store), "tokens": int(store.lengths.sum()), "labels": counts}
 
     def save_samples(self, tokens: Path, texts: LabelledTexts) -> None:
-        """Some validation texts, to show with their predicted labels."""
         samples = [[e.label, list(e.texts)] for e in islice(texts.valid.read(), N_SAMPLES)]
         write_json(tokens / "samples.json", samples)
 
     def marks(self, settings: Settings) -> tuple[str, ...]:
-        """What is held out, and the labels."""
         data = settings.data
         return f"held out: {not data.valid}", f"labels: {data.labels}", f"seed: {settings.training.seed}"
 
     def criterion(self, model: ModelSettings) -> Criterion:
-        """The labels."""
         return predict_labels
 
     def feeder(self, prepared: Prepared[LabelStore], settings: Settings, device: torch.device) -> LabelFeeder:
-        """Batches of texts of similar length."""
         return LabelFeeder(prepared.train, settings.training, device=device)
 
     def longest(self, prepared: Prepared[LabelStore], settings: Settings) -> Prepared[LabelStore]:
-        """Texts of the maximum length."""
         length, store = longest_of(settings.model, settings.data.max_length), prepared.train
         n = n_rows_of(length, settings)
         ids = np.tile(tiled(store.ids, length), n)
@@ -172,7 +160,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
     def validator(
         self, model: nn.Module, prepared: Prepared[LabelStore], settings: Settings, device: torch.device
     ) -> Validator:
-        """The loss on the held-out texts, and the scores of the predicted labels."""
         return Validator(
             model,
             LabelFeeder(prepared.valid, settings.training, device=device).batches,
@@ -183,7 +170,6 @@ class ClassificationTask(OneSidedTask[LabelledTexts, LabelStore]):
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score the held-out texts, store samples, write the report."""
         classifier = TextClassifier.load(folder.path, device=folder.settings.training.device)
         tokens = folder.path / "tokens"
         for name, store in self.held_out_stores(folder):

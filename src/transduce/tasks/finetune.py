@@ -122,7 +122,6 @@ def find_start(asked: Settings) -> Start | None:
 
 
 def _find_tokenizer(asked: Settings) -> Start | None:
-    """The run that `tokenizer.start` names, or None."""
     if asked.tokenizer.start is None:
         return None
     run = RunFolder.open(asked.tokenizer.start, model=False)

@@ -66,7 +66,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     )
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse data settings of other tasks, vocabularies without <mask>, and impossible pairs."""
         assert isinstance(model, BertSettings)
         super().check(settings, model)
         context = settings.data.context
@@ -84,7 +83,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
             raise SettingsError(f"data.context = {context}: must be at least 8")
 
     def check_texts(self, texts: Texts[Piece], settings: Settings) -> None:
-        """Next-sentence prediction needs two documents in every set."""
         if judges_pairs(settings):
             for found in texts.sets.values():
                 _check_documents(found.name, sum(1 for _ in islice(_documents(found.read()), 2)))
@@ -99,23 +97,19 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         name: str,
         mark: str,
     ) -> SentenceStore:
-        """Sentences that fit the context, also in pairs."""
         longest = _longest(settings)
         return encode_sentences(folder, records, vocabulary, longest=longest, fingerprint=mark, name=name)
 
     def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        """The sentences' lengths too."""
         return super().largest(tokenizers, settings) | {"offsets": _longest(settings)}
 
     def check_set(self, store: SentenceStore, name: str, vocabulary: Vocabulary, settings: Settings, log: Log) -> None:
-        """Refuse a set without anything to predict, before training needs it."""
         if judges_pairs(settings):
             _check_documents(name, store.n_documents)
         if not masked_feeder(store, vocabulary, settings, torch.device("cpu")).plan(0):
             raise DataError(f"{name} text: it has nothing to predict")
 
     def describe(self, store: SentenceStore, settings: Settings) -> dict[str, Any]:
-        """Documents, bytes and tokens."""
         return {"documents": store.n_documents, "bytes": store.facts["bytes"], "tokens": len(store.ids)}
 
     def marks(self, settings: Settings) -> tuple[str, ...]:
@@ -123,15 +117,12 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         return *super().marks(settings), f"context: {settings.data.context}"
 
     def criterion(self, model: ModelSettings) -> Criterion:
-        """The masked tokens, and the next sentence."""
         return predict_masked_tokens
 
     def feeder(self, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device) -> MaskedFeeder:
-        """Rows with masked tokens."""
         return masked_feeder(prepared.train, prepared.tokenizers.tgt, settings, device)
 
     def longest(self, prepared: Prepared[SentenceStore], settings: Settings) -> Prepared[SentenceStore]:
-        """Sentences that fill the context, two per document."""
         length, store = _longest(settings), prepared.train
         n = 2 * n_rows_of(length + 3, settings)  # pairs of segments share a row
         ids = np.tile(tiled(store.ids, length), n)
@@ -141,7 +132,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
     def validator(
         self, model: nn.Module, prepared: Prepared[SentenceStore], settings: Settings, device: torch.device
     ) -> Validator:
-        """The loss on held-out text, with the same masked tokens each time."""
         feeder = masked_feeder(prepared.valid, prepared.tokenizers.tgt, settings, device)
         return Validator(
             model,
@@ -153,7 +143,6 @@ class MaskedTask(PlainTextTask[SentenceStore]):
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score held-out text, predict some masked tokens, write the report."""
         settings, stores = folder.settings, dict(self.held_out_stores(folder))
         filler = MaskFiller.load(folder.path, device=settings.training.device)
         for name, store in stores.items():
@@ -198,7 +187,6 @@ def _documents(pieces: Iterable[Piece]) -> Iterator[bool]:
 
 
 def _masked_samples(store: SentenceStore, vocabulary: Vocabulary) -> list[str]:
-    """A few held-out sentences, one word of each replaced by <mask>."""
     n, texts = len(store.offsets) - 1, []
     for i in range(N_SAMPLES):
         words = vocabulary.decode(store.span(k := n * i // N_SAMPLES, k + 1)[:SAMPLE_TOKENS].tolist()).split()

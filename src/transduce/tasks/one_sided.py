@@ -57,7 +57,6 @@ class OneSidedTask(Task[TextsT, StoreT]):
         """Return the settings, as text, that decide what is stored; they become part of the fingerprint."""
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse pairs and weights."""
         data, form = settings.data, "plain text" if self.reads == "text" else "label<TAB>text"
         if data.demo:
             raise SettingsError(f"data.demo = {data.demo}: the built-in corpus is for task 'translation'")
@@ -68,13 +67,11 @@ class OneSidedTask(Task[TextsT, StoreT]):
                 raise SettingsError(f"weight = {corpus.weight:g}: {form} has no weights; list a file twice instead")
 
     def lines(self, texts: TextsT) -> tuple[Iterable[str], Iterable[str]]:
-        """A sample of the training text; the second side is empty."""
         return (text.removesuffix("\n") for text in chain.from_iterable(texts.sample)), ()
 
     def encode(
         self, folder: RunFolder, texts: TextsT, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> Prepared[StoreT]:
-        """Encode each set, and search the training text for held-out text."""
         tokens, mark = folder.path / "tokens", self.fingerprint(settings, tokenizers, texts.digests)
         tokens.mkdir(exist_ok=True)
 
@@ -105,11 +102,9 @@ class OneSidedTask(Task[TextsT, StoreT]):
         """Keep what `finish` needs of the text besides the stores."""
 
     def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        """The ids of the vocabulary."""
         return {"ids": tokenizers.n_tgt - 1}
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        """Return the fingerprint of the training text, the vocabulary and `marks`."""
         return fingerprint_of_text(digests, tokenizers.tgt, *self.marks(settings))
 
     def held_out_stores(self, folder: RunFolder) -> Iterator[tuple[str, StoreT]]:
@@ -132,7 +127,6 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
     read_texts = staticmethod(read_plain_texts)
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse pairs, and a context beyond learned positions."""
         super().check(settings, model)
         context, limit = settings.data.context, model.position_limit
         if context is not None and limit is not None and context > limit:
@@ -149,14 +143,11 @@ class PlainTextTask(OneSidedTask[Texts[Piece], StoreT]):
         return round(n_tokens * texts.train.size / max(1, n_bytes))
 
     def text_of(self, record: Piece) -> str:
-        """Some text of a document."""
         return record.text
 
     def size_of(self, record: Piece) -> int:
-        """Its bytes."""
         return len(record.text.encode("utf-8"))
 
     def marks(self, settings: Settings) -> tuple[str, ...]:
-        """What is held out, and what documents are."""
         data = settings.data
         return f"held out: {not data.valid}", f"documents: {data.documents}", f"seed: {settings.training.seed}"

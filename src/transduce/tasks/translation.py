@@ -116,7 +116,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     )
 
     def check(self, settings: Settings, model: ModelSettings) -> None:
-        """Refuse tokenizers, metrics and lengths that do not fit."""
         assert isinstance(model, OutputSettings)
         if not settings.tokenizer.joint and model.tie == "three_way" and "tie" in settings.model.model_fields_set:
             raise SettingsError(
@@ -138,11 +137,9 @@ class TranslationTask(Task[PairTexts, TokenStore]):
             )
 
     def lines(self, texts: PairTexts) -> tuple[Iterator[str], Iterator[str]]:
-        """A sample of the cleaned text of both sides."""
         return (pair[0] for pair in texts.sample), (pair[1] for pair in texts.sample)
 
     def count_tokens(self, texts: PairTexts, tokenizers: Tokenizers) -> int:
-        """Estimate the tokens of the longer side of all training pairs, including EOS, from a few thousand."""
         pairs = texts.sample[: min(TRIED, tokenizers.src.chunk)]
         sides = (tokenizers.src.encode_batch([p[0] for p in pairs]), tokenizers.tgt.encode_batch([p[1] for p in pairs]))
         longer = [1 + max(len(src), len(tgt)) for src, tgt in zip(*sides, strict=True)]
@@ -151,7 +148,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     def encode(
         self, folder: RunFolder, texts: PairTexts, tokenizers: Tokenizers, settings: Settings, log: Log
     ) -> Prepared[TokenStore]:
-        """Encode all text, report the cleaning, and warn of held-out text in the training text."""
         data, tokens, mark = (
             settings.data,
             folder.path / "tokens",
@@ -193,19 +189,16 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         return Prepared(tokens, tokenizers, train, valid)
 
     def fingerprint(self, settings: Settings, tokenizers: Tokenizers, digests: Sequence[bytes]) -> str:
-        """Of files, cleaning and vocabulary."""
         data = settings.data
         marks = (f"held out: {not data.valid}", f"demo: {data.demo}", f"seed: {settings.training.seed}")
         return fingerprint_of_pairs(digests, data, tokenizers, *marks)
 
     def largest(self, tokenizers: Tokenizers, settings: Settings) -> dict[str, int]:
-        """Ids of both vocabularies, and the lengths that cleaning allows."""
         longest = settings.data.max_length
         ids = {"src": tokenizers.n_src - 1, "tgt": tokenizers.n_tgt - 1}
         return {**ids, "src_offsets": longest, "tgt_offsets": longest}
 
     def feeder(self, prepared: Prepared[TokenStore], settings: Settings, device: torch.device) -> PairFeeder:
-        """Batches of pairs of similar length."""
         training, amount = settings.training, settings.tokenizer.sampling
         segment = None
         if amount:
@@ -214,7 +207,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         return PairFeeder(prepared.train, training, device=device, weights=weights, segment=segment)
 
     def longest(self, prepared: Prepared[TokenStore], settings: Settings) -> Prepared[TokenStore]:
-        """Pairs whose sides both have the maximum length."""
         length = settings.data.max_length
         n = n_rows_of(length, settings)
         sides = [tiled(ids, length).tolist() for ids in (prepared.train.src, prepared.train.tgt)]
@@ -223,7 +215,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     def validator(
         self, model: nn.Module, prepared: Prepared[TokenStore], settings: Settings, device: torch.device
     ) -> Validator:
-        """The loss on all held-out pairs, and BLEU and chrF on some."""
         training = settings.training
         budget = training.micro_batch_tokens or resolved(training.batch_tokens, "training.batch_tokens")
         judged = _read_judged(prepared.tokens)
@@ -236,7 +227,6 @@ class TranslationTask(Task[PairTexts, TokenStore]):
         )
 
     def finish(self, folder: RunFolder, *, update: int, log: Log) -> None:
-        """Score the test sets, capture attention, write the report."""
         path = folder.path / "tokens" / "tests.json"
         with expecting(path):
             sets = {str(name): _pairs(pairs) for name, pairs in read_json(path)}
@@ -253,7 +243,6 @@ def _batches(store: TokenStore, budget: int, device: torch.device) -> Iterator[B
 
 
 def _judge(model: nn.Module, tokenizers: Tokenizers, judged: Sequence[tuple[str, str]], settings: Settings) -> Judge:
-    """Translates some held-out sentences with the decoding settings and scores the translations."""
     engine = TorchEngine(model, settings.decoding)  # its threads are reused by all validations
     translator = Translator(engine, tokenizers)
 
@@ -266,7 +255,6 @@ def _judge(model: nn.Module, tokenizers: Tokenizers, judged: Sequence[tuple[str,
 
 
 def _read_judged(tokens: Path) -> list[tuple[str, str]]:
-    """The validation pairs that are translated."""
     with expecting(tokens / "judged.json"):
         return _pairs(read_json(tokens / "judged.json"))
 

@@ -32,17 +32,14 @@ class BlockSettings(ModelSettings):
 
     @property
     def d_head(self) -> int:
-        """Width of one attention head."""
         return self.d_model // self.n_heads
 
     @property
     def n_attentions(self) -> int:
-        """Number of attention sub-layers."""
         return sum(self.depth)
 
     @property
     def summary(self) -> str:
-        """The architecture and its sizes in a line."""
         if not any(self.depth):
             return f"{self.kind}, no attention layers, d_model {self.d_model}"
         size = f"{'+'.join(map(str, self.depth))} layers, d_model {self.d_model}, d_ff {self.d_ff}"
@@ -100,7 +97,6 @@ class AttentionSettings(BlockSettings, PositionSettings):
 
     @property
     def summary(self) -> str:
-        """The architecture, its sizes and its positions in a line."""
         return f"{super().summary}, {self.positions} positions"
 
 
@@ -113,7 +109,6 @@ class SourceSettings(ModelSettings):
 
     @property
     def reads_vectors(self) -> bool:
-        """Whether the source is sequences of vectors, not of tokens."""
         return self.source == "vectors"
 
 

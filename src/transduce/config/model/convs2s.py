@@ -27,7 +27,6 @@ class ConvS2SSettings(OutputSettings, PositionSettings):
 
     @property
     def summary(self) -> str:
-        """The architecture and its sizes in a line."""
         layers = f"{self.n_encoder_layers}+{self.n_decoder_layers} layers"
         width = f"d_model {self.d_model}, d_conv {self.d_conv}"
         return f"{self.kind}, {layers}, {width}, kernel size {self.kernel_size}, {self.positions} positions"

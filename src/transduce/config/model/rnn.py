@@ -45,7 +45,6 @@ class RecurrentSettings(OutputSettings):
 
     @property
     def summary(self) -> str:
-        """The architecture and its sizes in a line."""
         size = f"{'+'.join(map(str, self.depth))} layers, d_model {self.d_model}, d_hidden {self.d_hidden}"
         return f"{self.kind}, {self.cell}, {size}, attention {self.attention}"
 

@@ -60,12 +60,10 @@ class StarClassifierSettings(PositionSettings):
 
     @property
     def width_step(self) -> int:
-        """Heads of equal, even width."""
         return 2 * self.n_heads
 
     @property
     def summary(self) -> str:
-        """The architecture and its sizes in a line."""
         size = f"{self.n_encoder_layers} rounds, d_model {self.d_model}, {self.n_heads} heads"
         return f"{self.kind}, {size}, {self.positions} positions"
 

@@ -42,5 +42,4 @@ class TransformerSettings(DecoderSettings, SourceSettings):
 
     @property
     def n_attentions(self) -> int:
-        """Number of attention sub-layers: a decoder block has two, one of which may be a recurrent unit."""
         return self.n_encoder_layers + 2 * self.n_decoder_layers

@@ -43,7 +43,6 @@ class TransformerXLSettings(BlockSettings, OutputSettings):
 
     @property
     def own_context(self) -> int | None:
-        """The length of a segment."""
         return self.segment_length
 
     @property
