@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.dropout import Dropout
 from transduce.nn.linear import Linear, wide
-from transduce.nn.patterns import Bias, CausalBias, FlexBias, attended, dense_bias, fuses_on_cpu
+from transduce.nn.patterns import Bias, CausalBias, attended, dense_bias, fuses_on_cpu
 from transduce.nn.positions.scheme import Relations, Rotate
 
 _SHORT = 64 * 64  # queries times keys up to which attention on a CPU is of float32
@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
     key: Float[Tensor, "*b S K"],
     value: Float[Tensor, "*b S K_v"],
     *,
-    bias: Tensor | CausalBias | FlexBias | None = None,
+    bias: Tensor | CausalBias | None = None,
     relations: Relations | None = None,
     dropout: Dropout | None = None,
 ) -> Float[Tensor, "*B T K_v"]:
@@ -66,11 +66,6 @@ def scaled_dot_product_attention(
     whose memory does not grow with queries times keys. (It adds up in an order that depends on the length.)
     """
     drops = dropout is not None and dropout.training
-    if isinstance(bias, FlexBias):
-        if not drops:
-            return bias.kernel(query, key, value)
-        attend = partial(scaled_dot_product_attention, dropout=dropout)
-        return bias.blocks.attend(attend, query, key, value)
     if query.is_cuda and relations is None:
         p = dropout.p if dropout is not None and drops else 0.0
         mask = bias.to(query.dtype) if isinstance(bias, Tensor) else None

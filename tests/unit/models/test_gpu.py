@@ -40,6 +40,15 @@ def test_forward_and_steps_equal_the_oracle(options: dict[str, Any]) -> None:
         np.testing.assert_allclose(ours.cpu().numpy(), expected, rtol=0, atol=FLOAT32 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("pattern", ["local", "strided", "fixed"])
+@torch.no_grad()
+def test_sparse_patterns_equal_those_of_the_cpu(pattern: str) -> None:
+    sizes = {"d_model": 32, "d_ff": 48, "n_heads": 2, "n_decoder_layers": 2, "dropout": 0.0, "window": 16}
+    chosen = settings(kind="gpt", decoder_pattern=pattern, **sizes)
+    model, ids = build_model(chosen, n_src=VOCAB, n_tgt=VOCAB).eval(), torch.randint(1, VOCAB, (2, 150))
+    torch.testing.assert_close(model(ids), model.to(GPU)(ids.to(GPU)).cpu(), rtol=0, atol=1e-4)
+
+
 def test_a_source_of_padding_only_stays_finite() -> None:
     model, _ = make()
     src, tgt = pad([torch.tensor([3, 4]), torch.tensor([], dtype=torch.long)]).to(GPU), pad(sentences((3, 3))).to(GPU)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transduce.nn.masks import HIDDEN, attention_bias
-from transduce.nn.patterns.flex import NARROWEST, FlexKernel
 from transduce.nn.patterns.layouts import Layout
 from transduce.nn.patterns.pattern import CausalPattern, FullPattern, HeadsPattern, SparsePattern
 from transduce.nn.positions.scheme import Positions, Relations
@@ -121,42 +119,6 @@ class BlockBias(SpecialBias):
         return whole
 
 
-@dataclass(slots=True, eq=False)
-class FlexBias(SpecialBias):
-    """The bias of a sparse pattern for a kernel that follows it, and the same in blocks for what the kernel cannot do.
-
-    Layers share them; each is made when the first layer needs it.
-    """
-
-    make_kernel: Callable[[], FlexKernel]
-    make_blocks: Callable[[], BlockBias]
-    _kernel: FlexKernel | None = None  # a cached_property has a lock, which torch.compile cannot trace
-    _blocks: BlockBias | None = None
-
-    @property
-    def kernel(self) -> FlexKernel:
-        """The kernel, for heads of at least `NARROWEST` and without dropout."""
-        if self._kernel is None:
-            self._kernel = self.make_kernel()
-        return self._kernel
-
-    @property
-    def blocks(self) -> BlockBias:
-        """The bias in blocks."""
-        if self._blocks is None:
-            self._blocks = self.make_blocks()
-        return self._blocks
-
-    def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """By the kernel, narrow heads in blocks."""
-        narrow = min(query.shape[-1], value.shape[-1]) < NARROWEST
-        return self.blocks.attend(attend, query, key, value) if narrow else attend(query, key, value, bias=self)
-
-    def dense(self, query: Tensor) -> Tensor:
-        """[B, H, T, T]."""
-        return self.blocks.dense(query)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitBias(SpecialBias):
     """A bias for each group of heads."""
@@ -205,7 +167,7 @@ def sequence_bias(
     has_kernel = positions.is_cuda or fuses_on_cpu(n, n)
 
     def of(factor: FullPattern, heads: slice) -> Bias:
-        if factor.worthwhile(n):
+        if isinstance(factor, SparsePattern) and factor.worthwhile(n):
             return _sparse_bias(factor, positions, scheme, heads, groups=documents)
         plain = documents is None and type(factor) is FullPattern
         bare = has_kernel and documents is None and type(factor) is CausalPattern
@@ -231,10 +193,10 @@ def padded_bias(
     """
 
     def of(factor: FullPattern, heads: slice) -> Bias:
-        if type(factor) is FullPattern or torch.compiler.is_exporting():
-            seen = mask if type(factor) is FullPattern else mask & factor.mask(positions, positions)
-            return _join(factor, attention_bias(seen), _added(scheme, positions, positions), heads)
-        return _sparse_bias(factor, positions, scheme, heads, groups=mask[:, 0].long())
+        if isinstance(factor, SparsePattern) and not torch.compiler.is_exporting():
+            return _sparse_bias(factor, positions, scheme, heads, groups=mask[:, 0].long())
+        seen = mask & factor.mask(positions, positions) if isinstance(factor, SparsePattern) else mask
+        return _join(factor, attention_bias(seen), _added(scheme, positions, positions), heads)
 
     return _of_heads(pattern, of)
 
@@ -287,36 +249,11 @@ def _join(pattern: FullPattern, bias: Tensor | None, of_scheme: _Added, heads: s
 
 
 def _sparse_bias(
-    pattern: FullPattern, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
-) -> BlockBias | FlexBias:
-    """The bias of a pattern whose cost follows it; `groups` [B, T]: tokens attend to their own group only."""
-    assert isinstance(pattern, SparsePattern)
-    compute = COMPUTATIONS.get(positions.device.type, _block_bias)
-    return compute(pattern, positions, scheme, heads, groups=groups)
-
-
-def _flex_bias(
-    pattern: SparsePattern, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
-) -> BlockBias | FlexBias:
-    """The bias for the kernel, or where relations change values, which it cannot, in blocks."""
-    blocks = partial(_block_bias, pattern, positions, scheme, heads, groups=groups)
-    if scheme.relations(positions[:1], positions[:1]) is not None:
-        return blocks()
-    layout, device = pattern.layout(positions.shape[0]), positions.device
-    assert layout is not None, pattern
-    distances = torch.arange(2 * layout.reach + 1, device=device)
-    added = scheme.score_bias(distances, distances[layout.reach :][:1])
-    by_distance = None if added is None else added[heads, :, 0]
-    return FlexBias(partial(FlexKernel, pattern, layout, device=device, groups=groups, by_distance=by_distance), blocks)
-
-
-def _block_bias(
     pattern: SparsePattern, positions: Tensor, scheme: Positions, heads: slice, *, groups: Tensor | None
 ) -> BlockBias:
-    """The bias in blocks."""
+    """The bias of a pattern whose cost follows it; `groups` [B, T]: tokens attend to their own group only."""
     n = positions.shape[0]
     layout = pattern.layout(n)
-    assert layout is not None, pattern
     queries, keys = layout.positions(positions.device)
     mask = pattern.allowed(queries[:, :, None], keys[:, None, :]) & ((keys >= 0) & (keys < n))[:, None, :]  # [N, C, E]
     mask = mask[None]
@@ -325,7 +262,3 @@ def _block_bias(
         mask = mask & (layout.queries(column) == layout.keys(column).transpose(-1, -2))[:, 0]
     bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)[:, None]  # [B or 1, 1, N, C, E]
     return BlockBias(layout, _join(pattern, bias, _added(scheme, queries[0], keys[0]), heads))
-
-
-COMPUTATIONS: dict[str, Callable[..., BlockBias | FlexBias]] = {"cuda": _flex_bias}
-"""How sparse patterns are computed, by type of device; on all others in blocks."""

@@ -13,12 +13,7 @@ from transduce.nn.masks import WIDTH
 
 
 class Layout(ABC):
-    """N blocks of C queries and E keys each, of a sequence of `n` positions in parts of `size`.
-
-    shifts: which blocks of queries, counted from a block's own, contain its keys.
-    """
-
-    shifts = range(1)
+    """N blocks of C queries and E keys each, of a sequence of `n` positions in parts of `size`."""
 
     def __init__(self, n: int, size: int) -> None:
         self.n, self.size = n, size
@@ -46,20 +41,6 @@ class Layout(ABC):
 
         Distances in all blocks are those in the first.
         """
-
-    @property
-    def reach(self) -> int:
-        """No two of the positions are further apart; a table by distance d has its value in column d + reach."""
-        return self.n_parts * self.size
-
-    def sort_keys(self, x: Shaped[Tensor, "B H T K"]) -> Shaped[Tensor, "B H G K"]:
-        """The keys of all blocks, each key once."""
-        return self.queries(x).flatten(2, 3)
-
-    def order(self, device: torch.device) -> tuple[Int[Tensor, " F"], Int[Tensor, " G"]]:
-        """The positions of the queries of all blocks and of the sorted keys; those from `n` on are padding."""
-        queries = self.positions(device)[0].flatten()
-        return queries, queries
 
     def merge(self, y: Shaped[Tensor, "B H N C K"]) -> Shaped[Tensor, "B H T K"]:
         """Blocks of outputs as a sequence."""
@@ -138,15 +119,6 @@ class SummaryLayout(Layout):
         """Of the sequence and of the ends."""
         ends = self.places(device)[:, -self.summary :].flatten()
         return torch.arange(self.n, device=device)[None], F.pad(ends, (0, self.missing), value=self.n)[None]
-
-    def sort_keys(self, x: Tensor) -> Tensor:
-        """The ends of all parts."""
-        return self.keys(x)[:, :, 0]
-
-    def order(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of the only block."""
-        queries, keys = self.positions(device)
-        return queries[0], keys[0]
 
     def merge(self, y: Tensor) -> Tensor:
         """The only block."""

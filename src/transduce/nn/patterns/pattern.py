@@ -34,14 +34,6 @@ class FullPattern:
         """The first position that queries at `position` and later may attend to."""
         return 0
 
-    def layout(self, n: int) -> Layout | None:
-        """How a sequence of n positions is computed at a cost that follows the pattern; None: as a dense product."""
-        return None
-
-    def worthwhile(self, n: int) -> bool:
-        """Whether that is faster than a dense product."""
-        return False
-
 
 class CausalPattern(FullPattern):
     """A query may attend to its own position and to earlier ones (paper 3.2.3): a decoder's."""
@@ -66,8 +58,12 @@ class SparsePattern(FullPattern, ABC):
         related = self.related(queries, keys)
         return related & (keys <= queries) if self.causal else related
 
+    @abstractmethod
+    def layout(self, n: int) -> Layout:
+        """How a sequence of n positions is computed at a cost that follows the pattern."""
+
     def worthwhile(self, n: int) -> bool:
-        """For more than two parts."""
+        """Whether that is faster than a dense product: for more than two parts."""
         return n > 2 * max(self.size, MIN_BLOCK)
 
 
