@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".spm")
@@ -25,10 +25,7 @@ class Hub:
     door: int = 0  # 401, 403 or 500: the answer to every request
     breaks: dict[str, int] = field(default_factory=dict)  # bytes of a file after which the connection is closed
     times: int = 1
-    announced: dict[str, int] = field(default_factory=dict)  # wrong sizes in the list of files
-    headed: dict[str, int] = field(default_factory=dict)
     forged: dict[str, bytes] = field(default_factory=dict)  # content that differs from the list of files
-    endless: tuple[str, ...] = ()
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     def __enter__(self) -> Hub:
@@ -37,7 +34,6 @@ class Hub:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.elsewhere = self.endpoint.replace("127.0.0.1", "localhost")  # large files are on another host
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,18 +48,20 @@ class Hub:
             path.rpartition("/")[2] for method, path in self.asked if method == "GET" and not path.startswith("api/")
         ]
 
-    def siblings(self) -> list[dict[str, Any]]:
-        """What the API lists."""
+    def tree(self) -> list[dict[str, Any]]:
+        """The API's list of files."""
         found: list[dict[str, Any]] = []
         for path in sorted(self.folder.iterdir()):
             content = path.read_bytes()
-            size = self.announced.get(path.name, len(content))
-            entry: dict[str, Any] = {"rfilename": path.name, "size": size, "blobId": hashlib.sha1(content).hexdigest()}
+            entry: dict[str, Any] = {"type": "file", "path": path.name, "size": len(content), "oid": _sha1(content)}
             if path.name.endswith(LARGE):
-                digest = hashlib.sha256(content).hexdigest()
-                entry["lfs"] = {"sha256": digest, "size": size, "pointerSize": 134}
+                entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
             found.append(entry)
         return found
+
+
+def _sha1(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
 
 
 def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -80,70 +78,53 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
             self.answer()
 
         def answer(self) -> None:
-            parts = urlsplit(self.path)
-            path = unquote(parts.path).strip("/")
+            path = unquote(urlsplit(self.path).path).strip("/")
             hub.asked.append((self.command, path))
+            model = f"api/models/{hub.name}"
             if hub.door:
                 code = {401: "RepoNotFound", 403: "GatedRepo", 500: ""}[hub.door]
                 self.head(hub.door, {"X-Error-Code": code} if code else {})
-            elif path.startswith("cdn/"):
-                self.file(path.removeprefix("cdn/"))
-            elif path in (f"api/models/{hub.name}", *(f"api/models/{hub.name}/revision/{r}" for r in hub.revisions)):
-                assert parse_qs(parts.query).get("blobs")
-                body = json.dumps({"id": hub.name, "sha": COMMIT, "siblings": hub.siblings()}).encode()
-                self.head(200, {"Content-Type": "application/json"}, body)
-            elif path.startswith(f"api/models/{hub.name}/revision/"):
+            elif path in (model, *(f"{model}/revision/{revision}" for revision in hub.revisions)):
+                self.json({"id": hub.name, "sha": COMMIT})
+            elif path == f"{model}/tree/{COMMIT}":
+                self.json(hub.tree())
+            elif path.startswith(f"{model}/revision/"):
                 self.head(404, {"X-Error-Code": "RevisionNotFound"})
             elif path.startswith(f"{hub.name}/resolve/{COMMIT}/"):
-                self.resolve(path.rpartition("/")[2])
+                self.file(hub.folder / path.rpartition("/")[2])
             else:
                 self.head(404, {"X-Error-Code": "RepoNotFound"})
 
-        def resolve(self, name: str) -> None:
-            """Small files are here, large ones elsewhere."""
-            if not (hub.folder / name).exists():
+        def json(self, content: Any) -> None:
+            self.head(200, {"Content-Type": "application/json"}, json.dumps(content).encode())
+
+        def file(self, path: Path) -> None:
+            if not path.exists():
                 return self.head(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
-            content = (hub.folder / name).read_bytes()
-            size = str(hub.headed.get(name, hub.announced.get(name, len(content))))
-            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
-            if name.endswith(LARGE):
-                headers |= {"X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": size}
-                return self.head(302, {**headers, "Location": f"{hub.elsewhere}/cdn/{name}"})
-            if self.command == "HEAD":
-                return self.head(200, {**headers, "Content-Length": size})
-            return self.file(name)
-
-        def file(self, name: str) -> None:
-            content = hub.forged.get(name, (hub.folder / name).read_bytes())
-            if name in hub.endless:
-                self.head(200, {"Transfer-Encoding": "chunked"})
-                try:
-                    while True:
-                        self.wfile.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
-                except OSError:
-                    return None
+            content = path.read_bytes()
+            headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_sha1(content)}"'}
+            if path.name.endswith(LARGE):
+                headers["X-Linked-ETag"] = f'"{hashlib.sha256(content).hexdigest()}"'
+                headers["X-Linked-Size"] = str(len(content))
+            content = hub.forged.get(path.name, content)
             start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
-            rest, more = content[start:], {}
+            rest = content[start:]
             if start:
-                more = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
-            stop = hub.breaks.get(name)
-            if stop is not None and hub.times > 0:
+                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            stop = hub.breaks.get(path.name)
+            if self.command == "GET" and stop is not None and hub.times > 0:
                 hub.times -= 1
-                self.head(206 if start else 200, {**more, "Content-Length": str(len(rest))}, rest[:stop], short=True)
                 self.close_connection = True
-                return None
-            return self.head(206 if start else 200, more, rest)
+                return self.head(206 if start else 200, {**headers, "Content-Length": str(len(rest))}, rest[:stop])
+            return self.head(206 if start else 200, headers, rest)
 
-        def head(self, code: int, headers: dict[str, str], body: bytes = b"", *, short: bool = False) -> None:
+        def head(self, code: int, headers: dict[str, str], body: bytes = b"") -> None:
             self.send_response(code)
-            if not {"Content-Length", "Transfer-Encoding"} & headers.keys():
-                headers = {**headers, "Content-Length": str(len(body))}
-            for key, value in headers.items():
+            for key, value in ({"Content-Length": str(len(body))} | headers).items():
                 self.send_header(key, value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
-            if short:
                 self.wfile.flush()
 
     return Handler

@@ -20,7 +20,7 @@ def import_model(
 
     A model folder contains config.json, model.safetensors (or pytorch_model.bin) and the vocabulary: source.spm,
     target.spm and vocab.json for marian, tokenizer.json (or the older files) for bert and gpt2. OWNER/NAME is
-    downloaded from the Hugging Face Hub unless a folder of that name exists.
+    downloaded from the Hugging Face Hub unless a folder of that name exists; only safetensors are.
 
     \b
     transduce import gpt2 openai-community/gpt2 runs/gpt2
@@ -29,9 +29,8 @@ def import_model(
     transduce translate runs/opus < in.en > out.de
     """
     from transduce.convert.importing import import_run
-    from transduce.logging import Log
 
-    print_lines(import_run(kind, path, run, revision=revision, log=Log(quiet=quiet)))
+    print_lines(import_run(kind, path, run, revision=revision, quiet=quiet))
 
 
 def export_model(

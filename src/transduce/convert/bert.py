@@ -236,7 +236,7 @@ def import_bert(folder: Path) -> Imported:
         state |= {"pooler.dense.weight": weight, "pooler.dense.bias": torch.zeros(model.d_model)}
         notes.append("it had no pooler: a randomly initialized one was added, for training to start from")
     labels = labels_of(config, names=tensors) if head else None
-    return hub_folder.make_imported(folder, model, tokenizer, state, notes, labels=labels)
+    return hub_folder.make_imported(model, tokenizer, state, notes, labels=labels)
 
 
 # -- export

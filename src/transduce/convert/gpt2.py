@@ -159,7 +159,7 @@ def import_gpt2(folder: Path) -> Imported:
         state["output_bias"] = bias
     same_end = int(rows.index[BOS]) == int(rows.index[EOS])
     changes = {"output_bias": "fixed" if "output_bias" in state else False, "one_end": same_end}
-    return hub_folder.make_imported(folder, model.model_copy(update=changes), tokenizer, state, notes, exact=True)
+    return hub_folder.make_imported(model.model_copy(update=changes), tokenizer, state, notes, exact=True)
 
 
 def _differing_ends(config: Mapping[str, Any], rows: Rows, names: tuple[str, str], *, origin: Path) -> list[str]:

@@ -98,7 +98,6 @@ def make_vocabulary(
 
 
 def make_imported(
-    folder: Path,
     model: AttentionSettings,
     tokenizer: HubTokenizer,
     state: dict[str, Tensor],
@@ -109,7 +108,6 @@ def make_imported(
 ) -> Imported:
     """The imported model with settings for its task; other settings keep their defaults."""
     settings = Settings(
-        name=folder.absolute().name,
         task=model.task,
         data=DataSettings(max_length=model.max_positions, context=model.max_positions, labels=labels),
         tokenizer=TokenizerSettings(kind="hub", vocab_size=max(tokenizer.vocab_size, 8), exact=exact),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.config import to_toml
+from transduce.config import Settings, to_toml
 from transduce.convert import bert, gpt2, hub_folder, marian
 from transduce.convert.download import download, hub_name
 from transduce.convert.folder import (
@@ -21,7 +20,6 @@ from transduce.convert.folder import (
 from transduce.convert.marian_folder import import_marian
 from transduce.errors import RunFolderError, SettingsError
 from transduce.evaluation.card import plain
-from transduce.logging import Log
 from transduce.models.registry import build_model, count_parameters
 from transduce.runs.atomic import expecting, write_aside
 from transduce.runs.folder import RunFolder
@@ -33,71 +31,58 @@ from transduce.tasks.registry import TASK_INFOS
 class Source:
     """A kind of model that can be imported.
 
-    `architectures`: those supported, by model_type. `files` and `tokenizer`: what is read besides config.json and the
-    weights. `older`: the files that replace `tokenizer` where its first is missing.
+    `architectures`: those supported, by model_type. `files`: all that may be read besides config.json and the weights.
     """
 
     importer: Callable[[Path], Imported]
     architectures: Mapping[str, Sequence[str]]
     files: tuple[str, ...]
-    tokenizer: tuple[str, ...]
-    older: tuple[str, ...] = ()
-
-    def wanted(self, available: Collection[str]) -> list[str]:
-        """Of the files that exist, those to read besides config.json and the weights."""
-        newer = self.tokenizer[0] in available or not self.older
-        return [file for file in (*self.files, *(self.tokenizer if newer else self.older)) if file in available]
 
 
 _NAMES = ("tokenizer_config.json", "special_tokens_map.json")
+_VOCABULARY = (hub_folder.TOKENIZER, hub_folder.ADDED)
 IMPORTERS = {
     "marian": Source(
         import_marian,
         marian.ARCHITECTURES,
-        files=("tokenizer_config.json", "generation_config.json", "vocab.json", "target_vocab.json"),
-        tokenizer=("source.spm", "target.spm"),
+        files=(
+            *("tokenizer_config.json", "generation_config.json", "vocab.json", "target_vocab.json"),
+            *("source.spm", "target.spm"),
+        ),
     ),
-    "bert": Source(
-        bert.import_bert,
-        bert.ARCHITECTURES,
-        files=_NAMES,
-        tokenizer=(hub_folder.TOKENIZER,),
-        older=(hub_folder.WORDS, hub_folder.ADDED),
-    ),
+    "bert": Source(bert.import_bert, bert.ARCHITECTURES, files=(*_NAMES, *_VOCABULARY, hub_folder.WORDS)),
     "gpt2": Source(
         gpt2.import_gpt2,
         gpt2.ARCHITECTURES,
-        files=_NAMES,
-        tokenizer=(hub_folder.TOKENIZER,),
-        older=(hub_folder.PIECES, hub_folder.MERGES, hub_folder.ADDED),
+        files=(*_NAMES, *_VOCABULARY, hub_folder.PIECES, hub_folder.MERGES),
     ),
 }
 
 
 def import_run(
-    kind: str, source: Path | str, run: Path, *, revision: str | None = None, log: Log | None = None
+    kind: str, source: Path | str, run: Path, *, revision: str | None = None, quiet: bool = False
 ) -> Iterator[str]:
     """Create the run folder `run` from another program's model, and yield lines that report what was made.
 
     `kind`: marian, bert or gpt2. `source`: a folder, or OWNER/NAME of a model on the Hugging Face Hub, which is
-    downloaded (`revision`: a branch, tag or commit). After an error nothing is left. Raises `UserError`.
+    downloaded (`revision`: a branch, tag or commit; `quiet`: without progress bars). After an error no run is left.
+    Raises `UserError`.
     """
     known_or_nearest(kind, IMPORTERS, "import")
     name, this = hub_name(str(source)), IMPORTERS[kind]
     if name is None:
         _check_folder(Path(source), revision)
     check_is_free(run)
-    with made_folder(run.parent), ExitStack() as stack:
-        if name is None:
-            folder, commit = Path(source), ""
-            origin = f"the folder `{plain(folder.absolute().name)}`"
-        else:
-            asked = download(name, this.wanted, this.architectures, place=run, revision=revision, log=log)
-            folder, endpoint, commit = stack.enter_context(asked)
-            origin = f"`{name}` on {endpoint}, at commit `{commit}`"
-        yield from _import_folder(kind, folder, run, origin)
-    if commit:
-        yield f"downloaded: {name} at commit {commit}"
+    if name is None:
+        folder, title = Path(source), Path(source).absolute().name
+        origin = f"the folder `{plain(title)}`"
+    else:
+        folder = download(name, this.files, this.architectures, revision=revision, quiet=quiet)
+        title, origin = name.rpartition("/")[2], f"`{name}` on the Hugging Face Hub, at commit `{folder.name}`"
+    with made_folder(run.parent):
+        yield from _import_folder(kind, folder, run, title, origin)
+    if name is not None:
+        yield f"downloaded: {name} at commit {folder.name}"
 
 
 def _check_folder(source: Path, revision: str | None) -> None:
@@ -115,32 +100,32 @@ def _check_folder(source: Path, revision: str | None) -> None:
         raise SettingsError(f"--revision {revision} needs a name on the Hub; {source} is a folder")
 
 
-def _import_folder(kind: str, source: Path, run: Path, origin: str) -> Iterator[str]:
+def _import_folder(kind: str, source: Path, run: Path, title: str, origin: str) -> Iterator[str]:
     with expecting(source):  # for malformed JSON that the importers do not check for
         found = IMPORTERS[kind].importer(source)
-    settings, tokenizers = found.settings, found.tokenizers
+    settings, tokenizers = found.settings.model_copy(update={"name": title}), found.tokenizers
     model = build_model(settings.model, n_src=tokenizers.n_src, n_tgt=tokenizers.n_tgt)
     model.load_state_dict(found.tensors)
     with write_aside(run) as aside:
         with RunFolder.create(aside, settings, to_toml(settings)) as folder:
             folder.save_tokenizers(tokenizers.save)
             folder.save_model(model.state_dict())
-            folder.write_page("README.md", _card(found, kind, source, origin))
+            folder.write_page("README.md", _card(found.notes, settings, kind, source, origin))
         (aside / ".lock").unlink(missing_ok=True)
     sizes = f"{tokenizers.n_src:,} and {tokenizers.n_tgt:,} pieces"
     yield f"{run}: {count_parameters(model):,} parameters, {sizes}"
     yield from found.notes
 
 
-def _card(found: Imported, kind: str, source: Path, origin: str) -> str:
+def _card(notes: Sequence[str], settings: Settings, kind: str, source: Path, origin: str) -> str:
     """The model card of an imported run: its origin and its use."""
-    settings, wording = found.settings, TASK_INFOS[found.settings.task].wording
+    wording = TASK_INFOS[settings.task].wording
     weights = next(path for name in (SAFE, PICKLED) if (path := source / name).exists())
-    notes = "".join(f"- {plain(note)}\n" for note in found.notes)
+    listed = "".join(f"- {plain(note)}\n" for note in notes)
     return (
         f"# {plain(settings.name)}\n\n{wording.title_for(settings.data)}, imported, not trained with transduce.\n\n"
         f"## Origin\n\n- `transduce import {kind}` of {origin}, in the format of transformers\n"
-        f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`\n{notes}"
+        f"- sha256 of its `{weights.name}`: `{fingerprint(weights)['sha256']}`\n{listed}"
         "- licence, training data and limits: see the model's own card\n\n"
         f"## Use\n\n```sh\n{wording.command}\n```\n"
     )

@@ -70,7 +70,6 @@ def import_marian(folder: Path) -> Imported:
     model = model.model_copy(update={"output_bias": "output_bias" in state})
     generation = read_object(folder / "generation_config.json", optional=True)
     settings = Settings(
-        name=folder.absolute().name,
         data=DataSettings(
             src_lang=_language(tokenizer_config.get("source_lang")) or "src",
             tgt_lang=_language(tokenizer_config.get("target_lang")) or "tgt",
