@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from transduce.errors import RunFolderError, SettingsError, TransduceError
 from transduce.logging import print_to_stderr
 from transduce.runs.atomic import expecting, read_json, write_json
-from transduce.text.sentences import base_language
+from transduce.serving.sentences import base_language
 
 _LOCK_SECONDS = 10.0  # for the changes of other processes, each of which writes the file
 MOST_GLOSSARIES, MOST_ENTRIES, LONGEST_TERM = 100, 2000, 100

@@ -9,8 +9,8 @@ from typing import Any
 
 from transduce.errors import SettingsError
 from transduce.serving.routes import Route
+from transduce.serving.sentences import base_language
 from transduce.serving.service import Service
-from transduce.text.sentences import base_language
 
 _NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German",

@@ -13,8 +13,8 @@ from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Score, Translation
 from transduce.serving.async_model import offload
 from transduce.serving.routes import Route
+from transduce.serving.sentences import join_sentences, split_sentences
 from transduce.serving.service import Service
-from transduce.text.sentences import join_sentences, split_sentences
 
 _DEFAULT = TranslationOptions()
 

@@ -24,11 +24,11 @@ from transduce.decoding.results import Translation
 from transduce.errors import RunFolderError, SettingsError
 from transduce.serving.async_model import BURST
 from transduce.serving.limits import DrainingError, ExpiredError, Limits, OverloadedError
-from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.routes import ServedRun
 from transduce.serving.service import RunSpec, Service
+from transduce.serving.tags.markup import MarkupRules
+from transduce.serving.tags.translating import TextFormat, translate_formatted
 from transduce.serving.texts import together, translate_texts
-from transduce.text.markup import MarkupRules
 
 LINES = marians.LINES[:20]
 OPTIONS = TranslationOptions(beam=2, n_best=2)

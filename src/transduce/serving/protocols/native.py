@@ -15,11 +15,11 @@ from transduce.decoding.results import Translation
 from transduce.errors import SettingsError
 from transduce.serving.async_model import offload
 from transduce.serving.http import Call, Endpoint, Texts, json_response, stream_response, translation_options
-from transduce.serving.markup import TextFormat, translate_formatted
 from transduce.serving.routes import Route
+from transduce.serving.tags.markup import MarkupRules
+from transduce.serving.tags.protected import DEFAULT_KINDS, Kind
+from transduce.serving.tags.translating import TextFormat, translate_formatted
 from transduce.serving.texts import Extra, TextTranslation, translate_texts
-from transduce.text.markup import MarkupRules
-from transduce.text.protected import DEFAULT_KINDS, Kind
 
 Text = Annotated[str, Field(strict=True)]
 _WINDOW = 8  # tokens

@@ -19,9 +19,9 @@ from transduce.serving.http import Call, Endpoint, Texts, json_response, transla
 from transduce.serving.protocols.openai_format import Chat, Message, choice, chunk, format_error, stream_chunks, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate
 from transduce.serving.routes import Route
+from transduce.serving.sentences import join_sentences, split_sentences
 from transduce.serving.service import Service
 from transduce.serving.texts import SHORTEST, TextTranslation, translate_texts
-from transduce.text.sentences import join_sentences, split_sentences
 
 _CHAT = Chat()
 

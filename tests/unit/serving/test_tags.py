@@ -12,9 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from transduce.errors import SettingsError
-from transduce.text.markup import MarkupRules, Segment, parse_markup
-from transduce.text.projection import Element, Word, project, words_of
-from transduce.text.protected import KINDS, MOST_PARTS, protect, use_glossary
+from transduce.serving.tags.markup import MarkupRules, Segment, parse_markup
+from transduce.serving.tags.protected import KINDS, MOST_PARTS, protect, use_glossary
+from transduce.serving.tags.transfer import Element, Word, project, words_of
 
 HTML, XML = MarkupRules(kind="html"), MarkupRules(kind="xml")
 

@@ -1,4 +1,4 @@
-"""Translate texts with tags, or with parts that must stay: see `text.markup` and `text.protected`."""
+"""Translate texts with tags, or with parts that must stay: see `markup` and `protected`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from transduce.decoding.alignment import Link
 from transduce.decoding.options import TranslationOptions
 from transduce.serving.async_model import expiring
 from transduce.serving.routes import Route
+from transduce.serving.sentences import joined_parts
 from transduce.serving.service import Service
+from transduce.serving.tags.markup import MarkupRules, Segment, parse_markup
+from transduce.serving.tags.protected import DEFAULT_KINDS, Kind, protect, use_glossary
+from transduce.serving.tags.transfer import Element, Word, project, words_of
 from transduce.serving.texts import TextTranslation, together, translate_texts
-from transduce.text.markup import MarkupRules, Segment, parse_markup
-from transduce.text.projection import Element, Word, project, words_of
-from transduce.text.protected import DEFAULT_KINDS, Kind, protect, use_glossary
-from transduce.text.sentences import joined_parts
 from transduce.text.special import Span
 
 _DEFAULT = TranslationOptions()

@@ -14,7 +14,7 @@ from typing import Literal
 from xml.parsers import expat
 
 from transduce.errors import SettingsError
-from transduce.text.projection import Element
+from transduce.serving.tags.transfer import Element
 
 DEEPEST = 100
 """Elements inside each other."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal
 
-from transduce.text.numerals import NUMBER
-from transduce.text.projection import Element
+from transduce.serving.tags.numerals import NUMBER
+from transduce.serving.tags.transfer import Element
 from transduce.text.scripts import LETTER
 
 MOST_PARTS = 100

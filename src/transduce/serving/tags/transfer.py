@@ -15,7 +15,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Literal
 
-from transduce.text.numerals import OTHER, forms_of
+from transduce.serving.tags.numerals import OTHER, forms_of
 from transduce.text.scripts import is_spaced
 from transduce.text.special import Span
 
