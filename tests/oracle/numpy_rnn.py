@@ -2,7 +2,7 @@
 
 LSTM: Hochreiter and Schmidhuber 1997 with forget gates. GRU: Cho et al. 2014, with the reset gate on the product, as in
 cuDNN. Attention: Bahdanau et al. 2015, appendix A; Luong et al. 2015, section 3. Weights have the names of the model's
-parameters. The gates of a matrix are in the order o, i, f, g or r, z, n.
+parameters. The gates of a matrix are in the order i, f, g, o or r, z, n, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ def sigmoid(x: Array) -> Array:
 
 def unit(weights: Weights, at: str, x: Array, state: tuple[Array, ...], more: Array | None, cell: str) -> Any:
     """One step of the unit at `at`; `more` is a second input."""
-    gates = weights[f"{at}.input.weight"] @ x + weights[f"{at}.input.bias"]
-    if more is not None:
-        gates = gates + weights[f"{at}.more.weight"] @ more
-    product = weights[f"{at}.recurrent.weight"] @ state[0]
+    x = x if more is None else np.concatenate([x, more])
+    gates = weights[f"{at}.weight_ih"] @ x + weights[f"{at}.bias_ih"]
+    product = weights[f"{at}.weight_hh"] @ state[0] + weights[f"{at}.bias_hh"]
     if cell == "lstm":
-        o, i, f, g = np.split(gates + product, 4)
+        i, f, g, o = np.split(gates + product, 4)
         c = sigmoid(f) * state[1] + sigmoid(i) * np.tanh(g)
         return sigmoid(o) * np.tanh(c), c
-    product = product + weights[f"{at}.recurrent.bias"]
     (xr, xz, xn), (hr, hz, hn) = np.split(gates, 3), np.split(product, 3)
     r, z = sigmoid(xr + hr), sigmoid(xz + hz)
     return ((1 - z) * np.tanh(xn + r * hn) + z * state[0],)
@@ -58,7 +56,7 @@ def encode(weights: Weights, o: Options, x: Array) -> tuple[Array, list[tuple[Ar
         outputs, last = [], []
         for d, reverse in enumerate(reverses):
             at = f"encoder.layers.{n}.{d}"
-            width = weights[f"{at}.recurrent.weight"].shape[1]
+            width = weights[f"{at}.weight_hh"].shape[1]
             state: Any = (np.zeros(width),) * (2 if o.cell == "lstm" else 1)
             hidden = []
             for token in x[::-1] if reverse else x:

@@ -13,7 +13,7 @@ from transduce.models.parts import EncoderDecoder, initialize, is_changed
 from transduce.nn.embedding import TokenEmbedding
 from transduce.nn.masks import pad_memory, padding_mask
 from transduce.nn.positions import Positions
-from transduce.nn.recurrent import CELLS, Cell
+from transduce.nn.recurrent import CELLS, Cell, initialize_cell
 from transduce.nn.recurrent_decoder import (
     BahdanauDecoder,
     DecoderSizes,
@@ -95,7 +95,7 @@ class RecurrentModel(EncoderDecoder[RowState]):
         initialize(self)
         for module in self.modules():
             if isinstance(module, Cell):
-                module.initialize()
+                initialize_cell(module)
         self.tie(s, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:

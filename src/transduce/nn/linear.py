@@ -66,6 +66,11 @@ def linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor 
     return _ONEDNN(x, weight, bias, "none", [], "")
 
 
+def wide_linear(x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Tensor | None) -> Float[Tensor, "*B O"]:
+    """x W^T + b as float32 or wider, for any dtype of x and of the weights."""
+    return wide(linear(x.to(weight.dtype), weight, bias))
+
+
 def rounded_rows(n: int) -> int:
     """`n` rounded up to one of 16 counts per power of two, at least to a multiple of 16: at most 6 % more above 256."""
     step = max(16, 1 << max(0, (n - 1).bit_length() - 5))

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, wide
+from transduce.nn.linear import Linear, wide, wide_linear
 from transduce.nn.masks import attention_bias
-from transduce.nn.recurrent import CELLS, CellStepper, State, StepLinear
+from transduce.nn.recurrent import CELLS, State
 from transduce.nn.state import RowState
 from transduce.nn.state_attention import AdditiveAttention, StateAttention
 
@@ -39,10 +39,10 @@ class RecurrentDecoder(nn.Module, ABC):
     """Layers of units, with a readout: the hidden states [N, T, D] before the output matrix."""
 
     def __init__(self, sizes: DecoderSizes, *, d_more: int = 0) -> None:
-        """`d_more`: width of the first layer's second input."""
+        """`d_more`: width of what the first layer reads beside the embedded token."""
         super().__init__()
         d, cell = sizes.d_hidden, CELLS[sizes.cell]
-        layers = [cell(d if n else sizes.d_model, d, d_more=0 if n else d_more) for n in range(sizes.n_layers)]
+        layers = [cell(d if n else sizes.d_model + d_more, d) for n in range(sizes.n_layers)]
         self.layers: Any = nn.ModuleList(layers)
         self.dropout = Dropout(sizes.dropout)
         self.readout_scale = sizes.readout_scale
@@ -73,15 +73,26 @@ class RecurrentDecoder(nn.Module, ABC):
         """A bounded readout as the output matrix takes it."""
         return self.dropout(readout) * self.readout_scale
 
-    def _scan(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T H"]:
+    def _step(self, x: Float[Tensor, "N I"], states: Sequence[State]) -> list[State]:
+        """The states of all layers after the input x."""
+        new = list[State]()
+        for cell, state in zip(self.layers, states, strict=True):
+            new.append(cell(self.dropout(new[-1][0]) if new else x, state))
+        return new
+
+    def _hidden(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T H"]:
         """The hidden states of the last layer, where no step depends on attention."""
-        last, x = [], x.transpose(0, 1).contiguous()
-        for n, (cell, first) in enumerate(zip(self.layers, self._states(state), strict=True)):
-            found = cell(self.dropout(x) if n else x, first)
-            last.append(tuple(part[-1] for part in found))
-            x = found[0].to(x.dtype)
-        self._keep(last, state, len(x))
-        return x.transpose(0, 1)
+        states, outputs = self._states(state), list[Tensor]()
+        for now in _steps(x):
+            states = self._step(now, states)
+            outputs.append(states[-1][0])
+        self._keep(states, state, len(outputs))
+        return torch.stack(outputs, 1)
+
+
+def _steps(x: Float[Tensor, "N T D"]) -> Sequence[Float[Tensor, "N D"]]:
+    """The vectors of each step, contiguous."""
+    return x.transpose(0, 1).contiguous().unbind(0)
 
 
 class PlainDecoder(RecurrentDecoder):
@@ -96,7 +107,7 @@ class PlainDecoder(RecurrentDecoder):
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
         """See `RecurrentDecoder`."""
-        return self._scaled(self.readout(self._scan(x, state)).tanh())
+        return self._scaled(self.readout(self._hidden(x, state).to(x.dtype)).tanh())
 
 
 class AttentiveDecoder(RecurrentDecoder):
@@ -116,7 +127,7 @@ class AttentiveDecoder(RecurrentDecoder):
         return state
 
     def _context(self, query: Float[Tensor, "N T H"], state: RowState) -> Float[Tensor, "N T H"]:
-        """The contexts of projected queries; the beams of a sentence share its memory."""
+        """The contexts of states; the beams of a sentence share its memory."""
         kept = state.sentences
         grouped = query.unflatten(0, (-1, state.n_beams)).flatten(1, 2)  # [B, beams * T, H]
         return self.attention.attend(grouped, kept["keys"], kept["memory"], kept["bias"]).reshape(query.shape)
@@ -134,35 +145,13 @@ class LuongDecoder(AttentiveDecoder):
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
         """See `RecurrentDecoder`."""
-        hidden = wide(self._scan(x, state))
-        project = self.attention.project()
-        context = self._context(hidden if project is None else project(hidden), state)
+        hidden = self._hidden(x, state)
+        context = self._context(hidden, state)
         return self._scaled(self.readout(torch.cat([context, hidden], -1).to(x.dtype)).tanh())
 
 
-class _Loop:
-    """What one pass over a sequence needs of a decoder's layers, step by step."""
-
-    def __init__(self, decoder: AttentiveDecoder, x: Float[Tensor, "N T D"]) -> None:
-        layers = decoder.layers
-        self.first = wide(layers[0].input(x.transpose(0, 1).contiguous())).unbind(0)
-        self.project = decoder.attention.project()
-        self._more = StepLinear(layers[0].more)
-        self._inputs = [StepLinear(cell.input) for cell in layers[1:]]
-        self._units = [CellStepper(cell) for cell in layers]
-        self._dropout = decoder.dropout
-
-    def step(self, x: Float[Tensor, "N G"], more: Float[Tensor, "N M"], states: Sequence[State]) -> list[State]:
-        """The next states of all layers."""
-        gates, new = x + self._more(more), list[State]()
-        for n, (unit, state) in enumerate(zip(self._units, states, strict=True)):
-            gates = self._inputs[n - 1](self._dropout(new[-1][0])) if n else gates
-            new.append(unit(gates, state))
-        return new
-
-
 class InputFeedingDecoder(LuongDecoder):
-    """Luong's decoder with the readout of each step as a second input of the next (3.3)."""
+    """Luong's decoder, in which each step reads the readout of the one before beside the token (3.3)."""
 
     def __init__(self, sizes: DecoderSizes, attention: StateAttention) -> None:
         super().__init__(sizes, attention, d_more=sizes.d_model)
@@ -177,14 +166,12 @@ class InputFeedingDecoder(LuongDecoder):
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
         """See `RecurrentDecoder`."""
-        loop, readout, outputs = _Loop(self, x), StepLinear(self.readout), []
-        states, feed = self._states(state), state.rows["feed"]
-        for now in loop.first:
-            states = loop.step(now, feed, states)
+        states, feed, outputs = self._states(state), state.rows["feed"], list[Tensor]()
+        for now in _steps(x):
+            states = self._step(torch.cat([now, feed], -1), states)
             hidden = states[-1][0]
-            query = hidden if loop.project is None else loop.project(hidden)
-            context = self._context(query[:, None], state)[:, 0]
-            feed = readout(torch.cat([context, hidden], -1)).tanh()
+            context = self._context(hidden[:, None], state)[:, 0]
+            feed = wide_linear(torch.cat([context, hidden], -1), self.readout.weight, None).tanh()
             outputs.append(feed)
         self._keep(states, state, len(outputs))
         state.rows["feed"] = feed
@@ -192,7 +179,7 @@ class InputFeedingDecoder(LuongDecoder):
 
 
 class BahdanauDecoder(AttentiveDecoder):
-    """Attention of the state before the step; the context is a second input of the step (Bahdanau et al. 2015, A.1.2).
+    """Attention of the state before the step, which reads the context beside the token (Bahdanau et al. 2015, A.1.2).
 
     The readout is max of pairs of W [state before the step; embedding; context] (maxout, A.2.2).
     """
@@ -204,14 +191,12 @@ class BahdanauDecoder(AttentiveDecoder):
 
     def forward(self, x: Float[Tensor, "N T D"], state: RowState) -> Float[Tensor, "N T D"]:
         """See `RecurrentDecoder`."""
-        loop, read = _Loop(self, x), []
-        assert loop.project is not None
-        states = self._states(state)
-        for now in loop.first:
+        states, read = self._states(state), list[Tensor]()
+        for now in _steps(x):
             before = states[-1][0]
-            context = self._context(loop.project(before)[:, None], state)[:, 0]
+            context = self._context(before[:, None], state)[:, 0]
             read.append(torch.cat([before, context], -1))
-            states = loop.step(now, context, states)
+            states = self._step(torch.cat([now, context], -1), states)
         self._keep(states, state, len(read))
         pairs = self.readout(torch.cat([torch.stack(read, 1).to(x.dtype), x], -1))
         return self.dropout(torch.maximum(*pairs.chunk(2, -1)))

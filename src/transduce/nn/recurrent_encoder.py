@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transduce.nn.dropout import Dropout
-from transduce.nn.linear import Linear, wide
+from transduce.nn.linear import Linear, wide, wide_linear
 from transduce.nn.recurrent import CELLS, Cell, State
 
 DIRECTIONS: dict[str, tuple[bool, ...]] = {"both": (False, True), "forward": (False,), "backward": (True,)}
@@ -20,7 +20,7 @@ DIRECTIONS: dict[str, tuple[bool, ...]] = {"both": (False, True), "forward": (Fa
 class RecurrentEncoder(nn.Module):
     """Layers of units that read the source in one direction or in both; then their states are concatenated.
 
-    Padding is at the end. A unit that reads from the end starts with the last token, whatever the padding.
+    A unit that reads from the end starts with the last token, whatever the padding.
     """
 
     def __init__(
@@ -38,35 +38,28 @@ class RecurrentEncoder(nn.Module):
         self, x: Float[Tensor, "N S D"], mask: Bool[Tensor, "N 1 S"]
     ) -> tuple[Float[Tensor, "N S H"], list[State]]:
         """The states of the last layer at every token, and the last states [N, H] of every layer."""
-        x, lengths = x.transpose(0, 1).contiguous(), mask[:, 0].sum(1)
-        place = torch.arange(len(x), device=x.device)[:, None]
-        reverse = torch.where(place < lengths, lengths - 1 - place, place)  # [S, N]
-        last = (lengths - 1).clamp_min(0)[None]  # [1, N]
+        x, real = x.transpose(0, 1).contiguous(), mask.permute(2, 0, 1)  # [S, N, D], [S, N, 1]
         finals = []
         for n, layer in enumerate(self.layers):
             x = self.dropout(x) if n else x
             units = [
-                self._read(cell, x, reverse if is_reverse else None, last)
-                for cell, is_reverse in zip(layer, self.reverse, strict=True)
+                _read(cell, x, real, reverse=is_reverse) for cell, is_reverse in zip(layer, self.reverse, strict=True)
             ]
             x = torch.cat([hidden for hidden, _ in units], -1).to(x.dtype)
             finals.append(tuple(torch.cat(parts, -1) for parts in zip(*(final for _, final in units), strict=True)))
         return x.transpose(0, 1).contiguous(), finals
 
-    @staticmethod
-    def _read(
-        cell: Cell, x: Float[Tensor, "S N D"], reverse: Int[Tensor, "S N"] | None, last: Int[Tensor, "1 N"]
-    ) -> tuple[Float[Tensor, "S N H"], State]:
-        """The hidden states of a unit at every token, and its state [N, H] after all of them."""
-        first = wide(x).new_zeros(x.shape[1], cell.d_hidden)
-        states = cell(x if reverse is None else _at(x, reverse), (first,) * cell.n_states)
-        hidden = states[0] if reverse is None else _at(states[0], reverse)
-        return hidden, tuple(_at(part, last)[0] for part in states)
 
-
-def _at(x: Float[Tensor, "S N H"], place: Int[Tensor, "T N"]) -> Float[Tensor, "T N H"]:
-    """x[place[t, n], n] of every t and n."""
-    return x.gather(0, place[:, :, None].expand(-1, -1, x.shape[2]))
+def _read(
+    cell: Cell, x: Float[Tensor, "S N D"], real: Bool[Tensor, "S N 1"], *, reverse: bool
+) -> tuple[Float[Tensor, "S N H"], State]:
+    """The hidden states of a unit at every token, and its last state [N, H]. At padding the state stays as it is."""
+    state: State = (wide(x).new_zeros(x.shape[1], cell.hidden_size),) * cell.n_states
+    steps, outputs = list(zip(x.unbind(0), real.unbind(0), strict=True)), list[Tensor]()
+    for now, is_real in reversed(steps) if reverse else steps:
+        state = tuple(torch.where(is_real, new, old) for new, old in zip(cell(now, state), state, strict=True))
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if reverse else outputs), state
 
 
 class CopyBridge(nn.Module):
@@ -94,7 +87,7 @@ class DenseBridge(nn.Module):
         """The first state of every decoder layer."""
         width = finals[-1][0].shape[1]
         made = [
-            wide(part(x.to(part.weight.dtype))).tanh().split(width, 1)
+            wide_linear(x, part.weight, part.bias).tanh().split(width, 1)
             for part, x in zip(self.parts, finals[-1], strict=True)
         ]
         return list(zip(*made, strict=True))

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transduce.nn.attention import Attention, softmax_over_keys
-from transduce.nn.linear import Linear, wide
-from transduce.nn.recurrent import StepLinear
+from transduce.nn.linear import Linear, wide, wide_linear
 
 
 class StateAttention(Attention):
@@ -29,16 +28,12 @@ class StateAttention(Attention):
 
     @abstractmethod
     def scores(self, query: Float[Tensor, "B Q H"], keys: Float[Tensor, "B S H"]) -> Float[Tensor, "B Q S"]:
-        """The scores of projected queries."""
-
-    def project(self) -> StepLinear | None:
-        """The projection of queries, for one pass over a sequence; None if there is none."""
-        return None
+        """The scores of states."""
 
     def attend(
         self, query: Float[Tensor, "B Q H"], keys: Tensor, memory: Float[Tensor, "B S H"], bias: Tensor
     ) -> Float[Tensor, "B Q H"]:
-        """The contexts of projected queries; `bias` [B, 1, S] hides padding."""
+        """The contexts of states; `bias` [B, 1, S] hides padding."""
         return self.weights(query, keys, memory, bias)[:, 0] @ memory
 
     def weights(self, query: Tensor, keys: Tensor, memory: Tensor, bias: Tensor) -> Float[Tensor, "B 1 Q S"]:
@@ -83,13 +78,10 @@ class AdditiveAttention(StateAttention):
         """U m, and a bias."""
         return wide(self.key(memory))
 
-    def project(self) -> StepLinear:
-        """W s."""
-        return StepLinear(self.query)
-
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
         """[B, Q, S]."""
-        hidden = torch.tanh(query[:, :, None] + keys[:, None])  # [B, Q, S, H]
+        projected = wide_linear(query, self.query.weight, None)
+        hidden = torch.tanh(projected[:, :, None] + keys[:, None])  # [B, Q, S, H]
         return hidden @ wide(self.score.weight)[0]
 
 

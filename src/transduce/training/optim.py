@@ -109,12 +109,15 @@ def _build_adamw(
 
 
 def _build_muon(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """Muon on the matrices of linear layers, AdamW on embeddings, norms and biases."""
+    """Muon on the matrices of linear layers and recurrent units, AdamW on embeddings, norms and biases."""
     lr = resolved(settings.matrix_lr, "training.matrix_lr")
     by_rows: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             by_rows[module.rows if isinstance(module, Linear) else ()].append(module.weight)
+        elif isinstance(module, nn.RNNCellBase):
+            for weight in (module.weight_ih, module.weight_hh):
+                by_rows[(module.hidden_size,) * (len(weight) // module.hidden_size)].append(weight)
     groups = [{"params": ps, "peak_lr": lr, "rows": list(rows) or None} for rows, ps in by_rows.items()]
     taken = {id(p) for weights in by_rows.values() for p in weights}
     muon = Muon(groups, lr=lr, weight_decay=settings.weight_decay)

@@ -146,6 +146,13 @@ def test_muon_gets_the_matrices_of_linear_layers_and_adamw_the_rest(options: dic
     assert peaks == {id(p): 0.02 if id(p) in matrices else 0.003 for p in model.parameters()}
 
 
+def test_muon_gets_the_matrices_of_recurrent_units_gate_by_gate() -> None:
+    model, _ = make(kind="rnn", d_hidden=8, cell="gru")
+    optimizer = build_optimizer(model, settings(optimizer="muon", lr=0.003, matrix_lr=0.02))
+    by_gate = {id(p) for group in optimizer.param_groups if group.get("rows") == [8] * 3 for p in group["params"]}
+    assert by_gate == {id(p) for cell in model.decoder.layers for p in (cell.weight_ih, cell.weight_hh)}
+
+
 def test_muon_updates_projections_of_queries_keys_and_values_separately() -> None:
     """As three layers: a large gradient of one does not shrink the step of another."""
     model, _ = make(n_kv_heads=2)
