@@ -1,8 +1,11 @@
 // The C interface: checks what it is given, and turns exceptions into codes and messages.
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -61,20 +64,46 @@ void require(bool fine, const char* problem) {
     if (!fine) throw std::invalid_argument(problem);
 }
 
-constexpr int kMaxBeam = 512, kMaxThreads = 1024;
+constexpr int kMaxThreads = 1024;
 constexpr int32_t kMaxSource = 1 << 16, kMaxLimit = 1'000'000;
 constexpr double kForever = 1e9;  // seconds
 
-void check(const transduce_options& o) {
-    require(1 <= o.beam && o.beam <= kMaxBeam, "beam: must be from 1 to 512");
-    require(1 <= o.n_best && o.n_best <= o.beam, "n_best: must be from 1 to beam");
-    require(o.length_penalty >= 0 && o.length_penalty <= 10, "length_penalty: must be from 0 to 10");
-    require(o.scores == 1 || (o.scores == 0 && o.beam == 1), "scores: must be 0 or 1; a beam needs them");
-    require(o.stream == 0 || o.stream == 1, "stream: must be 0 or 1");
-    require(o.sampled == 0 || (o.sampled == 1 && o.beam == o.n_best && o.scores == 1), "sampled: must be 0 or 1; with beam = n_best and scores");
-    require(o.top_k >= 0, "top_k: must be at least 0");
-    require(o.temperature >= 0 && std::isfinite(o.temperature), "temperature: must be at least 0");
-    require(o.top_p >= 0 && o.top_p <= 1, "top_p: must be from 0 to 1");
+struct Option {
+    const char* name;
+    double least, most;
+    void (*set)(transduce::Request&, double);
+};
+
+const Option kOptions[] = {
+    {"beam", 1, 512, [](transduce::Request& r, double value) { r.options.beam = int(value); }},
+    {"n_best", 1, 512, [](transduce::Request& r, double value) { r.options.n_best = int(value); }},
+    {"length_penalty", 0, 10, [](transduce::Request& r, double value) { r.options.length_penalty = float(value); }},
+    {"no_repeat_ngram", 0, kMaxLimit, [](transduce::Request& r, double value) { r.options.no_repeat_ngram = int(value); }},
+    {"scores", 0, 1, [](transduce::Request& r, double value) { r.options.scores = value != 0; }},
+    {"stream", 0, 1, [](transduce::Request& r, double value) { r.stream = value != 0; }},
+    {"sample", 0, 1, [](transduce::Request& r, double value) { r.options.sampled = value != 0; }},
+    {"temperature", 0, FLT_MAX, [](transduce::Request& r, double value) { r.sampling.temperature = float(value); }},
+    {"top_k", 0, INT32_MAX, [](transduce::Request& r, double value) { r.sampling.top_k = int(value); }},
+    {"top_p", 0, 1, [](transduce::Request& r, double value) { r.sampling.top_p = value; }},
+};
+
+// A request with these options. A beam and samples need scores; samples have a row each.
+transduce::Request with_options(const transduce_option* options, int64_t n) {
+    transduce::Request request;
+    for (int64_t i = 0; i < n; i++) {
+        const char* name = options[i].name;
+        require(name, "options: a name must not be null");
+        const Option* found = std::find_if(std::begin(kOptions), std::end(kOptions), [=](const Option& o) { return !std::strcmp(o.name, name); });
+        if (found == std::end(kOptions)) throw std::invalid_argument(std::string(name) + ": no such option");
+        if (!(found->least <= options[i].value && options[i].value <= found->most))
+            throw std::invalid_argument(std::string(name) + ": out of range");
+        found->set(request, options[i].value);
+    }
+    transduce::SearchOptions& search = request.options;
+    if (search.sampled) search.beam = search.n_best;
+    require(search.n_best <= search.beam, "n_best: must be from 1 to beam");
+    search.scores |= search.beam > 1 || search.sampled;
+    return request;
 }
 
 // Item i of arrays that lie one behind another.
@@ -96,8 +125,9 @@ void check_allowed(const transduce_config& config, const transduce::Request& req
         require(std::binary_search(allowed.begin(), allowed.end(), id), "allowed: must contain the prefix");
 }
 
-std::shared_ptr<transduce::Request> request_of(const transduce_config& config, const transduce_sentences& s, int64_t i) {
-    auto request = std::make_shared<transduce::Request>();
+std::shared_ptr<transduce::Request> request_of(const transduce::Request& options, const transduce_config& config,
+                                               const transduce_sentences& s, int64_t i) {
+    auto request = std::make_shared<transduce::Request>(options);
     const int32_t limit = request->limit = s.limits[i];
     require(1 <= limit && limit <= kMaxLimit, "limits: must be from 1 to 1000000");
     request->ids = part(s.ids, s.offsets, i, 1, kMaxSource);
@@ -115,11 +145,9 @@ std::shared_ptr<transduce::Request> request_of(const transduce_config& config, c
     return request;
 }
 
-// Makes a request one for samples; returns the numbers that are left.
-const double* take_numbers(transduce::Request& request, const transduce_options& o, const double* numbers) {
-    request.options.sampled = true;
-    request.sampling = {o.temperature, o.top_k, o.top_p};
-    request.numbers.assign(numbers, numbers + size_t(o.n_best) * request.limit);
+// Takes the numbers of a request's samples; returns those that are left.
+const double* take_numbers(transduce::Request& request, const double* numbers) {
+    request.numbers.assign(numbers, numbers + size_t(request.options.n_best) * request.limit);
     for (const double number : request.numbers) require(0 <= number && number < 1, "numbers: must be of [0, 1)");
     return numbers + request.numbers.size();
 }
@@ -246,28 +274,27 @@ void transduce_client_free(transduce_client* client) {
     delete client;
 }
 
-int32_t transduce_submit(transduce_client* client, const transduce_options* options, const transduce_sentences* sentences,
-                         int64_t first_ticket, double seconds, int32_t works) {
+int32_t transduce_submit(transduce_client* client, const transduce_option* options, int64_t n_options,
+                         const transduce_sentences* sentences, int64_t first_ticket, double seconds, int32_t works) {
     return guarded([&] {
-        require(client && options && sentences, "client, options and sentences must not be null");
+        require(client && (options || n_options == 0) && sentences, "client, options and sentences must not be null");
         require(0 <= first_ticket && first_ticket <= INT64_MAX - INT32_MAX, "first_ticket: must be from 0 to 2^63 - 2^31");
-        check(*options);
+        transduce::Request asked = with_options(options, n_options);
+        asked.options.eos = client->config.eos, asked.deadline = time_after(seconds);
+        const bool sampled = asked.options.sampled;
         const transduce_sentences& s = *sentences;
         require(s.n >= 0 && s.n <= INT32_MAX, "n: must be from 0 to 2^31 - 1");
         require(s.n == 0 || (s.ids && s.offsets && s.limits), "ids, offsets and limits must not be null");
         require(!s.prefixes == !s.prefix_offsets, "prefixes and prefix_offsets: both or none");
-        require(s.n == 0 || !s.numbers == !options->sampled, "numbers: needed by sampling, and by nothing else");
-        require(!options->sampled || !(s.prefixes || s.allowed), "prefixes and allowed: not with sampling");
+        require(s.n == 0 || !s.numbers == !sampled, "numbers: needed by sampling, and by nothing else");
+        require(!sampled || !(s.prefixes || s.allowed), "prefixes and allowed: not with sampling");
         require(!s.allowed == !s.allowed_offsets, "allowed and allowed_offsets: both or none");
-        const transduce::Time deadline = time_after(seconds);
         const double* numbers = s.numbers;
         std::vector<std::shared_ptr<transduce::Request>> requests;
         for (int64_t i = 0; i < s.n; i++) {
-            requests.push_back(request_of(client->config, s, i));
-            transduce::Request& request = *requests.back();
-            request.options = {options->beam, options->n_best, options->length_penalty, options->scores == 1, false, client->config.eos};
-            request.stream = options->stream == 1, request.deadline = deadline, request.ticket = first_ticket + i;
-            if (options->sampled) numbers = take_numbers(request, *options, numbers);
+            requests.push_back(request_of(asked, client->config, s, i));
+            requests.back()->ticket = first_ticket + i;
+            if (sampled) numbers = take_numbers(*requests.back(), numbers);
         }
         client->client.queue->submit(client->client, std::move(requests), works == 1);
     });

@@ -14,7 +14,6 @@ constexpr int kLogitsAtOnce = 1 << 19;  // 2 MB
 void Network::draw(std::vector<Draw>& draws) {
     const int columns = model_.logits.columns, most = std::clamp(kLogitsAtOnce / columns, 1, 64);
     drawn_hidden_.reserve((size_t(most) + kSpareRows) * width_), drawn_logits_.reserve((size_t(most) + kSpareRows) * columns);
-    const int32_t banned[] = {model_.config.pad, model_.config.bos};
     for (size_t first = 0; first < draws.size(); first += most) {
         const int n = int(std::min<size_t>(most, draws.size() - first));
         for (int i = 0; i < n; i++) std::copy_n(hidden_ + draws[first + i].row * width_, width_, drawn_hidden_.data() + i * width_);
@@ -24,7 +23,7 @@ void Network::draw(std::vector<Draw>& draws) {
             Draw& draw = draws[first + i];
             float* logits = drawn_logits_.data() + size_t(i) * columns;
             hide_padding(model_.logits, logits, 0, columns);
-            draw.token = sampler_.draw(logits, model_.config.n_tgt, columns, banned, *draw.sampling, draw.number, draw.log_prob);
+            draw.token = sampler_.draw(logits, model_.config.n_tgt, columns, banned(draw.row, nullptr), *draw.sampling, draw.number, draw.log_prob);
         }
     }
 }

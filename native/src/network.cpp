@@ -19,7 +19,8 @@ Network::Network(const Model& model)
       screen_multiplier_(model.kernels.int8, model.screened_rows ? model.width : 1),
       pool_(model.config.n_decoder_layers, model.attention.bytes(model.heads)), source_positions_(model, model.encoder),
       target_positions_(model, model.decoder), width_(model.width), heads_stride_(row_stride(model.query_width)),
-      wide_stride_(row_stride(model.max_columns)), memory_stride_(row_stride(model.memory.columns)) {}
+      wide_stride_(row_stride(model.max_columns)), memory_stride_(row_stride(model.memory.columns)),
+      never_{model.config.pad, model.config.bos} {}
 
 void Network::reserve_rows(int rows) {
     if (rows <= capacity_) return;
@@ -302,10 +303,19 @@ void Network::hide_padding(const PackedMatrix& matrix, float* logits, int column
     for (int i = std::max(column, matrix.outputs); i < last; i++) logits[i - column] = kNever;
 }
 
+// Tokens that a row must not choose, or their places in a list.
+const std::vector<int32_t>& Network::banned(int row, const Shortlist* list) {
+    if (!banned_ && !list) return never_;
+    banned_of_row_.clear();
+    if (!list) banned_of_row_ = never_;
+    if (banned_)
+        for (const int32_t id : banned_[row]) banned_of_row_.push_back(list ? list->place(id) : id);
+    return banned_of_row_;
+}
+
 // Rows [first, first + rows) of a part, at most kRowsAtOnce, over the whole vocabulary or the part's list.
 void Network::take_exact(int first, int rows, const BestWanted& part) {
     const PackedMatrix& matrix = part.list ? part.list->logits() : model_.logits;
-    const int32_t banned[] = {model_.config.pad, model_.config.bos};
     multiplier_.convert(matrix, hidden_ + first * width_, width_, rows);
     for (int column = 0; column < matrix.columns; column += kLogitColumns) {
         const int last = std::min(matrix.columns, column + kLogitColumns);
@@ -316,7 +326,8 @@ void Network::take_exact(int first, int rows, const BestWanted& part) {
             int32_t forced = forced_ ? forced_[first + r] : -1;
             if (part.list) forced = part.list->place(forced);
             if (forced >= column && forced < last) best_[first + r].forced = logits[forced - column];
-            kernels_.take_logits(best_[first + r], logits, last - column, column, banned, part.list ? 0 : 2, part.scores);
+            const std::vector<int32_t>& never = banned(first + r, part.list);
+            kernels_.take_logits(best_[first + r], logits, last - column, column, never.data(), int(never.size()), part.scores);
         }
     }
     if (!part.list) return;
@@ -327,7 +338,6 @@ void Network::take_exact(int first, int rows, const BestWanted& part) {
 // The same by int8 bounds: one token a row, no scores.
 void Network::take_screened(int first, int rows) {
     screens_.resize(std::max(screens_.size(), size_t(rows)));
-    const int32_t banned[] = {model_.config.pad, model_.config.bos};
     const float* hidden = hidden_ + first * width_;
     screen_multiplier_.convert(model_.screen, hidden, width_, rows);
     for (int r = 0; r < rows; r++) kernels_.start_screen(screens_[r], hidden + r * width_, int(width_), screen_multiplier_.scales()[r]);
@@ -336,7 +346,7 @@ void Network::take_screened(int first, int rows) {
         screen_multiplier_.columns(model_.screen, column, last, logits_.data(), kLogitStride);
         for (int r = 0; r < rows; r++) {
             float* logits = logits_.data() + r * kLogitStride;
-            for (const int32_t id : banned)
+            for (const int32_t id : banned(first + r, nullptr))
                 if (id >= column && id < last) logits[id - column] = 2 * kNever;
             kernels_.take_bounds(screens_[r], logits, last - column, column, model_.screen.error.data() + column,
                                  model_.screen.norm.data() + column);

@@ -75,6 +75,8 @@ public:
     // After `step` or `read`: the best tokens of each row. `forced`: for each row a token whose logit is wanted too, or -1; null: for none.
     // Valid until the next call.
     const RowBest* best_tokens(const std::vector<BestWanted>& parts, const int32_t* forced);
+    // Tokens of each row of this step that are never chosen, besides padding and start; null: none.
+    void ban(const std::vector<int32_t>* tokens) { banned_ = tokens; }
     // After `step`: fills in tokens and log-probabilities.
     void draw(std::vector<Draw>& draws);
     // Takes back the blocks of a sentence.
@@ -103,6 +105,7 @@ private:
     void take_exact(int first, int rows, const BestWanted& part);
     void take_screened(int first, int rows);
     void decide(Screen& screen, int row);
+    const std::vector<int32_t>& banned(int row, const Shortlist* list);
 
     const Model& model_;
     const Kernels& kernels_;
@@ -116,6 +119,9 @@ private:
     const float* pending_ = nullptr;  // a bias that the next norm adds to x
     const float* hidden_ = nullptr;   // of the last step
     const int32_t* forced_ = nullptr; // of its rows
+    const std::vector<int32_t>* banned_ = nullptr;
+    const std::vector<int32_t> never_;  // padding and start
+    std::vector<int32_t> banned_of_row_;
     std::vector<int> row_position_;
     Buffer<char> source_keys_, source_values_;
     Buffer<float> scratch_, logits_;

@@ -13,7 +13,7 @@ constexpr float kCoolest = 1e-30f;  // lower temperatures are as good as 0, and 
 
 }  // namespace
 
-int32_t Sampler::draw(float* logits, int n, int columns, const int32_t (&banned)[2], const Sampling& sampling, double number,
+int32_t Sampler::draw(float* logits, int n, int columns, const std::vector<int32_t>& banned, const Sampling& sampling, double number,
                       float& log_prob) {
     const int n_groups = columns / kGroupColumns;
     maxima_.resize(n_groups), sums_.resize(n_groups), weights_.resize(columns);

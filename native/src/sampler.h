@@ -20,9 +20,10 @@ class Sampler {
 public:
     explicit Sampler(const Kernels& kernels) : kernels_(kernels) {}
 
-    // The first `n` of `columns` logits are tokens; the others, and two tokens, are never drawn. `number`, of [0, 1), decides.
+    // The first `n` of `columns` logits are tokens; the others, and those that are banned, are never drawn. `number`, of [0, 1), decides.
     // `log_prob`: of the token, before temperature and cuts. -1: the logits are not numbers. Changes `logits`.
-    int32_t draw(float* logits, int n, int columns, const int32_t (&banned)[2], const Sampling& sampling, double number, float& log_prob);
+    int32_t draw(float* logits, int n, int columns, const std::vector<int32_t>& banned, const Sampling& sampling, double number,
+                 float& log_prob);
 
 private:
     struct Token {

@@ -6,9 +6,9 @@
 
 namespace transduce {
 
-void Search::start(const SearchOptions& options, int limit, int32_t bos, const std::vector<int32_t>& prefix) {
-    options_ = options, prefix_ = &prefix, limit_ = limit, length_ = 0, n_ended_ = 0;
-    live_.assign(1, {0, 0, bos, -1, 0});
+void Search::start(const SearchOptions& options, int limit, const std::vector<int32_t>& prompt, const std::vector<int32_t>& prefix) {
+    options_ = options, prompt_ = &prompt, prefix_ = &prefix, limit_ = limit, length_ = 0, n_ended_ = 0;
+    live_.assign(1, {0, 0, prompt.back(), -1, 0});
     history_.clear(), finished_.clear();
     if (options.sampled) finished_.resize(options.n_best);
 }
@@ -22,6 +22,18 @@ std::vector<int32_t> Search::path_to(int node) const {
     for (; node >= 0; node = history_[node].before) tokens.push_back(history_[node].token);
     std::reverse(tokens.begin(), tokens.end());
     return tokens;
+}
+
+void Search::repeating_tokens(int row, std::vector<int32_t>& tokens) const {
+    const size_t n = size_t(options_.no_repeat_ngram);
+    if (!n || forced_token() >= 0) return;
+    std::vector<int32_t> ids = *prompt_;
+    const std::vector<int32_t> path = path_to(live_[row].node);
+    ids.insert(ids.end(), path.begin(), path.end());
+    if (ids.size() < n) return;
+    const auto last = ids.end() - (n - 1);  // the first n - 1 tokens of the next n-gram
+    for (auto gram = ids.begin(); gram + (n - 1) != ids.end(); ++gram)
+        if (std::equal(last, ids.end(), gram)) tokens.push_back(gram[n - 1]);
 }
 
 // Keeps a hypothesis among the n_best; `node` is that of its last token.

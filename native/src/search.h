@@ -12,6 +12,7 @@ struct SearchOptions {
     float length_penalty = 1;
     bool scores = true;  // false (greedy only): log-probabilities are not known
     bool sampled = false;  // `n_best` samples instead, in their order; the beam is their number
+    int no_repeat_ngram = 0;  // no n-gram of this length occurs twice, except in a prefix; 0: off
     int32_t eos = 0;
 };
 
@@ -30,8 +31,9 @@ struct Finished {
 
 class Search {
 public:
-    // Forgets everything; one live hypothesis without tokens. Every hypothesis starts with `prefix`, which must outlive the search.
-    void start(const SearchOptions& options, int limit, int32_t bos, const std::vector<int32_t>& prefix);
+    // Forgets everything; one live hypothesis without tokens. Every hypothesis starts with `prefix` and continues `prompt`, whose
+    // last token is read first. Both must outlive the search.
+    void start(const SearchOptions& options, int limit, const std::vector<int32_t>& prompt, const std::vector<int32_t>& prefix);
 
     int n_live() const { return int(live_.size()); }
     int length() const { return length_; }
@@ -41,6 +43,9 @@ public:
     int parent(int row) const { return live_[row].parent; }
     // The token of the prefix that comes next; -1: the prefix is complete.
     int32_t forced_token() const { return length_ < int(prefix_->size()) ? (*prefix_)[length_] : -1; }
+
+    // Appends the tokens after which an n-gram of this row would occur a second time; none where a token is forced.
+    void repeating_tokens(int row, std::vector<int32_t>& tokens) const;
 
     // Extends the live hypotheses by the best of all their continuations, best first: 2 * beam of them or, for a beam of 1 or in a
     // prefix, one; fewer if there are no more. True when the search is done.
@@ -75,7 +80,7 @@ private:
     std::vector<int32_t> path_to(int node) const;
 
     SearchOptions options_;
-    const std::vector<int32_t>* prefix_ = nullptr;
+    const std::vector<int32_t>*prompt_ = nullptr, *prefix_ = nullptr;
     int limit_ = 0, length_ = 0, n_ended_ = 0;
     std::vector<Live> live_, next_;
     std::vector<Node> history_;

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define TRANSDUCE_ABI_VERSION 8
+#define TRANSDUCE_ABI_VERSION 9
 #if defined(__GNUC__)
 #define TRANSDUCE_API __attribute__((visibility("default")))
 #else
@@ -95,17 +95,12 @@ TRANSDUCE_API int32_t transduce_client_fd(transduce_client* client, int32_t* fd)
 TRANSDUCE_API void transduce_client_close(transduce_client* client);
 TRANSDUCE_API void transduce_client_free(transduce_client* client);
 
-/* Beam search, or greedy search with a beam of 1. */
+/* A decoding option, by its name in transduce/config/decoding.py. In addition `stream`, 1: tokens are reported as soon as no hypothesis
+ * that may still be the best differs in them. Options that are not given: greedy search. `sample` needs numbers, and no prefixes. */
 typedef struct {
-    int32_t beam, n_best;
-    int32_t scores;  /* 0: greedy search leaves out log-probabilities (they are 0) */
-    int32_t stream;  /* 1: tokens are reported as soon as no hypothesis that may still be the best differs in them */
-    float length_penalty;
-    int32_t sampled;  /* 1: `n_best` samples instead of a search; beam must be n_best, and there must be no prefixes */
-    int32_t top_k;    /* 0: all tokens */
-    float temperature;
-    double top_p;     /* 1: all tokens */
-} transduce_options;
+    const char* name;
+    double value;
+} transduce_option;
 
 /* The ids of sentence i are ids[offsets[i]] to ids[offsets[i + 1] - 1]. Its output starts with its prefix, likewise in `prefixes`
  * (null: no prefixes), and has at most limits[i] tokens, the prefix and the end included. It consists of the tokens `allowed`,
@@ -125,8 +120,8 @@ typedef struct {
 /* Adds sentences, all or none, with the tickets first_ticket, first_ticket + 1, ..., which no sentence of the client may have that
  * has not ended. They expire after `seconds` (infinity: never). `works`: 1 if this thread calls `transduce_work` next. Everything is
  * copied. */
-TRANSDUCE_API int32_t transduce_submit(transduce_client* client, const transduce_options* options, const transduce_sentences* sentences,
-                                       int64_t first_ticket, double seconds, int32_t works);
+TRANSDUCE_API int32_t transduce_submit(transduce_client* client, const transduce_option* options, int64_t n_options,
+                                       const transduce_sentences* sentences, int64_t first_ticket, double seconds, int32_t works);
 /* The sentence ends at the next step of the search; its end is reported. No effect if it has ended. */
 TRANSDUCE_API int32_t transduce_cancel(transduce_client* client, int64_t ticket);
 /* Decodes in this thread until all sentences of a client have ended, or for about `seconds`; `n_open`: how many have not ended. */

@@ -65,7 +65,7 @@ void Worker::start_new() {
         Slot& slot = *active_[i];
         const Request& request = *slot.request;
         const bool prompt = model_.config.decoder_only;  // the last token of a prompt is read in the first step
-        slot.search.start(request.options, request.limit, prompt ? request.ids.back() : model_.config.bos, request.prefix);
+        slot.search.start(request.options, request.limit, prompt ? request.ids : start_, request.prefix);
         slot.list.start(model_, request.allowed);
         sources_.push_back({request.ids.data(), int(request.ids.size()) - prompt});
         states_.push_back(&slot.state);
@@ -80,8 +80,8 @@ void Worker::start_new() {
 
 // Fills in the rows of this step.
 void Worker::gather_rows() {
-    states_.clear(), tokens_.clear(), forced_.clear(), wanted_.clear();
-    any_forced_ = false;
+    states_.clear(), tokens_.clear(), forced_.clear(), wanted_.clear(), repeats_.clear();
+    any_forced_ = any_repeats_ = false;
     for (Slot* slot : active_) {
         const Search& search = slot->search;
         const SearchOptions& options = slot->request->options;
@@ -89,7 +89,11 @@ void Worker::gather_rows() {
         const int32_t forced = search.forced_token();
         any_forced_ |= forced >= 0;
         states_.push_back(&slot->state);
-        for (int r = 0; r < rows; r++) tokens_.push_back(search.last_token(r)), forced_.push_back(forced);
+        for (int r = 0; r < rows; r++) {
+            tokens_.push_back(search.last_token(r)), forced_.push_back(forced), repeats_.emplace_back();
+            search.repeating_tokens(r, repeats_.back());
+            any_repeats_ |= !repeats_.back().empty();
+        }
         const BestWanted wish{0, k, options.scores, slot->list.empty() ? nullptr : &slot->list};
         if (wanted_.empty() || !same_wish(wanted_.back(), wish)) wanted_.push_back(wish);
         wanted_.back().rows += rows;
@@ -101,6 +105,7 @@ void Worker::step() {
     if (n_started_ < active_.size()) start_new();
     gather_rows();
     network_->step(states_.data(), int(states_.size()), tokens_);
+    network_->ban(any_repeats_ ? repeats_.data() : nullptr);
     const RowBest* best = network_->best_tokens(wanted_, any_forced_ ? forced_.data() : nullptr);
     draw_samples();
     const Draw* draws = draws_.data();

@@ -25,7 +25,7 @@ public:
         int n_certain = 0;             // all of them
     };
 
-    explicit Worker(const Model& model) : model_(model) {}
+    explicit Worker(const Model& model) : model_(model), start_{model.config.bos} {}
 
     bool empty() const { return active_.empty(); }
     int n_rows() const { return int(tokens_.size()); }  // of the last step
@@ -68,6 +68,7 @@ private:
     bool extend_samples(Slot& slot, const Draw* draws);
 
     const Model& model_;
+    const std::vector<int32_t> start_;  // the prompt of a model with an encoder
     std::unique_ptr<Network> network_;
     std::vector<std::unique_ptr<Slot>> slots_;
     std::vector<Slot*> free_, active_;
@@ -76,7 +77,8 @@ private:
     std::vector<Source> sources_;
     std::vector<Sentence*> states_;
     std::vector<int32_t> tokens_, forced_;  // of each row
-    bool any_forced_ = false;
+    std::vector<std::vector<int32_t>> repeats_;  // of each row, tokens that would repeat an n-gram
+    bool any_forced_ = false, any_repeats_ = false;
     std::vector<BestWanted> wanted_;
     std::vector<Continuation> continuations_;
     std::vector<Draw> draws_;

@@ -80,29 +80,30 @@ struct Model {
 
 // What may be asked, by its number: sentence and options.
 struct Request {
-    explicit Request(int number) : options{1, 1, 1, 0, 0.6f, 0, 0, 1, 1} {
+    explicit Request(int number) {
         std::mt19937 random(number);
         for (int i = 0, n = 1 + number % 9; i < n; i++) ids.push_back(4 + int(random() % (kTokens - 4)));
         const int beams[] = {1, 1, 3, 5, 2};
-        options.beam = options.n_best = beams[number % 5];
-        options.stream = number % 2;
-        if (number % 5 == 1) options.scores = 0;
-        if (number % 5 == 4) options.sampled = 1;
+        const double n_best = beams[number % 5], scores = number % 5 != 1, sample = number % 5 == 4, ngram = number % 3;
+        options = {{"beam", n_best}, {"n_best", n_best}, {"length_penalty", 0.6}, {"no_repeat_ngram", ngram},
+                   {"scores", scores}, {"stream", double(number % 2)}, {"sample", sample}};
+        sampled = number % 5 == 4;
         for (int id = 1; number % 5 == 2 && id < kTokens; id += 2) allowed.push_back(id);
-        for (int i = 0; i < options.n_best * kLimit; i++) numbers.push_back(double(random()) / 4294967296.0);
+        for (int i = 0; i < beams[number % 5] * kLimit; i++) numbers.push_back(double(random()) / 4294967296.0);
     }
     void submit(transduce_client* client, int64_t ticket, double seconds, bool works) const {
         const int64_t offsets[] = {0, int64_t(ids.size())}, allowed_offsets[] = {0, int64_t(allowed.size())};
         const int32_t limit = kLimit;
         const transduce_sentences sentences{
             ids.data(), offsets, nullptr, nullptr, allowed.empty() ? nullptr : allowed.data(), allowed.empty() ? nullptr : allowed_offsets,
-            &limit, options.sampled ? numbers.data() : nullptr, 1,
+            &limit, sampled ? numbers.data() : nullptr, 1,
         };
-        CHECK(transduce_submit(client, &options, &sentences, ticket, seconds, works) == 0);
+        CHECK(transduce_submit(client, options.data(), int64_t(options.size()), &sentences, ticket, seconds, works) == 0);
     }
     std::vector<int32_t> ids, allowed;
     std::vector<double> numbers;
-    transduce_options options;
+    std::vector<transduce_option> options;
+    bool sampled = false;
 };
 constexpr int kRequests = 25;
 

@@ -39,6 +39,7 @@ def beam_search(
     n_best: int = 1,
     patience: float = 1.0,
     forced: Sequence[int] = (),
+    no_repeat_ngram: int = 0,
 ) -> list[tuple[tuple[int, ...], float, float, bool]]:
     """The n_best of a beam search as `transduce.decoding.search.beam_search` defines it; the last field: finished."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -49,11 +50,14 @@ def beam_search(
             for log_prob, prefix in live
             for token, more in enumerate(next_log_probs(src, prefix))
             if token not in (PAD, BOS) and (length > len(forced) or token == forced[length - 1])
+            if length <= len(forced) or not repeats((*prefix, token), no_repeat_ngram)
         ]
         options.sort(key=lambda one: -one[0])
         ended += [(ids[:-1], value, value / length**alpha) for value, ids in options[:beam] if ids[-1] == EOS]
         live = [one for one in options if one[1][-1] != EOS][:beam]
         ended.sort(key=lambda one: -one[2])
+        if not live:
+            return [(*one, True) for one in ended][:n_best]
         enough = len(ended) >= beam * patience and ended[0][2] >= live[0][0] / length**alpha
         if enough:
             break
@@ -63,3 +67,9 @@ def beam_search(
     if length == max_length and not enough:
         found += [(ids, value, value / length**alpha, False) for value, ids in live]
     return found[:n_best] if math.isfinite(found[0][1]) else []
+
+
+def repeats(ids: Sequence[int], n: int) -> bool:
+    """Whether the last n-gram of `ids` occurs before."""
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)] if n else []
+    return bool(grams) and grams[-1] in grams[:-1]

@@ -1,4 +1,4 @@
-"""What search and sampling may choose: forced prefixes and lists of allowed tokens, as tensors."""
+"""Tokens that search and sampling may choose: forced prefixes, lists of allowed tokens, and no repeated n-grams."""
 
 from __future__ import annotations
 
@@ -27,6 +27,19 @@ def pad_lists(lists: Sequence[np.ndarray | None] | None, src: Tensor) -> Int[Ten
     most = max(map(len, rows), default=0)
     padded = [np.pad(row, (0, most - len(row)), mode="edge") for row in rows]
     return torch.from_numpy(np.array(padded, np.int64).reshape(len(src), most)).to(src.device)
+
+
+def repeating_tokens(ids: Int[Tensor, "*N T"], n: int) -> Int[Tensor, "*N w"]:
+    """The tokens after which an n-gram of `ids` would occur a second time, and padding.
+
+    >>> repeating_tokens(torch.tensor([5, 6, 7, 5, 6]), 3).tolist()
+    [7, 0, 0]
+    """
+    if ids.shape[-1] < n:
+        return ids[..., :0]
+    grams = ids.unfold(-1, n, 1)  # [*N, w, n]
+    last = ids[..., ids.shape[-1] - n + 1 :]
+    return grams[..., -1].masked_fill((grams[..., :-1] != last[..., None, :]).any(-1), PAD)
 
 
 def keep_tokens(known: Float[Tensor, "N V"], tokens: Int[Tensor, "N A"]) -> Float[Tensor, "N V"]:

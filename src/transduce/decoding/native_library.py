@@ -19,7 +19,7 @@ import numpy as np
 from transduce.data.examples import Ids
 from transduce.errors import SettingsError, TransduceError
 
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 _NAME = "libtransduce_native.so"
 _INVALID = 1
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
@@ -53,7 +53,7 @@ def load_library() -> ctypes.CDLL | str:
         "queue_load": [pointer, pointer],
         "client_new": [pointer, pointer],
         "client_fd": [pointer, pointer],
-        "submit": [pointer, pointer, pointer, int64, double, int32],
+        "submit": [pointer, pointer, int64, pointer, int64, double, int32],
         "cancel": [pointer, int64],
         "work": [pointer, double, pointer],
         "serve": [pointer],

@@ -9,6 +9,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,16 +43,19 @@ OnToken = Callable[[int, int], None]
 """Called with the place of a source and the next token of its output."""
 
 
-class Options(ctypes.Structure):
-    """`transduce_options` of native/src/transduce_native.h."""
+Options = tuple[tuple[str, float], ...]
+"""The names and values of decoding options, as the library takes them."""
 
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("beam", "n_best", "scores", "stream")),
-        ("length_penalty", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("sampled", "top_k")),
-        ("temperature", ctypes.c_float),
-        ("top_p", ctypes.c_double),
-    ]
+
+class _Option(ctypes.Structure):
+    """`transduce_option` of native/src/transduce_native.h."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_double)]
+
+
+@lru_cache(64)
+def _array_of(options: Options) -> ctypes.Array[_Option]:
+    return (_Option * len(options))(*(_Option(name.encode(), value) for name, value in options))
 
 
 class Sentences(ctypes.Structure):
@@ -74,14 +78,26 @@ def native_options(options: TranslationOptions, settings: DecodingSettings, *, s
     if options.sampling is not None:  # samples share no tokens
         return sampling_options(options.sampling, options.n_best, stream=stream and options.n_best == 1)
     decoding = options.over(settings)
-    scores = options.scores or decoding.beam > 1
-    return Options(decoding.beam, options.n_best, scores, stream, decoding.length_penalty, top_p=1.0)
+    return (
+        ("beam", decoding.beam),
+        ("n_best", options.n_best),
+        ("length_penalty", decoding.length_penalty),
+        ("scores", options.scores),
+        ("stream", stream),
+    )
 
 
 def sampling_options(sampling: Sampling, n_samples: int = 1, *, stream: bool = False) -> Options:
     """Options that draw `n_samples` per source."""
     s = sampling
-    return Options(n_samples, n_samples, 1, stream, 1.0, 1, min(s.top_k, _MOST_TOKENS), s.temperature, s.top_p)
+    return (
+        ("sample", 1),
+        ("n_best", n_samples),
+        ("temperature", s.temperature),
+        ("top_k", min(s.top_k, _MOST_TOKENS)),
+        ("top_p", s.top_p),
+        ("stream", stream),
+    )
 
 
 class NativeQueue:
@@ -232,8 +248,9 @@ class NativeClient:
         allowed: _Arrays
         numbers: _Arrays
         prefixes, allowed, numbers = (None, None), (None, None), (None,)
-        if options.sampled:
-            numbers = (_numbers(sources, options.n_best, seed),)
+        given = dict(options)
+        if given.get("sample"):
+            numbers = (_numbers(sources, int(given["n_best"]), seed),)
         else:
             if any(source.prefix for source in sources):
                 prefixes = packed([source.prefix for source in sources])
@@ -242,8 +259,9 @@ class NativeClient:
         arrays = (*ids, *prefixes, *allowed, limits, *numbers)
         sentences = Sentences(*(None if values is None else address(values) for values in arrays), n)
         submit = self._library.transduce_submit
-        references = ctypes.byref(options), ctypes.byref(sentences)
-        check(self._library, submit(self._handle, *references, first_ticket, seconds, works))
+        array_of = _array_of(options)
+        code = submit(self._handle, array_of, len(options), ctypes.byref(sentences), first_ticket, seconds, works)
+        check(self._library, code)
 
     def cancel(self, ticket: int) -> None:
         """End a sentence at the next step; no effect if it has ended."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.constraints import keep_tokens, pad_prefixes
+from transduce.decoding.constraints import keep_tokens, pad_prefixes, repeating_tokens
 from transduce.decoding.engine import Hypothesis, Watch, sample_numbers
 from transduce.decoding.options import Sampling
 from transduce.decoding.search import Stepper, check_limits
@@ -65,24 +65,36 @@ def sample(
     seeds: Sequence[tuple[int, ...]],
     sampling: Sampling,
     n_samples: int = 1,
-    first: Int[Tensor, " B"] | None = None,
+    no_repeat_ngram: int = 0,
+    prompts: Int[Tensor, "B T"] | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """`n_samples` outputs of every sentence, in the order drawn. `seeds`: one a sentence, the seed of its numbers.
 
-    `first`: the token that each output begins after; BOS where none is given. `prefixes`: of each sentence the tokens
-    that its outputs start with. `watch` sees the tokens as they come.
+    `prompts`: the tokens that the outputs continue, BOS if not given; `src` has all but the last of them, if any.
+    `prefixes`: of each sentence the tokens that its outputs start with. `no_repeat_ngram`: no n-gram of this length
+    occurs twice in a prompt and its output, except in a prefix; 0: off. `watch` sees the tokens as they come.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
     """
     limits = check_limits(max_length, len(src))
     if not len(src):
         return []
     numbers = torch.from_numpy(_numbers(seeds, n_samples, int(limits.max()))).to(src.device)  # [B, n, C]
-    first = torch.full((len(src),), BOS, device=src.device) if first is None else first
+    prompts = torch.full((len(src), 1), BOS, device=src.device) if prompts is None else prompts
     with torch.inference_mode():
         forced = pad_prefixes(prefixes, src)
-        return _sample(model, src, first, limits.to(src.device), numbers, forced, sampling=sampling, watch=watch)
+        return _sample(
+            model,
+            src,
+            prompts,
+            limits.to(src.device),
+            numbers,
+            forced,
+            sampling=sampling,
+            no_repeat_ngram=no_repeat_ngram,
+            watch=watch,
+        )
 
 
 def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
@@ -93,19 +105,22 @@ def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> n
 def _sample(
     model: Stepper,
     src: Tensor,
-    first: Int[Tensor, " B"],
+    prompts: Int[Tensor, "B T"],
     limits: Int[Tensor, " B"],
     numbers: Float[Tensor, "B n C"],
     forced: Int[Tensor, "B P"],
     *,
     sampling: Sampling,
+    no_repeat_ngram: int,
     watch: Watch | None,
 ) -> list[list[Hypothesis]]:
     n_samples, capacity = numbers.shape[1:]
     results: list[list[Hypothesis]] = [[] for _ in src]
     number = torch.arange(len(src), device=src.device)
-    ids = torch.full((len(src), n_samples, capacity), PAD, device=src.device)
-    token = first[:, None].repeat(1, n_samples)
+    n_before = prompts.shape[1]
+    before = prompts[:, None].repeat(1, n_samples, 1)
+    ids = torch.cat([before, before.new_full((len(src), n_samples, capacity), PAD)], 2)
+    token = before[:, :, -1]
     log_prob = torch.zeros(len(src), n_samples, dtype=torch.float64, device=src.device)
     n_ids = torch.zeros_like(token)
     ended = torch.zeros_like(token, dtype=torch.bool)
@@ -114,20 +129,25 @@ def _sample(
         logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)
         logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=src.device), -math.inf)
-        if length <= forced.shape[1]:
-            logits = keep_tokens(logits, forced[:, length - 1 : length].repeat_interleave(n_samples, 0))
+        must = forced[:, length - 1 : length] if length <= forced.shape[1] else None
+        if no_repeat_ngram:
+            repeats = repeating_tokens(ids[:, :, : n_before + length - 1], no_repeat_ngram)
+            repeats = repeats if must is None else repeats.masked_fill((must != PAD)[:, None], PAD)
+            logits = logits.scatter(1, repeats.flatten(0, 1), -math.inf)
+        if must is not None:
+            logits = keep_tokens(logits, must.repeat_interleave(n_samples, 0))
         drawn = draw(filter_logits(logits, sampling).softmax(-1), numbers[:, :, length - 1].flatten())
         log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
         token = drawn.view_as(token)
         going = ~ended & (token != EOS)
-        ids[:, :, length - 1] = token.masked_fill(~going, PAD)
+        ids[:, :, n_before + length - 1] = token.masked_fill(~going, PAD)
         n_ids += going
         if watch is not None:
-            watch(number.tolist(), ids[:, :, length - 1].tolist())
+            watch(number.tolist(), ids[:, :, n_before + length - 1].tolist())
         ended |= token == EOS
         done = (ended.all(1) | (limits <= length)).nonzero().squeeze(1)
         if len(done):
-            rows = (x[done].tolist() for x in (number, ids, log_prob, n_ids, ended))
+            rows = (x[done].tolist() for x in (number, ids[:, :, n_before:], log_prob, n_ids, ended))
             for place, *sentence in zip(*rows, strict=True):
                 results[place] = [_hypothesis(*one) for one in zip(*sentence, strict=True)]
             stay = (~(ended.all(1) | (limits <= length))).nonzero().squeeze(1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes
+from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes, repeating_tokens
 from transduce.decoding.engine import Hypothesis
 from transduce.nn.masks import SourceInput
 from transduce.nn.state import DecodingState
@@ -50,6 +49,7 @@ def beam_search(
     length_penalty: float = 1.0,
     n_best: int = 1,
     patience: float = 1.0,
+    no_repeat_ngram: int = 0,
     prefixes: Sequence[Sequence[int]] | None = None,
     allowed: Sequence[np.ndarray | None] | None = None,
 ) -> list[list[Hypothesis]]:
@@ -69,6 +69,8 @@ def beam_search(
 
     `prefixes`: of each sentence the tokens that all its hypotheses start with; they count in scores and lengths.
     `allowed`: of each sentence the tokens that have a probability, None: all. They must contain its prefix.
+    `no_repeat_ngram`: no n-gram of this length occurs twice in a hypothesis (Paulus et al. 2018, 2.5), except in its
+    prefix; 0: off. Tokens that would repeat one are never chosen, though their probability counts.
 
     The second rule never changes a result. With patience `inf` only the last two hold, and the search gives up nothing.
     """
@@ -83,6 +85,7 @@ def beam_search(
         search = _BeamState(
             limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience
         )
+        search.no_repeat_ngram = no_repeat_ngram
         search.prefixes = pad_prefixes(prefixes, src)
         search.allowed = pad_lists(allowed, src)
         state = model.start(src, capacity=search.capacity, n_beams=beam)
@@ -129,6 +132,7 @@ class _BeamState:
         self.limits, self._next_limit = limits, int(limits.min())
         self.prefixes = limits.new_empty((*size, 0))  # tokens that come first; padding: any
         self.allowed = self.prefixes
+        self.no_repeat_ngram = 0
         self._n_done, self._any_ended = 0, False
 
     def extend(self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]) -> Int[Tensor, " N"] | None:
@@ -151,16 +155,21 @@ class _BeamState:
         self, logits: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N D"]
     ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
         """The 2 * beam best continuations of every sentence: sums, beams, tokens. What is done gets no logits."""
-        n, search = 2 * self.beam, partial(_best_continuations, banned=(PAD, BOS))
+        n, search = 2 * self.beam, _best_continuations
+        banned = torch.tensor([PAD, BOS], device=hidden.device).expand(self.n_sentences, self.beam, 2)
+        if self.no_repeat_ngram:
+            repeats = repeating_tokens(self.live_ids[:, :, : self.length], self.no_repeat_ngram)
+            banned = torch.cat([banned, repeats], 2)
         allowed = self.allowed if self.allowed.shape[1] else None
         forced = self.prefixes[:, self.length] if self.length < self.prefixes.shape[1] else None
         if not self._n_done:
-            return search(logits, hidden, self.live, n, forced=forced, allowed=allowed)
+            return search(logits, hidden, self.live, n, banned=banned, forced=forced, allowed=allowed)
         going = (~self.done).nonzero().squeeze(1)
         hidden = hidden.unflatten(0, (-1, self.beam)).index_select(0, going).flatten(0, 1)
         forced = None if forced is None else forced.index_select(0, going)
         allowed = None if allowed is None else allowed.index_select(0, going)
-        found = search(logits, hidden, self.live.index_select(0, going), n, forced=forced, allowed=allowed)
+        live, banned = self.live.index_select(0, going), banned.index_select(0, going)
+        found = search(logits, hidden, live, n, banned=banned, forced=forced, allowed=allowed)
         values = self.live.new_full((self.n_sentences, n), _DEAD)
         parent = (torch.arange(n, device=going.device) % self.beam).repeat(self.n_sentences, 1)  # each from itself
         whole = values, parent, torch.full_like(parent, PAD)
@@ -281,35 +290,38 @@ def _best_continuations(
     log_prob: Float[Tensor, "B k"],
     n: int,
     *,
-    banned: Sequence[int] = (),
+    banned: Int[Tensor, "B k b"],
     forced: Int[Tensor, " B"] | None = None,
     allowed: Int[Tensor, "B A"] | None = None,
 ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"], Int[Tensor, "B n"]]:
     """The n best of log_prob[b, i] + log_softmax(logits(hidden[b * k + i])) of every sentence b, best first.
 
     Returns the sums, the beams i and the tokens, [B, n] each; n is at most the number of continuations of one beam.
-    Tokens that are `banned` are never chosen, though their probability counts; only its `forced` token is, in sentences
-    where that is not padding. Only `allowed` tokens have a probability. Log-probabilities are float32.
+    Tokens that are `banned` for a beam are never chosen, though their probability counts; only its `forced` token is,
+    in sentences where that is not padding. Only `allowed` tokens have a probability. Log-probabilities are float32.
     On a CPU some rows at a time go from hidden states to the best, so that their logits never leave its cache.
     """
     n_sentences, beam = log_prob.shape
     at_once = n_sentences if hidden.is_cuda else max(1, _TOGETHER // beam)
-    ban = torch.tensor(banned, device=hidden.device)
     parts = []
     must = torch.zeros_like(log_prob[:, 0], dtype=torch.int64) if forced is None else forced
     may = must[:, None] if allowed is None else allowed
-    for part_hidden, part, token, tokens in zip(
-        hidden.split(at_once * beam), log_prob.split(at_once), must.split(at_once), may.split(at_once), strict=True
+    columns = (log_prob, must, may, banned)
+    for part_hidden, part, token, tokens, ban in zip(
+        hidden.split(at_once * beam), *(column.split(at_once) for column in columns), strict=True
     ):
         found = logits(part_hidden).float()
         found = found if allowed is None else keep_tokens(found, tokens.repeat_interleave(beam, 0))
-        known = found.log_softmax(-1).index_fill_(1, ban, -math.inf)
+        known = found.log_softmax(-1)
+        # A prefix may repeat n-grams: where a token is forced, only padding and the start are banned.
+        ban = ban if forced is None else ban.masked_fill((token != PAD)[:, None, None], PAD)
+        known = known.scatter_(1, ban.flatten(0, 1), -math.inf)
         known = known if forced is None else keep_tokens(known, token.repeat_interleave(beam)[:, None])
         small = known.shape[1] < 4 * _COLUMNS or n > known.shape[1] // _COLUMNS
         parts.append((_best_at_once if small else _best_in_two_stages)(known, part, n))
     if len(parts) == 1:
         return parts[0]
-    values, parents, tokens = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    values, parents, tokens = (torch.cat(found) for found in zip(*parts, strict=True))
     return values, parents, tokens
 
 

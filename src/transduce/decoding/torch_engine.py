@@ -137,7 +137,7 @@ class TorchEngine:
         found = sample(
             self.model,
             ids[:, :-1],
-            first=ids[:, -1],
+            prompts=ids,
             max_length=[prompt.limit for prompt in prompts],
             seeds=[(seed, *prompt.key) for prompt in prompts],
             sampling=sampling,

@@ -50,9 +50,20 @@ def same(ours: list[Hypothesis], theirs: list[tuple[tuple[int, ...], float, floa
     end=st.sampled_from([-3.0, 0.0, 1.5, 4.0]),
     limits=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     n_tokens=st.sampled_from([5, 9, 300]),
+    ngram=st.sampled_from([0, 0, 1, 2, 3]),
+    forced=st.lists(st.integers(0, 2), max_size=4),
 )
 def test_equals_a_beam_search_on_lists(
-    seed: int, beam: int, n_best: int, alpha: float, patience: float, end: float, limits: list[int], n_tokens: int
+    seed: int,
+    beam: int,
+    n_best: int,
+    alpha: float,
+    patience: float,
+    end: float,
+    limits: list[int],
+    n_tokens: int,
+    ngram: int,
+    forced: list[int],
 ) -> None:
     """For every sentence of any batch; a vocabulary of 300 takes the two-stage selection."""
     n_best = min(n_best, beam)
@@ -60,12 +71,30 @@ def test_equals_a_beam_search_on_lists(
     if n_tokens == 300:
         model = Wide(model, n_tokens)
     srcs = sources(*(1 + (seed + i) % 4 for i in range(len(limits))), seed=seed, n_tokens=1)
+    start = [EOS + 1 + i % (n_tokens - EOS - 1) for i in forced] if n_tokens != 300 else []
+    prefixes = [start[: i % 3 * limit // 2] for i, limit in enumerate(limits)]
     ours = beam_search(
-        model, pad(srcs), max_length=limits, beam=beam, n_best=n_best, length_penalty=alpha, patience=patience
+        model,
+        pad(srcs),
+        max_length=limits,
+        beam=beam,
+        n_best=n_best,
+        length_penalty=alpha,
+        patience=patience,
+        no_repeat_ngram=ngram,
+        prefixes=prefixes,
     )
-    for src, limit, found in zip(srcs, limits, ours, strict=True):
+    for src, limit, prefix, found in zip(srcs, limits, prefixes, ours, strict=True):
         theirs = oracle.beam_search(
-            model.next_log_probs, src, beam=beam, max_length=limit, alpha=alpha, n_best=n_best, patience=patience
+            model.next_log_probs,
+            src,
+            beam=beam,
+            max_length=limit,
+            alpha=alpha,
+            n_best=n_best,
+            patience=patience,
+            forced=prefix,
+            no_repeat_ngram=ngram,
         )
         same(found, theirs)
 
