@@ -128,14 +128,9 @@ def _sample(
     for length in range(1, capacity + 1):
         logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)
-        logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=src.device), -math.inf)
-        must = forced[:, length - 1 : length] if length <= forced.shape[1] else None
-        if no_repeat_ngram:
-            repeats = repeating_tokens(ids[:, :, : n_before + length - 1], no_repeat_ngram)
-            repeats = repeats if must is None else repeats.masked_fill((must != PAD)[:, None], PAD)
-            logits = logits.scatter(1, repeats.flatten(0, 1), -math.inf)
-        if must is not None:
-            logits = keep_tokens(logits, must.repeat_interleave(n_samples, 0))
+        logits = _exclude(
+            logits, ids[:, :, : n_before + length - 1], forced[:, length - 1 : length], no_repeat_ngram=no_repeat_ngram
+        )
         drawn = draw(filter_logits(logits, sampling).softmax(-1), numbers[:, :, length - 1].flatten())
         log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
         token = drawn.view_as(token)
@@ -158,6 +153,24 @@ def _sample(
                 x.index_select(0, stay) for x in (number, ids, log_prob, n_ids, ended, token, numbers, limits, forced)
             )
     return results
+
+
+def _exclude(
+    logits: Float[Tensor, "N V"],
+    ids: Int[Tensor, "B n T"],
+    forced: Int[Tensor, "B p"],
+    *,
+    no_repeat_ngram: int,
+) -> Float[Tensor, "N V"]:
+    """Logits of the next token after `ids`; what must not be drawn becomes -inf. `forced`: the token to come, if any."""
+    logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=ids.device), -math.inf)
+    if no_repeat_ngram:
+        is_free = (forced == PAD).all(1)
+        repeats = repeating_tokens(ids, no_repeat_ngram).masked_fill(~is_free[:, None, None], PAD)
+        logits = logits.scatter(1, repeats.flatten(0, 1), -math.inf)
+    if forced.shape[1]:
+        logits = keep_tokens(logits, forced.repeat_interleave(ids.shape[1], 0))
+    return logits
 
 
 def _hypothesis(ids: list[int], log_prob: float, n_ids: int, ended: bool) -> Hypothesis:
