@@ -162,7 +162,7 @@ def _exclude(
     *,
     no_repeat_ngram: int,
 ) -> Float[Tensor, "N V"]:
-    """Logits of the next token after `ids`; what must not be drawn becomes -inf. `forced`: the token to come, if any."""
+    """Logits of the next token after `ids`; what must not be drawn becomes -inf. `forced`: the next token."""
     logits = logits.index_fill(1, torch.tensor([PAD, BOS], device=ids.device), -math.inf)
     if no_repeat_ngram:
         is_free = (forced == PAD).all(1)
