@@ -153,6 +153,9 @@ class DecodingSettings(Section):
     beam: int = Field(5, ge=1, le=MAX_BEAM, description="Number of beams; 1 is greedy search.")
     length_penalty: float = Field(1.0, ge=0, le=MAX_PENALTY, description="Exponent of the length normalization.")
     max_length: int = Field(256, ge=1, le=MAX_TOKENS, description="Maximum output length in tokens.")
+    no_repeat_ngram: int = Field(
+        0, ge=0, le=MAX_TOKENS, description="No sequence of this many tokens occurs twice in an output; 0: off."
+    )
     batch_tokens: int = Field(4096, ge=1, le=MAX_BATCH, description="Source tokens per batch, padding included.")
 
 

@@ -82,6 +82,7 @@ def native_options(options: TranslationOptions, settings: DecodingSettings, *, s
         ("beam", decoding.beam),
         ("n_best", options.n_best),
         ("length_penalty", decoding.length_penalty),
+        ("no_repeat_ngram", decoding.no_repeat_ngram),
         ("scores", options.scores),
         ("stream", stream),
     )
@@ -96,6 +97,7 @@ def sampling_options(sampling: Sampling, n_samples: int = 1, *, stream: bool = F
         ("temperature", s.temperature),
         ("top_k", min(s.top_k, _MOST_TOKENS)),
         ("top_p", s.top_p),
+        ("no_repeat_ngram", s.no_repeat_ngram),
         ("stream", stream),
     )
 

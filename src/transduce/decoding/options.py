@@ -13,17 +13,20 @@ from transduce.errors import SettingsError
 class Sampling:
     """How to draw tokens: the logits are divided by `temperature`, then cut to the `top_k`, then to the `top_p` best.
 
-    A temperature of 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all tokens.
+    A temperature of 0 takes the most likely token; `top_k` 0 and `top_p` 1 keep all tokens. No n-gram of
+    `no_repeat_ngram` tokens is drawn that occurs in the prompt or the output before; 0: off.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    no_repeat_ngram: int = 0
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0, 1e9)
         _check("top_k", self.top_k, 0, 1 << 31)
         _check("top_p", self.top_p, 0, 1)
+        _check("no_repeat_ngram", self.no_repeat_ngram, 0, MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class TranslationOptions:
         n_best: Translations returned per sentence.
         max_length: Longest output in tokens. None: the run's setting, at most twice the source and 16 more.
         length_penalty: Exponent of the length that divides the log-probability of a hypothesis.
+        no_repeat_ngram: No sequence of this many tokens occurs twice in an output; 0: off.
         sampling: Draw translations instead of searching for the best ones.
         seed: Seed of what is drawn.
         batch_tokens: Padded source tokens decoded at once.
@@ -46,6 +50,7 @@ class TranslationOptions:
     n_best: int = 1
     max_length: int | None = None
     length_penalty: float | None = None
+    no_repeat_ngram: int | None = None
     sampling: Sampling | None = None
     seed: int = 1
     batch_tokens: int | None = None
@@ -57,6 +62,7 @@ class TranslationOptions:
         _check("n_best", self.n_best, 1, MAX_BEAM)
         _check("max_length", self.max_length, 1, MAX_TOKENS)
         _check("length_penalty", self.length_penalty, 0, MAX_PENALTY)
+        _check("no_repeat_ngram", self.no_repeat_ngram, 0, MAX_TOKENS)
         _check("seed", self.seed, 0, MAX_SEED)
         _check("batch_tokens", self.batch_tokens, 1, MAX_BATCH)
         if self.sampling is not None and (self.beam, self.length_penalty) != (None, None):
@@ -68,7 +74,7 @@ class TranslationOptions:
 
     def over(self, settings: DecodingSettings) -> DecodingSettings:
         """`settings` with the values that are given here."""
-        names = ("max_length", "length_penalty", "batch_tokens")
+        names = ("max_length", "length_penalty", "no_repeat_ngram", "batch_tokens")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         beam = max(settings.beam, self.n_best) if self.beam is None else self.beam
         return settings.model_copy(update=given | {"beam": beam})

@@ -65,7 +65,6 @@ def sample(
     seeds: Sequence[tuple[int, ...]],
     sampling: Sampling,
     n_samples: int = 1,
-    no_repeat_ngram: int = 0,
     prompts: Int[Tensor, "B T"] | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     watch: Watch | None = None,
@@ -73,8 +72,7 @@ def sample(
     """`n_samples` outputs of every sentence, in the order drawn. `seeds`: one a sentence, the seed of its numbers.
 
     `prompts`: the tokens that the outputs continue, BOS if not given; `src` has all but the last of them, if any.
-    `prefixes`: of each sentence the tokens that its outputs start with. `no_repeat_ngram`: no n-gram of this length
-    occurs twice in a prompt and its output, except in a prefix; 0: off. `watch` sees the tokens as they come.
+    `prefixes`: of each sentence the tokens that its outputs start with. `watch` sees the tokens as they come.
     Log-probabilities are the model's own, before temperature and cuts; score: log_prob / length.
     """
     limits = check_limits(max_length, len(src))
@@ -84,17 +82,7 @@ def sample(
     prompts = torch.full((len(src), 1), BOS, device=src.device) if prompts is None else prompts
     with torch.inference_mode():
         forced = pad_prefixes(prefixes, src)
-        return _sample(
-            model,
-            src,
-            prompts,
-            limits.to(src.device),
-            numbers,
-            forced,
-            sampling=sampling,
-            no_repeat_ngram=no_repeat_ngram,
-            watch=watch,
-        )
+        return _sample(model, src, prompts, limits.to(src.device), numbers, forced, sampling=sampling, watch=watch)
 
 
 def _numbers(seeds: Sequence[tuple[int, ...]], n_samples: int, length: int) -> np.ndarray:
@@ -111,7 +99,6 @@ def _sample(
     forced: Int[Tensor, "B P"],
     *,
     sampling: Sampling,
-    no_repeat_ngram: int,
     watch: Watch | None,
 ) -> list[list[Hypothesis]]:
     n_samples, capacity = numbers.shape[1:]
@@ -128,9 +115,8 @@ def _sample(
     for length in range(1, capacity + 1):
         logits = model.logits(model.advance(token.view(-1, 1), state)[:, -1]).float()
         known = logits.log_softmax(-1)
-        logits = _exclude(
-            logits, ids[:, :, : n_before + length - 1], forced[:, length - 1 : length], no_repeat_ngram=no_repeat_ngram
-        )
+        so_far, must = ids[:, :, : n_before + length - 1], forced[:, length - 1 : length]
+        logits = _exclude(logits, so_far, must, no_repeat_ngram=sampling.no_repeat_ngram)
         drawn = draw(filter_logits(logits, sampling).softmax(-1), numbers[:, :, length - 1].flatten())
         log_prob += known.gather(1, drawn[:, None]).view_as(token).masked_fill(ended, 0.0)
         token = drawn.view_as(token)

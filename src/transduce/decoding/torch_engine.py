@@ -109,6 +109,7 @@ class TorchEngine:
             beam=decoding.beam,
             n_best=options.n_best,
             length_penalty=decoding.length_penalty,
+            no_repeat_ngram=decoding.no_repeat_ngram,
             prefixes=prefixes,
             allowed=[source.allowed for source in batch] if any(s.allowed is not None for s in batch) else None,
         )

@@ -133,7 +133,10 @@ def test_random_models_give_the_hypotheses_of_pytorch(seed: int) -> None:
     model = untrained(settings, n_src=n_tokens, n_tgt=n_tokens, seed=seed)
     beam = chosen.choice([1, 1, 2, 5, 9])
     options = TranslationOptions(
-        beam=beam, n_best=chosen.randint(1, beam), length_penalty=chosen.choice([0.0, 0.6, 1.0, 1.5])
+        beam=beam,
+        n_best=chosen.randint(1, beam),
+        length_penalty=chosen.choice([0.0, 0.6, 1.0, 1.5]),
+        no_repeat_ngram=chosen.choice([0, 0, 1, 2, 3]),
     )
     asked = sources(12, longest=chosen.choice([17, 40]), n_tokens=n_tokens, seed=seed)
     ours = engine_for(model, settings, n_threads=1).translate(asked, options)

@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from native_engines import engine_for
+from oracle.search import repeats
 from oracle.stand_in import untrained
 from transduce.config import Settings
 from transduce.decoding.engine import Hypothesis, Source
@@ -26,6 +27,7 @@ SAMPLINGS = [
     Sampling(temperature=1.3, top_p=0.9),
     Sampling(top_k=50, top_p=0.8),
     Sampling(temperature=1e-9, top_k=1),
+    Sampling(temperature=0, no_repeat_ngram=2),
 ]
 GPTS: dict[str, dict[str, Any]] = {
     "gpt2": {"positions": "learned", "max_positions": 120, "one_end": True, "activation": "gelu_tanh"},
@@ -74,9 +76,13 @@ def test_samples_of_translations_are_those_of_pytorch(sampling: Sampling) -> Non
 def test_generated_text_is_that_of_pytorch(name: str, length: int) -> None:
     settings, model = model_of(name)
     prompts = sources(40, length=length)
-    for sampling in (SAMPLINGS[0], SAMPLINGS[1], SAMPLINGS[4]):
+    for sampling in (SAMPLINGS[0], SAMPLINGS[1], SAMPLINGS[4], SAMPLINGS[6]):
         ours = engine_for(model, settings).sample(prompts, sampling, seed=3)
         assert_nearly_all_equal(ours, TorchEngine(model, settings.decoding).sample(prompts, sampling, seed=3))
+        if n := sampling.no_repeat_ngram:
+            for prompt, one in zip(prompts, ours, strict=True):
+                ids = (*prompt.ids, *one.ids)
+                assert not any(repeats(ids[:end], n) for end in range(length + 1, len(ids) + 1))
 
 
 @pytest.mark.parametrize("precision", ["float32", "float32-fast", "int8"])
