@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transduce.decoding.constraints import keep_tokens, pad_lists, pad_prefixes, repeating_tokens
+from transduce.decoding.constraints import FREE, Constraints, keep_tokens, pad_lists, pad_prefixes, repeating_tokens
 from transduce.decoding.engine import Hypothesis
 from transduce.nn.masks import SourceInput
 from transduce.nn.state import DecodingState
@@ -49,9 +48,7 @@ def beam_search(
     length_penalty: float = 1.0,
     n_best: int = 1,
     patience: float = 1.0,
-    no_repeat_ngram: int = 0,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    allowed: Sequence[np.ndarray | None] | None = None,
+    constraints: Constraints = FREE,
 ) -> list[list[Hypothesis]]:
     """The `n_best` hypotheses of every sentence, best first; fewer where the search found fewer.
 
@@ -67,11 +64,6 @@ def beam_search(
     - max_length tokens (one limit or one a sentence; the end counts) are reached: the best live hypotheses then fill
       the places that are left, after all finished ones, with `finished=False`.
 
-    `prefixes`: of each sentence the tokens that all its hypotheses start with; they count in scores and lengths.
-    `allowed`: of each sentence the tokens that have a probability, None: all. They must contain its prefix.
-    `no_repeat_ngram`: no n-gram of this length occurs twice in a hypothesis (Paulus et al. 2018, 2.5), except in its
-    prefix; 0: off. Tokens that would repeat one are never chosen, though their probability counts.
-
     The second rule never changes a result. With patience `inf` only the last two hold, and the search gives up nothing.
     """
     if not 1 <= n_best <= beam:
@@ -85,9 +77,9 @@ def beam_search(
         search = _BeamState(
             limits.to(src.device), beam=beam, n_best=n_best, alpha=length_penalty, quota=beam * patience
         )
-        search.no_repeat_ngram = no_repeat_ngram
-        search.prefixes = pad_prefixes(prefixes, src)
-        search.allowed = pad_lists(allowed, src)
+        search.no_repeat_ngram = constraints.no_repeat_ngram
+        search.prefixes = pad_prefixes(constraints.prefixes, src)
+        search.allowed = pad_lists(constraints.allowed, src)
         state = model.start(src, capacity=search.capacity, n_beams=beam)
         while True:
             rows = search.extend(model.logits, model.advance(search.last_ids, state)[:, -1])

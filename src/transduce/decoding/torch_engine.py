@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transduce.config import DecodingSettings
 from transduce.data.batch import TrainingBatch, collate, collate_rows, pad_sources
 from transduce.data.examples import Example, RowExample
+from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import MOST_SOURCE, Backend, Deliver, Hypothesis, Source, Watch
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.queue import MAX_ROWS, BatchingBackend
@@ -109,9 +110,11 @@ class TorchEngine:
             beam=decoding.beam,
             n_best=options.n_best,
             length_penalty=decoding.length_penalty,
-            no_repeat_ngram=decoding.no_repeat_ngram,
-            prefixes=prefixes,
-            allowed=[source.allowed for source in batch] if any(s.allowed is not None for s in batch) else None,
+            constraints=Constraints(
+                prefixes,
+                [source.allowed for source in batch] if any(s.allowed is not None for s in batch) else None,
+                decoding.no_repeat_ngram,
+            ),
         )
 
     def sample(

@@ -16,6 +16,7 @@ from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce.cli.app import app
 from transduce.config import Settings
 from transduce.data.examples import Example
+from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import Source
 from transduce.decoding.options import Sampling, TranslationOptions
 from transduce.decoding.search import beam_search
@@ -45,7 +46,13 @@ def test_beam_search_equals_one_on_lists(seed: int, beam: int) -> None:
     srcs = [[pick.randrange(4, 9) for _ in range(3)] + [EOS] for _ in range(5)]
     prefixes = [[pick.randrange(4, 9) for _ in range(n)] for n in (0, 1, 2, 4, 6)]
     found = beam_search(
-        model, torch.tensor(srcs), max_length=6, beam=beam, n_best=beam, length_penalty=0.7, prefixes=prefixes
+        model,
+        torch.tensor(srcs),
+        max_length=6,
+        beam=beam,
+        n_best=beam,
+        length_penalty=0.7,
+        constraints=Constraints(prefixes),
     )
     for src, prefix, ours in zip(srcs, prefixes, found, strict=True):
         theirs = oracle.beam_search(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from oracle import search as oracle
 from oracle.stand_in import BOS, EOS, PAD, StandIn, State
+from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import Hypothesis
 from transduce.decoding.search import beam_search
 
@@ -81,8 +82,7 @@ def test_equals_a_beam_search_on_lists(
         n_best=n_best,
         length_penalty=alpha,
         patience=patience,
-        no_repeat_ngram=ngram,
-        prefixes=prefixes,
+        constraints=Constraints(prefixes, no_repeat_ngram=ngram),
     )
     for src, limit, prefix, found in zip(srcs, limits, prefixes, ours, strict=True):
         theirs = oracle.beam_search(

@@ -20,6 +20,7 @@ from native_engines import engine_for
 from oracle.stand_in import BOS, EOS, PAD, StandIn, untrained
 from transduce import TranslationOptions, Translator
 from transduce.config import Settings
+from transduce.decoding.constraints import Constraints
 from transduce.decoding.engine import Hypothesis, Source
 from transduce.decoding.native_model import PRECISIONS, NativePrecision
 from transduce.decoding.options import Sampling
@@ -73,7 +74,9 @@ def test_search_with_lists_equals_search_in_a_model_without_the_other_tokens(bea
     pick = random.Random(beam)
     srcs = torch.tensor([[*pick.choices(range(4, 30), k=3), EOS] for _ in range(6)])
     lists = [np.array(sorted({EOS, *pick.sample(range(4, 30), k)}), np.int32) for k in (1, 3, 5, 9, 20, 26)]
-    together = beam_search(StandIn(30, seed=beam), srcs, max_length=7, beam=beam, n_best=beam, allowed=lists)
+    together = beam_search(
+        StandIn(30, seed=beam), srcs, max_length=7, beam=beam, n_best=beam, constraints=Constraints(allowed=lists)
+    )
     for src, allowed, found in zip(srcs, lists, together, strict=True):
         masked = Masked(30, seed=beam)
         masked.allowed = tuple(allowed.tolist())
