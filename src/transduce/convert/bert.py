@@ -5,13 +5,13 @@ The weights decide which heads a model has, not the name of the architecture: fi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from transduce.config import BertClassifierSettings, BertEncoderSettings, BertSettings, EncoderSettings
 from transduce.convert import hub_folder, parity
@@ -273,24 +273,20 @@ def export_bert(out: Path, run: Outgoing) -> list[str]:
     if run.settings.task == "classification":  # its texts are truncated as in training
         longest = min(data.max_length, longest)
     hub_folder.write_folder(out, run, config, theirs, special=special, frame=frame, longest=longest)
-    return [_compare(out, run, rows, s)]
+    vocabularies = {"text": (run.tokenizers.tgt, rows)}
+    outputs = partial(_outputs, run, rows, s)
+    return [parity.compare_with_transformers(out, architecture_of(s), vocabularies, outputs)]
 
 
-def _compare(out: Path, run: Outgoing, rows: Rows, s: EncoderSettings) -> str:
-    """Compare token ids and the outputs of the heads with those of transformers."""
-    if (theirs := hub_folder.load_exported(out, architecture_of(s), run, rows)) is None:
-        return parity.UNCHECKED
+def _outputs(run: Outgoing, rows: Rows, s: EncoderSettings, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The outputs of each head of their model and of ours."""
     ids, segments = parity.text_examples(s, run.tokenizers.n_tgt)
     mask = ids != PAD
-    with torch.no_grad():
-        found = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)
-        expected = parity.head_outputs(run.model, ids, segments)
+    found = theirs(input_ids=rows.index[ids], attention_mask=mask.long(), token_type_ids=segments)
     logits = "prediction_logits" if isinstance(s, BertSettings) and s.next_sentence else "logits"
     their_names = {"next_sentence": "seq_relationship_logits", "hidden": "last_hidden_state", "pooled": "pooler_output"}
-    compared = []
-    for name, ours in expected.items():
+    for name, ours in parity.head_outputs(run.model, ids, segments).items():
         real = mask if ours.dim() == 3 else slice(None)
         other = found[their_names.get(name, logits)][real]
         per_piece = isinstance(s, BertSettings) and name == "logits"
-        compared.append((other[..., rows.index] if per_piece else other, ours[real]))
-    return parity.settle(f"outputs of transformers {version('transformers')}", parity.compare(compared))
+        yield other[..., rows.index] if per_piece else other, ours[real]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 MAX_BYTES = 1 << 26
 """Largest JSON file or vocabulary that is read: 64 MiB."""
-
-_MAX_SHARING = 8
-"""How much larger the tensors of a pickle may be than the file. Tied weights are stored once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,22 +115,10 @@ def read_weights(folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, Te
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """Read with `weights_only`, PyTorch's restricted reader, which runs no code.
-
-    A file that asks for anything but tensors is refused, and so is one whose tensors would be much larger than it.
-    """
-    size = path.stat().st_size
+    """Read with `weights_only`, PyTorch's restricted reader, which runs no code."""
     try:
-        with path.open("rb") as file:
-            is_archive = file.read(2) == b"PK"
-        if is_archive:
-            with zipfile.ZipFile(path) as archive:
-                entries = archive.infolist()
-            unpacked = sum(entry.file_size for entry in entries)
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or unpacked > size:
-                raise ValueError(f"a compressed archive of {unpacked:,} bytes")  # PyTorch's are not compressed
         tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a hostile file can cause any error in the readers
+    except Exception as error:  # a hostile file can cause any error in the reader
         why = " ".join(str(error).split("WeightsUnpickler error:")[-1].split()[:14])[:300]
         raise UserError(
             f"{path} is refused: it contains more than tensors, or is damaged ({why or type(error).__name__})"
@@ -145,7 +129,4 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
         if not isinstance(name, str) or not plain or tensor.device.type != "cpu" or tensor.is_quantized:
             raise UserError(f"{path} is refused: {str(name)[:200]} is not a dense tensor with a name")
-    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if total > _MAX_SHARING * size:
-        raise UserError(f"{path} is refused: its tensors would take {total:,} bytes, many times the size of the file")
     return tensors

@@ -5,8 +5,8 @@ Its matrices are [in, out].
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from importlib.metadata import version
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,8 @@ def export_gpt2(out: Path, run: Outgoing) -> list[str]:
     frame = {} if run.settings.data.documents == "file" else {"single": "<s> $A", "pair": "<s> $A $B:1"}
     theirs = write(tensors, entries(model, rows=rows))
     hub_folder.write_folder(out, run, config, theirs, special=special, frame=frame, longest=s.max_positions)
-    return [_compare(out, run, rows)]
+    vocabularies = {"text": (run.tokenizers.tgt, rows)}
+    return [parity.compare_with_transformers(out, "GPT2LMHeadModel", vocabularies, partial(_outputs, run, rows, s))]
 
 
 def _merge_ends(tensors: dict[str, Tensor], rows: Rows, *, one_end: bool) -> None:
@@ -239,19 +240,13 @@ def _merge_ends(tensors: dict[str, Tensor], rows: Rows, *, one_end: bool) -> Non
             )
 
 
-def _compare(out: Path, run: Outgoing, rows: Rows) -> str:
-    """Compare token ids and logits with those of transformers."""
-    if (theirs := hub_folder.load_exported(out, "GPT2LMHeadModel", run, rows)) is None:
-        return parity.UNCHECKED
-    settings = run.settings.model
-    assert isinstance(settings, GPTSettings)
-    longest = min(parity.MAX_TOKENS, settings.max_positions - 1)
+def _outputs(run: Outgoing, rows: Rows, s: GPTSettings, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits of their model and of ours."""
+    longest = min(parity.MAX_TOKENS, s.max_positions - 1)
     ids, known = parity.examples(8, run.tokenizers.n_tgt, longest=longest).tgt_in, rows.index >= 0
     ids = ids.where(known[ids], EOS)  # an imported vocabulary may lack some
     mask = (ids != PAD) | ~known[PAD]
-    with torch.no_grad():
-        found = theirs(input_ids=rows.index[ids], attention_mask=mask.long()).logits
+    found = theirs(input_ids=rows.index[ids], attention_mask=mask.long()).logits
     last = {row: i for i, row in enumerate(rows.index.tolist())}  # of ids that share a row, the last is exported
     compared = torch.tensor([i for row, i in last.items() if row >= 0])
-    pairs = [(found[..., rows.index[compared]][mask], parity.logits_of(run.model, ids)[..., compared][mask])]
-    return parity.settle(f"outputs of transformers {version('transformers')}", parity.compare(pairs))
+    yield found[..., rows.index[compared]][mask], parity.logits_of(run.model, ids)[..., compared][mask]

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from transduce.config import AttentionSettings, DataSettings, Settings, TokenizerSettings
 from transduce.convert.folder import Imported, Outgoing, read_bytes, read_object
-from transduce.convert.parity import compare_tokenizer
 from transduce.convert.tokenizer_json import tokenizer_json
 from transduce.convert.weight_map import Rows, rows_of
-from transduce.errors import RunFolderError, TransduceError, UserError
+from transduce.errors import RunFolderError, UserError
 from transduce.runs.atomic import write_json, write_text
 from transduce.runs.tensors import write_tensors
 from transduce.text.hub import HubTokenizer, check_ids, open_tokenizer
@@ -167,20 +166,3 @@ def write_folder(
         'print(model(**tokenizer("...", return_tensors="pt")))\n```\n'
     )
     write_text(out / "README.md", card)
-
-
-def load_exported(out: Path, architecture: str, run: Outgoing, rows: Rows) -> Any:
-    """The model as transformers loads it, after comparing its tokenizer; None if transformers is not installed."""
-    try:
-        import transformers
-    except ImportError:
-        return None
-    transformers.utils.logging.disable_progress_bar()
-    tokenizer, vocabulary = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True), run.tokenizers.tgt
-    compare_tokenizer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], vocabulary, rows)
-    loaded, report = getattr(transformers, architecture).from_pretrained(
-        out, local_files_only=True, output_loading_info=True, attn_implementation="eager"
-    )
-    if wrong := {key: sorted(names) for key in ("missing_keys", "unexpected_keys") if (names := report.get(key))}:
-        raise TransduceError(f"transformers does not find the weights that it needs: {wrong}")
-    return loaded.eval()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from transduce.config import DataSettings, DecodingSettings, Settings, TokenizerSettings, TransformerSettings
@@ -193,7 +191,8 @@ def export_marian(out: Path, run: Outgoing) -> list[str]:
     (out / "source.spm").write_bytes(run.tokenizers.src.model)
     (out / "target.spm").write_bytes(run.tokenizers.tgt.model)
     write_text(out / "README.md", _card(settings))
-    return [_compare(out, run.model, run.tokenizers, src, tgt)]
+    vocabularies = {"text": (run.tokenizers.src, src), "text_target": (run.tokenizers.tgt, tgt)}
+    return [parity.compare_with_transformers(out, "MarianMTModel", vocabularies, partial(_outputs, run, src, tgt))]
 
 
 def _pad_is_unused(tensors: Mapping[str, Tensor]) -> bool:
@@ -217,34 +216,19 @@ def _card(settings: Settings) -> str:
     )
 
 
-def _compare(out: Path, model: Any, tokenizers: Tokenizers, src: Rows, tgt: Rows) -> str:
-    """Compare token ids and logits with those of transformers."""
-    try:
-        import transformers
-    except ImportError:
-        return parity.UNCHECKED
-    transformers.utils.logging.disable_progress_bar()
-    theirs = transformers.MarianMTModel.from_pretrained(out, local_files_only=True).eval()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*sacremoses")  # it is loaded there, and not used
-        tokenizer = transformers.MarianTokenizer.from_pretrained(out, local_files_only=True)
-    parity.compare_tokenizer(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], tokenizers.src, src)
-    target = partial(tokenizer, None, add_special_tokens=False)
-    parity.compare_tokenizer(lambda text: target(text_target=text)["input_ids"], tokenizers.tgt, tgt)
+def _outputs(run: Outgoing, src: Rows, tgt: Rows, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits of their model and of ours."""
     longest = min(parity.MAX_TOKENS, theirs.config.max_position_embeddings - 1)
-    batch = parity.examples(tokenizers.n_src, tokenizers.n_tgt, longest=longest)
+    batch = parity.examples(run.tokenizers.n_src, run.tokenizers.n_tgt, longest=longest)
     pad = int(tgt.index[BOS])
 
     def their_ids(ids: Tensor, rows: Rows) -> Tensor:
         return rows.index[ids].masked_fill(ids == PAD, pad)
 
-    with torch.no_grad():
-        found = theirs(
-            input_ids=their_ids(batch.src, src),
-            attention_mask=(batch.src != PAD).long(),
-            decoder_input_ids=their_ids(batch.tgt_in, tgt),
-        ).logits
+    found = theirs(
+        input_ids=their_ids(batch.src, src),
+        attention_mask=(batch.src != PAD).long(),
+        decoder_input_ids=their_ids(batch.tgt_in, tgt),
+    ).logits
     exists, real = tgt.index >= 0, batch.tgt_out != PAD
-    ours = parity.logits_of(model, batch.src, batch.tgt_in)[real][:, exists]
-    difference = parity.compare([(found[real][:, tgt.index[exists]], ours)])
-    return parity.settle(f"logits of transformers {transformers.__version__}", difference)
+    yield found[real][:, tgt.index[exists]], parity.logits_of(run.model, batch.src, batch.tgt_in)[real][:, exists]

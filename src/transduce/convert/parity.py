@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,11 +86,38 @@ def head_outputs(model: TextEncoder, ids: Tensor, segments: Tensor | None) -> di
     return {"logits": model(ids, segments)}
 
 
-def compare_tokenizer(encode: Callable[[str], list[int]], vocabulary: Vocabulary, rows: Rows) -> None:
-    """`TransduceError` if the exported tokenizer does not give the rows of our ids for `TEXTS`."""
-    for text in TEXTS:
-        if encode(text) != rows.index[torch.tensor(vocabulary.encode(text), dtype=torch.long)].tolist():
-            raise TransduceError(f"the exported tokenizer is not the same: it splits {text!r} differently")
+def compare_with_transformers(
+    out: Path,
+    architecture: str,
+    vocabularies: Mapping[str, tuple[Vocabulary, Rows]],
+    outputs: Callable[[Any], Iterable[tuple[Tensor, Tensor]]],
+) -> str:
+    """Compare an exported folder, as transformers loads it, with ours; a line that reports the result.
+
+    `vocabularies`: ours and its rows for each argument of their tokenizer ("text", "text_target"). `outputs`: from
+    their model to pairs of (theirs, ours). Raises `TransduceError` where token ids or outputs differ.
+    """
+    try:
+        import transformers
+    except ImportError:
+        return UNCHECKED
+    transformers.utils.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*sacremoses")  # Marian's loads it, and does not use it
+        tokenizer = transformers.AutoTokenizer.from_pretrained(out, local_files_only=True)
+    for argument, (vocabulary, rows) in vocabularies.items():
+        for text in TEXTS:
+            found = tokenizer(**{argument: text}, add_special_tokens=False)["input_ids"]
+            if found != rows.index[torch.tensor(vocabulary.encode(text), dtype=torch.long)].tolist():
+                raise TransduceError(f"the exported tokenizer is not the same: it splits {text!r} differently")
+    theirs, report = getattr(transformers, architecture).from_pretrained(
+        out, local_files_only=True, output_loading_info=True, attn_implementation="eager"
+    )
+    if wrong := {key: sorted(names) for key in ("missing_keys", "unexpected_keys") if (names := report.get(key))}:
+        raise TransduceError(f"transformers does not find the weights that it needs: {wrong}")
+    with torch.no_grad():
+        difference = compare(outputs(theirs.eval()))
+    return settle(f"outputs of transformers {transformers.__version__}", difference)
 
 
 def compare(pairs: Iterable[tuple[Tensor, Tensor]]) -> Difference:

@@ -13,11 +13,11 @@ from typing import Any
 
 from transduce.convert.parity import TEXTS
 from transduce.errors import UserError
-from transduce.text.hub import SPACES
 from transduce.text.special import BOS, EOS, MASK, MASK_PIECE, SPECIAL_PIECES, UNK, encode_with_masks
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, parse_model
 
 _SPACE = "\u2581"
+_SPACES = ((" {2,}", " "), (r" +\z", ""))  # what SentencePiece does to spaces: expressions and their replacements
 _UNLIKELY = -1e9  # score of pieces that must not be chosen
 
 
@@ -28,10 +28,9 @@ def tokenizer_json(vocabulary: Tokenizer, *, frame: dict[str, str]) -> bytes:
     """
     try:
         import tokenizers
-        from sentencepiece import sentencepiece_model_pb2 as format_of
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed: pip install 'transduce[interchange]'") from None
-    proto = format_of.ModelProto.FromString(vocabulary.model)  # type: ignore[attr-defined]
+    except ImportError:
+        raise UserError("tokenizers is not installed: pip install 'transduce[interchange]'") from None
+    proto = parse_model(vocabulary.model)
     made = tokenizers.Tokenizer(_model(vocabulary, proto))
     _set_normalization(made, proto, exact=vocabulary.exact)
     named = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED]
@@ -88,7 +87,7 @@ def _set_normalization(made: Any, proto: Any, *, exact: bool) -> None:
     spec = proto.normalizer_spec
     parts: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
-        parts += [normalizers.Replace(Regex(regex), content) for regex, content in SPACES]
+        parts += [normalizers.Replace(Regex(regex), content) for regex, content in _SPACES]
     made.normalizer = normalizers.Sequence(parts)
     scheme = "first" if spec.add_dummy_prefix else "never"
     made.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import struct
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ import sentencepiece
 from transduce.errors import SettingsError
 from transduce.text.scripts import script
 from transduce.text.special import SPACE, Vocabulary, characters
-from transduce.text.tokenizer import PieceTokenizer, SentencePieceVocabulary, Tokenizer, Tokenizers
+from transduce.text.tokenizer import PieceTokenizer, SentencePieceVocabulary, Tokenizer, Tokenizers, parse_model
 from transduce.text.training import sample_of
 
 SAMPLE_LINES = 100_000
@@ -105,25 +104,11 @@ def of_characters(vocabulary: Vocabulary) -> bool:
 
 
 def with_pieces(model: bytes, pieces: Iterable[tuple[str, float]]) -> bytes:
-    """Append pieces with their scores to a serialised SentencePiece model.
-
-    In protobuf's format, elements of a repeated field (1, `pieces`: a text, 1, and a score, 2) may appear anywhere.
-    """
-    written = [model]
+    """Append pieces with their scores to a serialised SentencePiece model."""
+    proto = parse_model(model)
     for text, score in pieces:
-        encoded = text.encode("utf-8")
-        message = b"\x0a" + _varint(len(encoded)) + encoded + b"\x15" + struct.pack("<f", score)
-        written.append(b"\x0a" + _varint(len(message)) + message)
-    return b"".join(written)
-
-
-def _varint(n: int) -> bytes:
-    """A number in protobuf's format: seven bits per byte."""
-    found = bytearray()
-    while n > 0x7F:
-        found.append(n & 0x7F | 0x80)
-        n >>= 7
-    return bytes([*found, n])
+        proto.pieces.add(piece=text, score=score)
+    return bytes(proto.SerializeToString())
 
 
 def _share_list(tokenizers: Tokenizers) -> bool:

@@ -2,65 +2,17 @@
 
 The run folder contains the unchanged file and a list of the library's id for each of ours; our special ids come first.
 The library is an extra: `pip install transduce[interchange]`.
-
-An untrusted file could contain a regular expression that does not terminate, a replacement that grows without bound, or
-a part that makes the library abort. Allowed are the parts of BERT's and GPT-2's vocabularies, and those that
-`convert.tokenizer_json` writes for a SentencePiece vocabulary.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from transduce.errors import UserError, nearest
-from transduce.text.special import BOS, EOS, SPACE, UNK, Span, Vocabulary, characters
-
-PARTS: dict[str, tuple[str, ...]] = {
-    "model": ("WordPiece", "BPE", "WordLevel", "Unigram"),
-    "normalizer": (
-        *("BertNormalizer", "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip"),
-        *("Precompiled", "Replace"),
-    ),
-    "pre_tokenizer": (
-        *("BertPreTokenizer", "ByteLevel", "Sequence", "Split", "Whitespace", "WhitespaceSplit"),
-        *("Punctuation", "Digits", "Metaspace"),
-    ),
-    "post_processor": ("TemplateProcessing", "BertProcessing", "RobertaProcessing", "ByteLevel", "Sequence"),
-    "decoder": ("WordPiece", "ByteLevel", "BPEDecoder", "Metaspace", "Sequence", "ByteFallback", "Fuse"),
-}
-"""The allowed parts of a tokenizer.json."""
-
-PATTERNS = frozenset(
-    {
-        # GPT-2's, and what followed it: GPT-4's with numbers of three digits, of one, or of any length
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        *(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-            + numbers
-            + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            for numbers in (r"\p{N}{1,3}", r"\p{N}", r"\p{N}+")
-        ),
-    }
-)
-"""Regular expressions that are known to run in linear time on any text."""
-
-SPACES = ((" {2,}", " "), (r" +\z", ""))
-"""What SentencePiece does to spaces: expressions, and what each match becomes, which is never longer."""
-
-CHARSMAPS = frozenset(
-    {
-        "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",  # nmt_nfkc
-        "2c03512e62f9ed965ec90d85314211b63b5b8aa0395311ea2147eec9ff738907",  # nmt_nfkc_cf
-        "7e46d9e08af4b6a37991b04fb8388644c1595a0abcd0f26d6a5d575e2a3663ea",  # nfkc
-        "d8dfef3d6db0eef0742f8b55a73aee7fce6c1e21d26a09b8d3d4b52c42a791cb",  # nfkc_cf
-    }
-)
-"""sha256 of SentencePiece's own normalization tables; any other table could corrupt the library's memory."""
+from transduce.errors import UserError
+from transduce.text.special import BOS, EOS, UNK, Span, Vocabulary, characters
 
 _MOST_IDS = 1 << 24
 _PROBES = ("", " A dog's 2 cafés \t\n", "\u732b\U0001f600\ue000")  # a vocabulary that lacks its own UNK fails here
@@ -160,7 +112,7 @@ def _byte_of() -> dict[str, int]:
 def open_tokenizer(model: bytes) -> Any:
     """The library's tokenizer, without the truncation and padding that a file may ask for.
 
-    Raises `ValueError` if the file is invalid or contains parts that are not allowed.
+    Raises `ValueError` if the file is invalid.
     """
     try:
         from tokenizers import Tokenizer
@@ -186,37 +138,9 @@ def check_ids(ids: Iterable[object]) -> None:
 
 
 def _check(content: Any) -> None:
-    """Refuse what is unsafe or random; the library itself refuses what is otherwise invalid."""
+    """Refuse what the library accepts, but is random, or makes it abort."""
     vocabulary, dropout = content["model"]["vocab"], content["model"].get("dropout")
     if dropout not in (None, 0):
         raise ValueError(f"its model has dropout {str(dropout)[:20]}: a text would be split at random")
     check_ids(vocabulary.values() if isinstance(vocabulary, dict) else ())
     check_ids([one["id"] for one in content.get("added_tokens") or ()])
-    for place, kinds in PARTS.items():
-        for part in _flat(content.get(place)):
-            kind = str(part.get("type") or ("BPE" if "merges" in part else "WordPiece" if place == "model" else None))
-            if kind not in kinds:
-                raise ValueError(f"its {place} is {kind[:60]!r}{nearest(kind, kinds)}; known: {', '.join(kinds)}")
-            if not _is_known_form(kind, part):
-                raise ValueError(f"its {place} is {kind!r} in a form that is not allowed: {str(part)[:120]}")
-
-
-def _is_known_form(kind: str, part: Mapping[str, Any]) -> bool:
-    """Whether a part is as SentencePiece's vocabularies have it, or its regular expression is known."""
-    pattern = part.get("pattern")
-    if kind == "Precompiled":
-        return hashlib.sha256(base64.b64decode(part["precompiled_charsmap"])).hexdigest() in CHARSMAPS
-    if kind == "Replace":
-        return (pattern, part.get("content")) in [({"Regex": regex}, content) for regex, content in SPACES]
-    if kind == "Metaspace":
-        return part.get("replacement") == SPACE
-    return not isinstance(pattern, dict) or "Regex" not in pattern or str(pattern["Regex"]) in PATTERNS
-
-
-def _flat(part: Any) -> Iterator[Mapping[str, Any]]:
-    """A part and the parts inside it, recursively."""
-    if part is not None:
-        yield part
-        for key in ("normalizers", "pretokenizers", "processors", "decoders"):
-            for inner in part.get(key) or ():
-                yield from _flat(inner)

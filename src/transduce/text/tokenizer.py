@@ -106,6 +106,13 @@ class SentencePieceVocabulary(Vocabulary):
         return self._sp.encode(texts, out_type=out_type, num_threads=-1 if len(texts) >= _MANY else 1)
 
 
+def parse_model(model: bytes) -> Any:
+    """The protocol buffer of a SentencePiece model: its pieces with their types and scores, and its normalization."""
+    from sentencepiece import sentencepiece_model_pb2 as format_of
+
+    return format_of.ModelProto.FromString(model)  # type: ignore[attr-defined]
+
+
 class Tokenizer(SentencePieceVocabulary):
     """A vocabulary with SentencePiece's own ids."""
 

