@@ -11,7 +11,7 @@ import torch
 
 from oracle.adapter import fitting, randomize
 from transduce.config import Settings, TokenizerSettings
-from transduce.convert import marian_folder
+from transduce.convert import parity
 from transduce.convert.exporting import export_run
 from transduce.models.registry import build_model
 from transduce.runs.folder import RunFolder
@@ -50,7 +50,7 @@ def make_run(path: Path, *, joint: bool = True, seed: int = 1, **options: Any) -
 
 def make_folder(path: Path, run: Path) -> Path:
     """Export the run in Marian's format, without the usual comparison."""
-    with mock.patch.object(marian_folder, "_compare", return_value="not asked"):
+    with mock.patch.object(parity, "compare_with_transformers", return_value="not asked"):
         list(export_run(run, "huggingface", path))
     return path
 

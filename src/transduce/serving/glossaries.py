@@ -1,16 +1,11 @@
-"""Glossaries: terms and their translations, which clients create. Kept in memory, or in a file.
-
-Several processes may share a file. A change is made to what the file has then, under a lock, and every other process
-reads the file again when it has changed.
-"""
+"""Glossaries: terms and their translations, which clients create. Kept in memory, or in a file of one service."""
 
 from __future__ import annotations
 
 import csv
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +14,9 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from transduce.errors import RunFolderError, SettingsError, TransduceError
-from transduce.logging import print_to_stderr
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.serving.sentences import base_language
 
-_LOCK_SECONDS = 10.0  # for the changes of other processes, each of which writes the file
 MOST_GLOSSARIES, MOST_ENTRIES, LONGEST_TERM = 100, 2000, 100
 
 
@@ -44,27 +37,28 @@ class Glossary:
 
 
 class Glossaries:
-    """All glossaries of a service, by their ids. Safe to use from several threads.
-
-    The methods read the file if it has changed; call them outside the event loop.
-    """
+    """All glossaries of a service, by their ids. Safe to use from several threads."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: a JSON file that keeps them, which need not exist. Raises `UserError`: damaged, or not writable."""
-        self._path, self._lock = path, threading.Lock()
-        self._state: tuple[_Version, dict[str, Glossary]] = None, {}
-        self._problem = ""
+        """`path`: a JSON file that keeps them, which need not exist; it is locked as long as the object exists.
+
+        Raises `UserError`: the file is damaged, not writable, or in use by another service.
+        """
+        self._path, self._changing = path, threading.Lock()
+        self._known: dict[str, Glossary] = {}
         if path is None:
             return
         if path.exists():
-            self._read(path)
+            with expecting(path):
+                self._known = {one["id"]: Glossary(**one) for one in read_json(path)["glossaries"]}
         try:
             with tempfile.TemporaryFile(dir=path.parent):  # a new version is written next to the file
                 pass
+            self._file_lock = FileLock(f"{path}.lock")
+            self._file_lock.acquire(blocking=False)
         except OSError as error:
-            raise SettingsError(
-                f"{path}: {path.parent} is not writable ({error.strerror}); give another file"
-            ) from None
+            problem = "another service uses it" if isinstance(error, Timeout) else f"not writable ({error.strerror})"
+            raise SettingsError(f"{path}: {problem}; give another file") from None
 
     def create(self, name: str, source: str, target: str, terms: Mapping[str, str]) -> Glossary:
         """Add a glossary.
@@ -82,26 +76,37 @@ class Glossaries:
                 )
         created = datetime.now(UTC).isoformat(timespec="microseconds")
         one = Glossary(str(uuid4()), name, source.lower(), target.lower(), created, dict(terms))
-        with self._changing() as known:
-            if len(known) >= MOST_GLOSSARIES:
+        with self._changing:
+            if len(self._known) >= MOST_GLOSSARIES:
                 raise SettingsError(f"there are {MOST_GLOSSARIES:,} glossaries already; delete one")
-            known[one.id] = one
+            self._save({**self._known, one.id: one})
         return one
 
     def find(self, identity: str) -> Glossary | None:
         """A glossary by its id."""
-        return self._current().get(identity)
+        return self._known.get(identity)
 
     def all(self) -> list[Glossary]:
         """All of them, oldest first."""
-        return list(self._current().values())
+        return list(self._known.values())
 
     def delete(self, identity: str) -> bool:
         """Remove a glossary; False if there is none of this id. Raises `StorageError`: the file cannot be written."""
-        if identity not in self._current():
-            return False
-        with self._changing() as known:
-            return known.pop(identity, None) is not None
+        with self._changing:
+            known = dict(self._known)
+            if known.pop(identity, None) is None:
+                return False
+            self._save(known)
+            return True
+
+    def _save(self, known: dict[str, Glossary]) -> None:
+        if self._path is not None:
+            try:
+                write_json(self._path, {"glossaries": [asdict(one) for one in known.values()]})
+            except (OSError, RunFolderError) as error:
+                reason = getattr(error.__cause__ or error, "strerror", None) or error
+                raise StorageError(f"the glossaries cannot be saved ({reason}); nothing has changed") from error
+        self._known = known
 
     def terms(self, identity: str, source: str, target: str) -> Mapping[str, str]:
         """The terms of a glossary for these languages. Raises `SettingsError`: there is none."""
@@ -114,57 +119,6 @@ class Glossaries:
                     f"glossary '{one.name[:40]}' is for {one.source}-{one.target}, not {source}-{target}"
                 )
         return one.terms
-
-    def _current(self) -> dict[str, Glossary]:
-        """The glossaries now. If the file cannot be read, they stay as they were, and a line on stderr says so once."""
-        problem = ""
-        try:
-            if self._path is not None:
-                self._read(self._path)
-        except (OSError, RunFolderError) as error:
-            problem = f"the glossaries stay as they were: {error}"
-            if problem != self._problem:
-                print_to_stderr(problem)
-        self._problem = problem
-        return self._state[1]
-
-    def _read(self, path: Path) -> dict[str, Glossary]:
-        version = _version(path)  # before: if it is replaced meanwhile, it is read again
-        if version != self._state[0]:
-            with expecting(path):
-                self._state = version, {one["id"]: Glossary(**one) for one in read_json(path)["glossaries"]}
-        return self._state[1]
-
-    @contextmanager
-    def _changing(self) -> Iterator[dict[str, Glossary]]:
-        """The glossaries, of which the block changes a copy; then they are saved."""
-        if self._path is None:
-            with self._lock:
-                known = dict(self._state[1])
-                yield known
-                self._state = None, known
-            return
-        try:
-            self._path.parent.stat()  # FileLock would create it
-            with FileLock(f"{self._path}.lock", timeout=_LOCK_SECONDS):
-                known = dict(self._read(self._path) if self._path.exists() else self._state[1])
-                yield known
-                write_json(self._path, {"glossaries": [asdict(one) for one in known.values()]})
-                self._state = _version(self._path), known
-        except Timeout:
-            raise StorageError("other processes are changing the glossaries; nothing has changed; try again") from None
-        except (OSError, RunFolderError) as error:
-            reason = getattr(error.__cause__ or error, "strerror", None) or "their file is damaged"
-            raise StorageError(f"the glossaries cannot be saved ({reason}); nothing has changed") from error
-
-
-_Version = tuple[int, int, int] | None
-
-
-def _version(path: Path) -> _Version:
-    """Changes when a file is replaced."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def parse_entries(text: str, separator: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -65,7 +64,7 @@ async def translate(call: Call) -> Response:
     texts, seconds = asked.texts(), call.seconds()
     routes, _ = await choose_routes(call.service, texts, asked.source_lang, asked.target_lang)
     split = str(asked.split_sentences) not in ("0", "False")
-    if (form := await _format(call, asked)) is not None:
+    if (form := _format(call, asked)) is not None:
         found = await translate_formatted(call.service, texts, routes, form, seconds=seconds, split=split)
     else:
         results = await translate_texts(call.service, texts, routes, seconds=seconds, split=split)
@@ -77,14 +76,13 @@ async def translate(call: Call) -> Response:
     return json_response({"translations": translations})
 
 
-async def _format(call: Call, asked: TranslateRequest) -> TextFormat | None:
+def _format(call: Call, asked: TranslateRequest) -> TextFormat | None:
     """Parts to preserve and the glossary, or None."""
     terms: Mapping[str, str] = {}
     if asked.glossary_id:
         if asked.source_lang is None:
             raise SettingsError("source_lang: must be given with glossary_id")
-        find = call.service.glossaries.terms  # may read a file
-        terms = await asyncio.to_thread(find, asked.glossary_id, asked.source_lang, asked.target_lang)
+        terms = call.service.glossaries.terms(asked.glossary_id, asked.source_lang, asked.target_lang)
     if asked.tag_handling not in ("xml", "html"):
         return TextFormat(protect=(), terms=terms) if terms else None
     rules = MarkupRules(

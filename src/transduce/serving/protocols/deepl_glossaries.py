@@ -41,19 +41,18 @@ def _create(glossaries: Glossaries, asked: CreateRequest) -> Glossary:
 
 async def list_all(call: Call) -> Response:
     """All glossaries, without their entries."""
-    found = await asyncio.to_thread(call.service.glossaries.all)
-    return json_response({"glossaries": [_information(one) for one in found]})
+    return json_response({"glossaries": [_information(one) for one in call.service.glossaries.all()]})
 
 
 async def show(call: Call) -> Response:
     """One glossary, without its entries."""
-    found = await asyncio.to_thread(call.service.glossaries.find, call.request.path_params["id"])
+    found = call.service.glossaries.find(call.request.path_params["id"])
     return _missing() if found is None else json_response(_information(found))
 
 
 async def entries(call: Call) -> Response:
     """The entries of a glossary, separated by tabs."""
-    found = await asyncio.to_thread(call.service.glossaries.find, call.request.path_params["id"])
+    found = call.service.glossaries.find(call.request.path_params["id"])
     if found is None:
         return _missing()
     lines = "\n".join(f"{term}\t{translation}" for term, translation in found.terms.items())
