@@ -40,24 +40,12 @@ Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance
 translation_options = lru_cache(TranslationOptions)  # to check them takes longer
 
 
-class BodyTooLargeError(UserError):
-    """A request's body is longer than the limit."""
+class RequestError(UserError):
+    """A request that is refused with a status of its own."""
 
-
-class BodyTimeoutError(UserError):
-    """A request's body did not arrive in time."""
-
-
-class IncompleteBodyError(UserError):
-    """A request's body ended too early, as its client left or sent no valid chunks."""
-
-
-class ForeignOriginError(UserError):
-    """A page of another origin asks for a change."""
-
-
-class ContentTypeError(UserError):
-    """A body is in a format that the endpoint does not take."""
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -66,10 +54,6 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ExpiredError, 504),
     (DrainingError, 503),
     (UnauthorizedError, 401),
-    (BodyTooLargeError, 413),
-    (BodyTimeoutError, 408),
-    (ForeignOriginError, 403),
-    (ContentTypeError, 415),
     (StorageError, 507),
     (UserError, 400),
 )
@@ -216,9 +200,9 @@ class Server:
         """
         origin = call.header(b"origin")
         if origin and not {origin, "*"} & self._cors:
-            raise ForeignOriginError(f"pages of {origin} may not change anything here; allow them with --cors")
+            raise RequestError(403, f"pages of {origin} may not change anything here; allow them with --cors")
         if call.content_type not in _CHANGE_TYPES:
-            raise ContentTypeError(f"Content-Type {call.content_type}: send {_CHANGE_TYPES[0]}")
+            raise RequestError(415, f"Content-Type {call.content_type}: send {_CHANGE_TYPES[0]}")
 
     async def _respond(self, endpoint: Endpoint, call: Call, client: Client) -> None:
         with client.watched():
@@ -270,7 +254,10 @@ def _event(content: bytes) -> bytes:
 
 def _problem(error: Exception) -> tuple[int, str]:
     """The status of an error, and its message in one line; prints the cause of an internal one."""
-    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    if isinstance(error, RequestError):
+        status = error.status
+    else:
+        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     if status == 500:
         print_exception(error)
         return status, "internal error; the server's log has the cause"
@@ -281,7 +268,7 @@ def _problem(error: Exception) -> tuple[int, str]:
 def refuse_unsupported(asked: BaseModel, names: Sequence[str]) -> None:
     """Refuse fields of a request that the service does not have, if they would change something."""
     for name in names:
-        if getattr(asked, name):
+        if getattr(asked, name, None):
             raise SettingsError(f"{name}: not supported by this service; leave it out")
 
 
@@ -311,7 +298,7 @@ async def read_body(call: Call) -> bytes:
         async with asyncio.timeout(limits.body_seconds):
             return await _read(call.request, announced, limits.max_body)
     except TimeoutError:
-        raise BodyTimeoutError(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+        raise RequestError(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
 
 
 async def _read(request: Request, announced: int, most: int) -> bytes:
@@ -320,7 +307,7 @@ async def _read(request: Request, announced: int, most: int) -> bytes:
     while not is_last and size <= _READ_ON * most:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise IncompleteBodyError("the body is incomplete or malformed")
+            raise RequestError(400, "the body is incomplete or malformed")
         part = message.get("body", b"")
         size += len(part)
         is_last = size == announced or not message.get("more_body", False)
@@ -331,8 +318,8 @@ async def _read(request: Request, announced: int, most: int) -> bytes:
     return bytes(body)
 
 
-def _too_large(most: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body has more than {most:,} bytes; send several requests")
+def _too_large(most: int) -> RequestError:
+    return RequestError(413, f"the body has more than {most:,} bytes; send several requests")
 
 
 def _first_problem(error: ValidationError) -> str:

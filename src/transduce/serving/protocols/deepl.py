@@ -25,23 +25,19 @@ Names = Annotated[
 """Of tags: a list, or a text with commas."""
 
 
-class TranslateRequest(BaseModel):
-    """What clients send. Others, such as formality, context and preserve_formatting, are ignored."""
+class TranslateRequest(BaseModel, extra="allow"):
+    """What clients send. Others are refused (`_UNSUPPORTED`), or ignored, such as formality and context."""
 
     text: Texts
     target_lang: str
     source_lang: str | None = None
     split_sentences: Literal["0", "1", "nonewlines", 0, 1, True, False] = "1"
     glossary_id: str | None = None
-    glossary_ids: list[str] | None = None
     tag_handling: Literal["xml", "html", "", "0"] | None = None
     ignore_tags: Names = frozenset()
     splitting_tags: Names = frozenset()
     non_splitting_tags: Names = frozenset()
     outline_detection: bool | Literal["0", "1"] = True
-    style_id: str | None = None
-    translation_memory_id: str | None = None
-    custom_instructions: list[str] | None = None
 
     def texts(self) -> list[str]:
         """The texts; without their line ends, if these do not end sentences. In documents they never do."""

@@ -48,6 +48,7 @@ class CompletionRequest(GenerationRequest):
     """Prompts that a language model continues."""
 
     prompt: Texts
+    logprobs: Any = None
 
     @field_validator("logprobs")
     @classmethod

@@ -33,8 +33,8 @@ _UNSUPPORTED = (
 _NO_CHANGE: dict[str, Any] = {"repetition_penalty": 1, "response_format": {"type": "text"}}
 
 
-class GenerationRequest(OpenAIRequest):
-    """How to sample; without a seed, each request draws anew. Those after `best_of` are refused.
+class GenerationRequest(OpenAIRequest, extra="allow"):
+    """How to sample; without a seed, each request draws anew. `_UNSUPPORTED` are refused, other fields are ignored.
 
     Extensions of the protocol: top_k; cut_prompt: cut the beginning off a prompt that is longer than the context.
     """
@@ -46,23 +46,11 @@ class GenerationRequest(OpenAIRequest):
     stop: str | list[str] | None = None
     cut_prompt: bool = False
     best_of: Count | None = None
-    echo: Any = None
-    frequency_penalty: Any = None
-    functions: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
-    response_format: Any = None
-    suffix: Any = None
-    tools: Any = None
-    top_logprobs: Any = None
 
     def refuse_unsupported(self, *more: str) -> None:
         """Raises `SettingsError` for options that would change the answer, and are not supported; `more`: others."""
-        refuse_unsupported(
-            self, [name for name in (*_UNSUPPORTED, *more) if getattr(self, name) != _NO_CHANGE.get(name)]
-        )
+        asked = [name for name in (*_UNSUPPORTED, *more) if getattr(self, name, None) != _NO_CHANGE.get(name)]
+        refuse_unsupported(self, asked)
 
     def sampling(self, default_length: int, limits: Limits) -> GenerationOptions:
         """The options, within limits. Raises `SettingsError`: they are beyond, or not supported."""
