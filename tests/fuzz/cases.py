@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
+import pickle
 import random
 import re
 import shutil
@@ -86,16 +88,8 @@ def _recipe(folder: Path, file: Path) -> list[str]:
     return ["train", str(file), "--dry-run", "--run", str(folder / "none")]
 
 
-_QUICK = [
-    "--dry-run",
-    "--quiet",
-    "--set",
-    "tokenizer.kind=char",
-    "--set",
-    "tokenizer.vocab_size=400",
-    "--set",
-    "model.d_model=16",
-]
+_CHEAP = ("tokenizer.kind=char", "tokenizer.vocab_size=400", "model.d_model=16")
+_QUICK = ["--dry-run", "--quiet", *(part for value in _CHEAP for part in ("--set", value))]
 
 
 def _corpus(folder: Path, file: Path) -> list[str]:
@@ -112,16 +106,7 @@ def _corpus(folder: Path, file: Path) -> list[str]:
     return [*head, "--src", str(file), "--tgt", str(other), *_QUICK]
 
 
-_IMPORTED = (
-    "config.json",
-    "model.safetensors",
-    "*.spm",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.json",
-    "*_config.json",
-)
+_IMPORTED = ("config.json", "model.safetensors", "*.spm", "vocab.*", "merges.txt", "tokenizer.json", "*_config.json")
 TARGETS = (
     Target("run: manifest", "translation", ("finished/manifest.json",), _translate, 12, True),
     Target("run: config", "translation", ("finished/config.json",), _translate, 14, True),
@@ -285,20 +270,18 @@ def update_checksum(file: Path) -> bool:
 
 def _replace(file: Path, folder: Path, draw: random.Random) -> str:
     """Replace a file by something else."""
-    fates = [
-        "missing",
-        "folder",
-        "link out",
-        "link to a folder",
-        "link to nothing",
-        "link to itself",
-        "link to /dev/zero",
-    ]
+    canary = folder.parent / "canary"
+    links = {
+        "link to a folder": canary,
+        "link to nothing": canary / "made",
+        "link to itself": file,
+        "link to /dev/zero": Path("/dev/zero"),
+    }
+    fates = ["missing", "folder", "link out", *links]
     if not (folder / "a.txt").exists():  # a text may be a pipe, which its reader waits for
         fates += ["pipe", "folder is a link"]
     fate = draw.choice(fates)
     content = file.read_bytes()
-    canary = folder.parent / "canary"
     if fate == "folder is a link" and file.parent.parent != folder and file.parent != folder:
         shutil.move(file.parent, canary / "moved")
         file.parent.symlink_to(canary / "moved")
@@ -310,14 +293,8 @@ def _replace(file: Path, folder: Path, draw: random.Random) -> str:
     elif fate == "link out":
         (canary / "victim").write_bytes(content)
         file.symlink_to(canary / "victim")
-    elif fate == "link to a folder":
-        file.symlink_to(canary)
-    elif fate == "link to nothing":
-        file.symlink_to(canary / "made")
-    elif fate == "link to itself":
-        file.symlink_to(file)
-    elif fate == "link to /dev/zero":
-        file.symlink_to("/dev/zero")
+    elif fate in links:
+        file.symlink_to(links[fate])
     elif fate == "pipe":
         os.mkfifo(file)
     return fate
@@ -363,47 +340,28 @@ class _Hostile:
 
 def _pickled(before: bytes, folder: Path, draw: random.Random) -> tuple[str, bytes]:
     """A pickle that calls something or contains something else."""
-    import io
-    import pickle
-    import zipfile
-
     import torch
 
-    fate = draw.randrange(7)
-    made = io.BytesIO()
     victim = str(folder.parent / "canary" / "executed")
-    if fate == 0:
-        return "pickle runs a command", pickle.dumps(_Hostile(os.system, f"touch {victim}"))
-    if fate == 1:
-        torch.save({"a": _Hostile(open, victim, "w")}, made)
-        return "pickle opens a file", made.getvalue()
-    if fate == 2:
-        torch.save(
-            draw.choice([[], {"a": 1}, {1: torch.zeros(1)}, None, "x", {"a": [torch.zeros(2)]}, torch.zeros(3)]), made
-        )
-        return "pickle of something else", made.getvalue()
     weights = torch.load(io.BytesIO(before), weights_only=True)
     name = draw.choice(sorted(weights))
-    if fate == 3:
-        old = weights[name]
-        weights[name] = draw.choice([old.double(), old.half(), old.to(torch.complex64), old.int(), old.to_sparse(), old.to(torch.bool), old[:1], old.t() if old.dim() == 2 else old * float("nan"), torch.zeros(1).expand(old.shape), torch.empty(old.shape, device="meta")])  # fmt: skip
-        torch.save(weights, made)
-        return "pickle of other tensors", made.getvalue()
-    if fate == 4:
-        weights = {
-            key: torch.zeros(1).expand(1 << 20, 1 << 20) if key == name else value for key, value in weights.items()
-        }
-        torch.save(weights, made)
-        return "pickle of a huge view", made.getvalue()
-    with zipfile.ZipFile(io.BytesIO(before)) as old_zip, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
-        for entry in old_zip.infolist():
-            content = old_zip.read(entry)
-            if fate == 5 and entry.filename.endswith("data/0"):
-                content = bytes(512 << 20) if draw.random() < 0.1 else bytes(1 << 20)
-            if fate == 6 and entry.filename.endswith("data.pkl"):
-                content = draw.choice(list(BYTES.values()))(content, draw)
-            new.writestr(
-                draw.choice([entry.filename, entry.filename, "../../canary/victim"]) if fate == 6 else entry.filename,
-                content,
-            )
-    return "packed pickle", made.getvalue()
+    old = weights[name]
+    tensors = [
+        old.half(),
+        old.to(torch.complex64),
+        old.int(),
+        old.to_sparse(),
+        old[:1],
+        old * float("nan"),
+        torch.empty(old.shape, device="meta"),
+    ]
+    values = [[], {"a": 1}, {1: old}, None, {"a": [old]}, old, *({**weights, name: other} for other in tensors)]
+    made = io.BytesIO()
+    match draw.randrange(3):
+        case 0:
+            return "pickle runs a command", pickle.dumps(_Hostile(os.system, f"touch {victim}"))
+        case 1:
+            torch.save({"a": _Hostile(open, victim, "w")}, made)
+        case _:
+            torch.save(draw.choice(values), made)
+    return "pickle of something else", made.getvalue()

@@ -13,6 +13,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from google.protobuf.message import DecodeError
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
 Mutation = Callable[[bytes, random.Random], bytes]
 
 PATHS = (
@@ -37,9 +41,8 @@ STRANGE: tuple[Any, ...] = (
 
 
 def truncate(content: bytes, draw: random.Random) -> bytes:
-    return content[
-        : draw.choice([0, 1, 7, 8, 9, len(content) // 2, max(0, len(content) - 1), draw.randrange(len(content) + 1)])
-    ]
+    n = len(content)
+    return content[: draw.choice([0, 1, 7, 8, 9, n // 2, max(0, n - 1), draw.randrange(n + 1)])]
 
 
 def flip(content: bytes, draw: random.Random) -> bytes:
@@ -292,219 +295,102 @@ TENSORS: dict[str, Mutation] = {f.__name__: f for f in (tensor_length, tensor_he
 # -- NumPy arrays
 
 
-def array_header(content: bytes, draw: random.Random) -> bytes:
-    import numpy as np
-
-    array = np.load(io.BytesIO(content))
-    n = len(array)
-    fate = draw.randrange(7)
-    if fate == 0:
-        kind = draw.choice(["<f8", "<i8", "<i4", "<u2", "|u1", ">i4", ">u2", "|b1", "<c16", "<m8", "<f2"])
-        raw = array.astype("<i8") if draw.random() < 0.5 else array
-        made = io.BytesIO()
-        np.save(made, raw.astype(kind) if raw is not array else array.view("|u1"))
-        return made.getvalue()
-    if fate == 1:
-        made = io.BytesIO()
-        np.save(
-            made,
-            draw.choice(
-                [
-                    array[None],
-                    array[:, None],
-                    array[:0],
-                    array[:1],
-                    array[:-1],
-                    np.append(array, array[-1:]),
-                    np.array(3),
-                ]
-            ),
-        )
-        return made.getvalue()
-    shape = draw.choice(
-        [
-            f"({n + 1},)",
-            f"({n - 1},)",
-            "(-1,)",
-            "()",
-            f"({n}, 1)",
-            f"({1 << 62},)",
-            "(1.5,)",
-            "None",
-            "(" * 3000,
-            f"({n}L,)",
-            f"(0, {1 << 40})",
-        ]
-    )
-    kind = draw.choice(
-        ["'|O'", "'<U4'", "'|V2'", "[('a','<u1'),('b','<u1')]", "'<i4'", "'x'", "None", "'<u2'", "__import__('os')"]
-    )
-    text = f"{{'descr': {kind}, 'fortran_order': {draw.choice(['False', 'True', '3'])}, 'shape': {shape if fate < 5 else f'({n},)'}, }}"
-    head = text.encode() + b" " * (-(len(text) + 11) % 64) + b"\n"
-    start = content[8 + 2 + int.from_bytes(content[8:10], "little") :]
-    length = draw.choice([len(head), len(head), 0, 0xFFFF])
-    return (
-        b"\x93NUMPY"
-        + draw.choice([b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x09\x00"])
-        + length.to_bytes(2, "little")
-        + head
-        + start
-    )
-
-
-def array_values(content: bytes, draw: random.Random) -> bytes:
-    import numpy as np
-
-    array = np.load(io.BytesIO(content)).copy()
-    if not len(array):
-        return content
-    info = np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
-    for _ in range(draw.choice([1, 1, 5])):
-        i = draw.randrange(len(array))
-        if info is None:
-            array[i] = draw.choice([0, 1])
-            continue
-        array[i] = draw.choice([info.min, info.max, 0, 1, min(300, info.max), min(65_000, info.max), array[-1]])
-    if draw.random() < 0.2:
-        array = array[::-1]
+def _saved(array: Any) -> bytes:
     made = io.BytesIO()
     np.save(made, array)
     return made.getvalue()
 
 
-ARRAYS: dict[str, Mutation] = {f.__name__: f for f in (array_header, array_values, array_values)}
+_KINDS = ("'|O'", "'<U4'", "'|V2'", "[('a','<u1'),('b','<u1')]", "'<i4'", "'x'", "None", "'<u2'", "__import__('os')")
+
+
+def array_type(content: bytes, draw: random.Random) -> bytes:
+    """Another type, or another number of dimensions or values."""
+    array = np.load(io.BytesIO(content))
+    others = [array.astype(kind) for kind in ("<f8", "<i8", "<i4", "|u1", ">u2", "|b1", "<c16", "<m8")]
+    return _saved(
+        draw.choice([*others, array.view("|u1"), array[None], array[:, None], array[:0], array[:-1], np.array(3)])
+    )
+
+
+def array_header(content: bytes, draw: random.Random) -> bytes:
+    n = len(np.load(io.BytesIO(content)))
+    sizes = (f"({size},)" for size in (n, n + 1, n - 1, -1, 1 << 62, 1.5, f"{n}L"))
+    shapes = (*sizes, "()", f"({n}, 1)", "None", "(" * 3000, f"(0, {1 << 40})")
+    text = f"{{'descr': {draw.choice(_KINDS)}, 'fortran_order': {draw.choice(['False', 'True', '3'])}, 'shape': {draw.choice(shapes)}, }}"
+    head = text.encode() + b" " * (-(len(text) + 11) % 64) + b"\n"
+    body = content[8 + 2 + int.from_bytes(content[8:10], "little") :]
+    version = draw.choice([b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x09\x00"])
+    length = draw.choice([len(head), len(head), 0, 0xFFFF])
+    return b"\x93NUMPY" + version + length.to_bytes(2, "little") + head + body
+
+
+def array_values(content: bytes, draw: random.Random) -> bytes:
+    array = np.load(io.BytesIO(content)).copy()
+    if not len(array):
+        return content
+    info = np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
+    for _ in range(draw.choice([1, 1, 5])):
+        values = (
+            [0, 1] if info is None else [info.min, info.max, 0, 1, min(300, info.max), min(65_000, info.max), array[-1]]
+        )
+        array[draw.randrange(len(array))] = draw.choice(values)
+    return _saved(array[::-1] if draw.random() < 0.2 else array)
+
+
+ARRAYS: dict[str, Mutation] = {f.__name__: f for f in (array_type, array_header, array_values)}
 
 
 # -- SentencePiece models (protocol buffers)
 
 
-def fields(message: bytes) -> list[tuple[int, int, bytes]]:
-    """The fields of a protobuf message: (number, wire type, content)."""
-    found, i = [], 0
-
-    def varint(i: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            byte = message[i]
-            value |= (byte & 127) << shift
-            i, shift = i + 1, shift + 7
-            if byte < 128:
-                return value, i
-
-    while i < len(message):
-        key, i = varint(i)
-        if key & 7 == 0:
-            start = i
-            _, i = varint(i)
-            found.append((key >> 3, 0, message[start:i]))
-        elif key & 7 == 2:
-            n, i = varint(i)
-            found.append((key >> 3, 2, message[i : i + n]))
-            i += n
-        else:
-            n = {1: 8, 5: 4}[key & 7]
-            found.append((key >> 3, key & 7, message[i : i + n]))
-            i += n
-    return found
-
-
-def _varint(value: int) -> bytes:
-    made = bytearray()
-    while True:
-        made.append(value & 127 | (128 if value > 127 else 0))
-        value >>= 7
-        if not value:
-            return bytes(made)
-
-
-def message(parts: list[tuple[int, int, bytes]]) -> bytes:
-    """The inverse of `fields`."""
-    return b"".join(
-        _varint(number << 3 | kind) + (_varint(len(content)) if kind == 2 else b"") + content
-        for number, kind, content in parts
-    )
-
-
 def piece_model(content: bytes, draw: random.Random) -> bytes:
-    """Mutate pieces, scores, types, options of trainer and normalizer, or the normalization table."""
-    parts = fields(content)
-    n_pieces = sum(number == 1 for number, _, _ in parts)
-    fate = draw.randrange(9)
-    i = draw.randrange(n_pieces)
-    piece = fields(parts[i][2])
+    """Change pieces, scores, types, options of trainer and normalizer, or the normalization table."""
+    try:
+        model = ModelProto.FromString(content)
+    except DecodeError:
+        return flip(content, draw)
+    piece, fate = draw.choice(model.pieces), draw.randrange(8)
     if fate == 0:
-        name = draw.choice(
-            [
-                b"",
-                b"\xff\xfe",
-                b"<unk>",
-                b"\xe2\x96\x81",
-                b"<0x41>",
-                b"<0xZZ>",
-                b"a" * 100_000,
-                b"\x00",
-                parts[draw.randrange(n_pieces)][2][2:5],
-            ]
+        piece.piece = draw.choice(
+            ["", "<unk>", "\u2581", "<0x41>", "<0xZZ>", "a" * 100_000, "\x00", draw.choice(model.pieces).piece]
         )
-        piece = [(1, 2, name), *piece[1:]]
     elif fate == 1:
-        score = struct.pack("<f", draw.choice([float("nan"), float("inf"), float("-inf"), 1e38, -1e38, 0.0]))
-        piece = [(f, k, score) if f == 2 else (f, k, c) for f, k, c in piece]
+        piece.score = draw.choice([float("nan"), float("inf"), float("-inf"), 1e38, -1e38, 0.0])
     elif fate == 2:
-        piece = [p for p in piece if p[0] != 3] + [(3, 0, _varint(draw.choice([0, 1, 2, 3, 4, 5, 6, 7, 100])))]
-    parts[i] = (1, 2, message(piece))
-    if fate == 3:
-        parts = [
-            p
-            for j, p in enumerate(parts)
-            if j not in {draw.randrange(n_pieces) for _ in range(draw.choice([1, 5, n_pieces]))}
-        ]
+        piece.type = draw.choice([1, 2, 3, 4, 5, 6])
+    elif fate == 3:
+        for _ in range(draw.choice([1, 5, len(model.pieces) - 1])):
+            del model.pieces[draw.randrange(len(model.pieces))]
     elif fate == 4:
-        parts.insert(draw.randrange(n_pieces), parts[draw.randrange(n_pieces)])
-    elif fate in (5, 6):  # the normalizer and its table
-        parts = [(f, k, _normalizer(c, draw) if f == 3 and k == 2 else c) for f, k, c in parts]
-    elif fate == 7:
-        parts = [(f, k, _options(c, draw) if f == 2 and k == 2 else c) for f, k, c in parts]
-    elif fate == 8:
-        parts = [(f, k, flip(c, draw) if f == draw.choice([2, 3]) else c) for f, k, c in parts]
-    return message(parts)
+        model.pieces.append(piece)
+    elif fate in (5, 6):
+        model.normalizer_spec.precompiled_charsmap = _table(
+            model.normalizer_spec.precompiled_charsmap or b"x" * 8, draw
+        )
+    else:
+        spec = draw.choice([model.trainer_spec, model.normalizer_spec])
+        field = draw.choice([f for f in spec.DESCRIPTOR.fields if f.cpp_type in (f.CPPTYPE_INT32, f.CPPTYPE_BOOL)])
+        values = [0, 1] if field.cpp_type == field.CPPTYPE_BOOL else [-1, 0, 1, 5, 100, 1 << 30]
+        setattr(spec, field.name, draw.choice(values))
+    return bytes(model.SerializeToString())
 
 
-def _normalizer(content: bytes, draw: random.Random) -> bytes:
-    found = fields(content)
-    for i, (f, k, table) in enumerate(found):
-        if f == 2 and k == 2 and table:
-            n = int.from_bytes(table[:4], "little")
-            units = bytearray(table)
-            fate = draw.randrange(5)
-            if fate == 0:
-                units[:4] = draw.choice([0, 4, n + 4, n - 4, len(table), 1 << 31, n // 2 & ~3]).to_bytes(4, "little")
-            elif fate == 1:  # the root and its children
-                for _ in range(draw.choice([1, 4])):
-                    units[4 + draw.randrange(min(n, 1200))] ^= 1 << draw.randrange(8)
-            elif fate == 2:
-                for _ in range(draw.choice([10, 1000])):
-                    units[4 + draw.randrange(n)] ^= 1 << draw.randrange(8)
-            elif fate == 3:
-                units = units[: draw.randrange(len(units))]
-            else:
-                for place in range(4, min(len(units), 4 + n) - 3, 4):
-                    if draw.random() < 0.02:
-                        units[place : place + 4] = draw.randbytes(4)
-            found[i] = (f, k, bytes(units))
-    return message(found)
-
-
-def _options(content: bytes, draw: random.Random) -> bytes:
-    found = fields(content)
-    i = draw.randrange(len(found))
-    f, k, c = found[i]
-    found[i] = (
-        f,
-        k,
-        _varint(draw.choice([0, 1, 2, 3, 4, 5, 100, 1 << 31, (1 << 64) - 1])) if k == 0 else flip(c or b"x", draw),
-    )
-    return message(found)
+def _table(table: bytes, draw: random.Random) -> bytes:
+    """The normalizer's table: a length, as many bytes of a trie, and texts."""
+    n, fate = int.from_bytes(table[:4], "little"), draw.randrange(4)
+    if fate == 0:
+        return (
+            draw.choice([0, 4, n + 4, max(0, n - 4), len(table), 1 << 31, n // 2 & ~3]).to_bytes(4, "little")
+            + table[4:]
+        )
+    if fate == 1:
+        return table[: draw.randrange(len(table))]
+    units = bytearray(table)
+    end = 1200 if fate == 2 else n  # the root and its children, or all
+    for _ in range(draw.choice([1, 10, 1000])):
+        units[min(4 + draw.randrange(max(1, min(n, end))), len(units) - 1)] ^= 1 << draw.randrange(8)
+    return bytes(units)
 
 
 PIECES: dict[str, Mutation] = {"piece_model": piece_model}
@@ -513,50 +399,36 @@ PIECES: dict[str, Mutation] = {"piece_model": piece_model}
 # -- TMX
 
 
+_DOCTYPES = (
+    '<!DOCTYPE tmx [<!ENTITY a "aaaaaaaaaa"><!ENTITY c "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>',
+    '<!DOCTYPE tmx [<!ENTITY c SYSTEM "file:///etc/passwd">]>',
+    '<!DOCTYPE tmx SYSTEM "http://192.0.2.1/evil.dtd">',
+    '<!DOCTYPE tmx [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]>',
+)
+_TMX: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("<seg>", tuple("<seg>" + more for more in ("<bpt>", "<bpt>" * 5000, "<bpt>" * 200_000, "x" * (18 << 20)))),
+    ('xml:lang="en"', ('lang="en"', 'xml:lang=""', "", f'xml:lang="{"e" * 100_000}"', 'xml:lang="en" xml:lang="de"')),
+    ("<tu>", tuple("<tu" + "".join(f' a{i}="1"' for i in range(n)) + ">" for n in (10, 5000))),
+    ("</seg>", ("</seg><seg>x</seg>", "", "<![CDATA[x<y]]></seg>", "&#0;</seg>", "&#xD800;</seg>", "&#10;</seg>")),
+    ('encoding="UTF-8"', ('encoding="UTF-7"', 'encoding="x"', 'encoding="ISO-8859-1"', 'encoding="cp037"')),
+)
+
+
 def tmx(content: bytes, draw: random.Random) -> bytes:
-    text = content.decode()
-    bombs = (
-        '<!DOCTYPE tmx [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;"><!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;">]>',
-        '<!DOCTYPE tmx [<!ENTITY x SYSTEM "file:///etc/passwd">]>',
-        '<!DOCTYPE tmx SYSTEM "http://192.0.2.1/evil.dtd">',
-        '<!DOCTYPE tmx [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]>',
-        '<!DOCTYPE tmx [<!ATTLIST tu x CDATA "y">]>',
-    )
-    head, tail = text.split("<tmx", 1)
-    fate = draw.randrange(8)
+    text, fate = content.decode(), draw.randrange(len(_TMX) + 2)
     if fate == 0:
+        head, tail = text.split("<tmx", 1)
         text = (
             head
-            + draw.choice(bombs)
+            + draw.choice(_DOCTYPES)
             + "<tmx"
-            + tail.replace("<seg>", draw.choice(["<seg>", "<seg>&c;", "<seg>&x;", "<seg>&a;"]))
+            + tail.replace("<seg>", draw.choice(["<seg>", "<seg>&c;", "<seg>&a;"]))
         )
     elif fate == 1:
-        text = text.replace("<seg>", "<seg>" + "<bpt>" * draw.choice([1, 5000, 200_000]), 1)
-    elif fate == 2:
-        text = text.replace(
-            'xml:lang="en"',
-            draw.choice(['lang="en"', 'xml:lang=""', "", f'xml:lang="{"e" * 100_000}"', 'xml:lang="en" xml:lang="de"']),
-        )
-    elif fate == 3:
-        text = text.replace("<seg>", "<seg>" + "x" * (1 << 20) * draw.choice([1, 18]), 1)
-    elif fate == 4:
-        text = text.replace("<tu>", "<tu" + "".join(f' a{i}="1"' for i in range(draw.choice([10, 5000]))) + ">", 1)
-    elif fate == 5:
-        text = text.replace(
-            "</seg>",
-            draw.choice(
-                ["</seg><seg>x</seg>", "", "<![CDATA[x<y]]></seg>", "&#0;</seg>", "&#xD800;</seg>", "&#10;</seg>"]
-            ),
-            1,
-        )
-    elif fate == 6:
         return text.encode(draw.choice(["utf-16", "latin-1", "utf-32", "utf-7"]), "replace")
     else:
-        text = text.replace(
-            'encoding="UTF-8"',
-            draw.choice(['encoding="UTF-7"', 'encoding="x"', 'encoding="ISO-8859-1"', 'encoding="cp037"']),
-        )
+        old, new = _TMX[fate - 2]
+        text = text.replace(old, draw.choice(new), 1)
     return text.encode("utf-8")
 
 

@@ -21,15 +21,8 @@ import marians
 from system.commands import transduce, write_corpus
 
 SETTINGS = (
-    "model.d_model=16",
-    "model.d_ff=16",
-    "training.batch_tokens=400",
-    "training.max_updates=2",
-    "training.valid_updates=1",
-    "training.optimizer=adam",
-    "model.n_encoder_layers=1",
-    "model.n_decoder_layers=1",
-    "model.n_heads=2",
+    *("model.d_model=16", "model.d_ff=16", "model.n_encoder_layers=1", "model.n_decoder_layers=1", "model.n_heads=2"),
+    *("training.batch_tokens=400", "training.max_updates=2", "training.valid_updates=1", "training.optimizer=adam"),
 )
 PAIRS = ("data.max_length=64", "training.valid_bleu_sentences=0")  # for translation only
 TEXT = "A dog sleeps.\nThe cat reads a book in the garden.\n\nTwo men play.\n"
