@@ -105,15 +105,6 @@ def test_created_parent_folders_are_removed_after_an_error(place: Path) -> None:
     assert Path("bert/there").is_dir()
 
 
-def test_other_architectures_are_refused(place: Path) -> None:
-    for kind in ("marian", "bert", "gpt2"):
-        change(Path(kind) / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
-        refused(place, kind, "LlamaForCausalLM (model_type llama)", "supported here: ", kind)
-    for value in ([], {}, 3, [3], [None]):
-        change(Path("bert/config.json"), model_type=value, architectures=value)
-        refused(place, "bert", "supported here")
-
-
 def test_every_unexpected_tensor_is_listed(place: Path) -> None:
     tensors = load_file("bert/model.safetensors")
     tensors["bert.encoder.layer.7.output.dense.bias"] = torch.zeros(2)
@@ -148,18 +139,6 @@ def _entries(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     with_header(path, header, body)
 
 
-def _twice(path: Path) -> None:
-    header, body = header_of(path)
-    name = "model.shared.weight"
-    text = json.dumps(header)[:-1] + f', "{name}": {json.dumps(header[name])}}}'
-    with_header(path, text.encode(), body)
-
-
-def _overlapping(header: dict[str, Any]) -> None:
-    first, second = [entry for entry in header.values() if entry["shape"] == [24]][:2]
-    second["data_offsets"] = first["data_offsets"]
-
-
 def _sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.write((1 << 33).to_bytes(8, "little"))
@@ -173,24 +152,12 @@ SAFE: dict[str, Callable[[Path], object]] = {
     "a byte more": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "header longer than the file": lambda path: path.write_bytes((1 << 62).to_bytes(8, "little") + b"{}"),
     "header of 8 GB": _sparse,
-    "header of a thousand brackets": lambda path: with_header(path, b"[" * 100_000, b""),
-    "header that is a list": lambda path: with_header(path, [], b""),
     "header that is no JSON": lambda path: with_header(path, b"\xff\xfe{}", b""),
-    "a name twice": _twice,
-    "overlapping": lambda path: _entries(path, _overlapping),
     "an unknown type": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="F99")),
     "numbers that are whole": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="I32")),
-    "numbers of another width": lambda path: _entries(path, lambda h: h["model.shared.weight"].update(dtype="F16")),
-    "a shape that overflows": lambda path: _entries(path, lambda h: h["final_logits_bias"].update(shape=[1 << 40] * 3)),
-    "a negative shape": lambda path: _entries(path, lambda h: h["final_logits_bias"].update(shape=[-1, -90])),
-    "a place before the file": lambda path: _entries(
-        path, lambda h: h["final_logits_bias"].update(data_offsets=[-8, 352])
-    ),
     "a place behind the file": lambda path: _entries(
         path, lambda h: h["final_logits_bias"].update(data_offsets=[1 << 50, (1 << 50) + 360])
     ),
-    "no places": lambda path: _entries(path, lambda h: h["final_logits_bias"].pop("data_offsets")),
-    "an entry that is none": lambda path: _entries(path, lambda h: h.update(x=7)),
     "metadata that are none": lambda path: _entries(path, lambda h: h.update(__metadata__=[1])),
     "aliases of missing tensors": lambda path: _entries(
         path, lambda h: h.update(__metadata__={"aliases": '{"a":"b"}'})
@@ -214,18 +181,6 @@ def test_eight_bit_numbers_are_refused_or_read(place: Path) -> None:
     tensors["model.shared.weight"] = tensors["model.shared.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, "marian/model.safetensors")
     refused(place, "marian", "model.shared.weight")
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_flipped_bits(place: Path, seed: int) -> None:
-    """In a header without a checksum."""
-    path, draw = Path("bert/model.safetensors"), random.Random(seed)
-    content = bytearray(path.read_bytes())
-    length = int.from_bytes(content[:8], "little")
-    for _ in range(3):
-        content[draw.randrange(0, 8 + length)] ^= 1 << draw.randrange(8)
-    path.write_bytes(content)
-    refused(place, "bert")
 
 
 # Weights as pickles
@@ -345,14 +300,6 @@ def test_absurd_labels_are_refused(place: Path) -> None:
 def test_broken_json(place: Path, name: str, content: bytes) -> None:
     (Path("marian") / name).write_bytes(content)
     refused(place, "marian", name)
-
-
-def test_deeply_nested_json_and_huge_numbers_are_refused(place: Path) -> None:
-    deep, long = b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}"
-    for content in (deep, long):
-        for kind, name in (("marian", "config.json"), ("bert", "tokenizer.json")):
-            (Path(kind) / name).write_bytes(content)
-            refused(place, kind, f"{name} is damaged")
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a loop", "gone"])
@@ -500,21 +447,6 @@ def test_vocabulary_of_another_size_is_refused(place: Path) -> None:
     change(Path("bert/config.json"), vocab_size=35)
     Path("bert/vocab.txt").write_text("\n".join(words))
     refused(place, "bert", "has 32 pieces, and config.json says vocab_size 35")
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_flipped_bits_of_sentencepiece(place: Path, seed: int) -> None:
-    """The library may still read the file; then the run works."""
-    path, draw = Path("marian/source.spm"), random.Random(seed)
-    content = bytearray(path.read_bytes())
-    for _ in range(20):
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    path.write_bytes(content)
-    done = transduce("import", "marian", "marian", "run")
-    assert done.code in (0, 2) and "Traceback" not in done.err
-    if done.code == 0:
-        done = transduce("translate", "run", "bert/vocab.txt", "--max-length", "2", "--beam", "1")
-        assert done.code in (0, 2), done.err
 
 
 ODD = [None, -1, 0, 2, 2**70, 1e308, 0.5, "x", "", [], [1], {}, {"0": None}, True, float("nan")]
