@@ -60,7 +60,6 @@ def main() -> None:
             began = time.perf_counter()
             for _ in range(given.updates):
                 trainer._update(next(feeds))
-            trainer.session.meter.settle()
             middle = time.perf_counter()
             if number % 2:
                 trainer._save()

@@ -64,7 +64,7 @@ def ours(shape: str) -> Callable[[], object]:
         targets = ids.flatten()[places]
         ids = ids.flatten().scatter(0, places, 4).view_as(ids)
         batch = MaskedBatch(ids, torch.zeros_like(ids), places, targets, labels, len(places) / len(labels))
-    return lambda: float(updater.update([batch], 1.0).loss_sum)
+    return lambda: updater.update([batch], 1.0)
 
 
 def theirs(shape: str, precision: str) -> Callable[[], object]:

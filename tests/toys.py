@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -29,6 +30,7 @@ from transduce.metrics_log import MetricsFile
 from transduce.models.registry import build_model
 from transduce.runs.checkpoints import Checkpoints
 from transduce.runs.folder import RunFolder
+from transduce.training import loop
 from transduce.training.feed import Feed, PairFeeder, Position
 from transduce.training.loop import Trainer, TrainingResult
 from transduce.training.ranks import SINGLE_RANK, Ranks
@@ -134,21 +136,32 @@ def start_script(path: str, *arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, path, *map(str, arguments)], env={**os.environ, **own})
 
 
-def poison(number: int, asked: Settings, *, factor: float = float("nan")) -> None:
-    """From now on, the `number`-th batch of a toy run multiplies the weights by `factor`, whenever it is used."""
+def show_indices(patch: pytest.MonkeyPatch) -> None:
+    """Name sentences by their indices: toy runs have no vocabulary."""
+    patch.setattr(loop, "load_tokenizers", lambda folder: None)
+    patch.setattr(PairFeeder, "texts", lambda self, index, tokenizers: [str(index)])
+
+
+def poison(number: int, asked: Settings) -> None:
+    """From now on, the loss of the `number`-th batch of a toy run is NaN, whenever it is used."""
     feeder, process = PairFeeder(pairs(320, seed=1), asked.training, device=CPU), this_process()
     feeder.rank, feeder.n_ranks = process.rank, process.size
     (bad,) = islice(feeder.feeds(Position()), number - 1, number)
     assert bad.batches, "another process has all of it"
     original = Updater.update
+    show_indices(pytest.MonkeyPatch())
 
     def ruined(self: Updater, batches: Any, *rest: Any) -> Any:
         same = zip(batches, bad.batches, strict=False)
-        if batches and all(torch.equal(one.src, other.src) for one, other in same):
-            with torch.no_grad():
-                for parameter in self.model.parameters():
-                    parameter.mul_(factor)
-        return original(self, batches, *rest)
+        if not batches or not all(torch.equal(one.src, other.src) for one, other in same):
+            return original(self, batches, *rest)
+        weight = next(self.model.parameters()).detach()
+        before = weight.clone()
+        weight.fill_(float("nan"))
+        result = original(self, batches, *rest)
+        assert result.skipped and result.carry == ()
+        weight.copy_(before)
+        return result
 
     Updater.update = ruined  # type: ignore[method-assign]
 
@@ -189,10 +202,10 @@ def command(arguments: list[str], errors: Path, process: Mapping[str, str]) -> N
 
 
 def process(arguments: list[str], errors: Path, process: Mapping[str, str] | None = None) -> None:
-    """Train with FOLDER [--kill WHAT:N | --poison N | --explode N | --stall FILE] [key=value ...], then exit.
+    """Train with FOLDER [--kill WHAT:N] [--poison N | --stall FILE] [key=value ...], then exit.
 
     `--stall`: validations create FILE and last a minute. `--kill`: send SIGKILL at the N-th call of WHAT, a name in
-    KILLS. `--poison`: the N-th batch makes the weights NaN. `--explode`: it makes the losses high, but finite.
+    KILLS. `--poison`: the loss of the N-th batch is NaN.
     Settings are those of `training`, and with a prefix `model.` those of the model. stderr goes to `errors`.
     `process`: the environment of one of several processes, which writes its samples to errors.samples.
     """
@@ -210,12 +223,11 @@ def process(arguments: list[str], errors: Path, process: Mapping[str, str] | Non
     if rest[:1] == ["--stall"]:
         stall_validation(Path(rest[1]))
         rest = rest[2:]
-    factor = {"--poison": float("nan"), "--explode": -4.0}.get(rest[0]) if rest else None
-    number = int(rest[1]) if factor is not None else 0
+    number = int(rest[1]) if rest[:1] == ["--poison"] else 0
     values = dict(argument.split("=", 1) for argument in rest[2 if number else 0 :])
     model = {key.removeprefix("model."): values.pop(key) for key in list(values) if key.startswith("model.")}
-    if factor is not None:
-        poison(number, settings(model=model, **values), factor=factor)
+    if number:
+        poison(number, settings(model=model, **values))
     try:
         with join_ranks() as ranks:
             toy_run(Path(folder), settings(model=model, **values), ranks=ranks)

@@ -14,7 +14,6 @@ from typing import Any
 from transduce.errors import RunFolderError
 from transduce.runs.atomic import reading, write_text
 
-HISTORY = ("restart", "rollback")  # events that happened whatever the run does later; they are never removed
 _LONGEST_LINE = 1 << 20  # bytes; parsing takes up to 20 times as much memory
 
 
@@ -62,14 +61,14 @@ class MetricsFile:
     def truncate_after(self, update: int, *, validated: bool = True) -> list[str]:
         """Remove events after `update`, so that a resumed run repeats no line, and damaged lines.
 
-        `validated` false: also a validation of `update`, which will be repeated. Restarts and rollbacks are kept,
-        whatever their update. Returns a note for each damaged line.
+        `validated` false: also a validation of `update`, which will be repeated. All restarts are kept. Returns a note
+        for each damaged line.
         """
         if not self.active:
             return []
         events, damaged = self._read()
         last = {"validation": update if validated else update - 1}
-        kept = [e for e in events if e["event"] in HISTORY or e.get("update", 0) <= last.get(e["event"], update)]
+        kept = [e for e in events if e["event"] == "restart" or e.get("update", 0) <= last.get(e["event"], update)]
         write_text(self.path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in kept))
         return [f"{self.path}, line {number}: damaged, left out" for number in damaged]
 

@@ -202,7 +202,7 @@ def test_settings_that_the_first_recipe_leaves_unset_are_shared_too(folder: Path
     assert found.conditions[1].endswith("0.005 minutes")
 
     shutil.move(folder / "unset", folder / "moved")  # and with a setting that does not affect the result
-    again = compare(recipes, folder / "moved", budget=budget, seeds=2, overrides=["training.on_bad_loss=rollback"])
+    again = compare(recipes, folder / "moved", budget=budget, seeds=2, overrides=["training.save_updates=1000"])
     assert [one.scores for one in again.systems] == [one.scores for one in found.systems]
     recipes["learned"]["model"] = {**sizes, "positions": "learned", "max_positions": context - 1}
     with pytest.raises(SettingsError, match="max_positions"):

@@ -199,14 +199,10 @@ def test_sigterm_interrupts_the_validation_of_two_processes_after_everything_was
     assert_same_but_for_rounding(alone, team.train("stalled", 2, *PLAIN))
 
 
-def test_two_processes_roll_back_together_from_an_exploding_loss(team: Team) -> None:
-    """As one process does: to the same checkpoint, skipping the same batches."""
-    asked = ("--explode", "72", *PLAIN, "on_bad_loss=rollback", "save_updates=10", "max_updates=90")
-    one, two = team.train("back1", 1, *asked), team.train("back2", 2, *asked)
-    (a,), (b,) = (events(folder, "rollback") for folder in (one, two))
-    assert b["reason"] == "the loss spikes" and b["update"] == 70 and b["from"] >= 72
-    assert {k: v for k, v in a.items() if k != "loss"} == {k: v for k, v in b.items() if k != "loss"}
-    assert events(two, "end")[0]["update"] == 90
+def test_two_processes_skip_an_update_whose_loss_is_not_finite_in_one_of_them(team: Team) -> None:
+    asked = ("--poison", "7", *PLAIN[1:], "max_updates=10")
+    one, two = team.train("skip1", 1, *asked), team.train("skip2", 2, *asked)
+    assert [event["update"] for event in events(two, "skipped")] == [7]
     assert_same_but_for_rounding(one, two)
 
 

@@ -138,13 +138,6 @@ class TrainingSettings(Section):
         None,
         description="Also save a checkpoint every so many updates (always: at each validation and every ten minutes).",
     )
-    on_bad_loss: Literal["stop", "rollback"] = Field(
-        "stop", description="On a loss spike or a non-finite loss: stop, or roll back and skip its batches."
-    )
-    max_rollbacks: int = Field(3, ge=1, le=MAX_STEPS, description="Rollbacks before the run stops.")
-    explosion: float = Field(
-        5.0, ge=0, description="Standard deviations above its recent mean that make a loss a spike; 0: off."
-    )
 
 
 class DecodingSettings(Section):

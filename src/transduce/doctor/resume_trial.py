@@ -42,7 +42,7 @@ START_SECONDS = 60.0  # for the start of a trial, its validations and its checkp
 LONG = 8 << 20  # bytes of a text file of which only the beginning is used
 LINES = 20_000
 MEASURED = ("seconds", "tokens_per_second", "validation_seconds")  # by the clock
-NOT_COMPARED = ("start", "restart", "rollback", "memory", "end")  # events that a kill may add or repeat
+NOT_COMPARED = ("start", "restart", "memory", "end")  # events that a kill may add or repeat
 
 
 @dataclass(frozen=True, slots=True)

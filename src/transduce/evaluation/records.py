@@ -12,7 +12,7 @@ data.json       {"fingerprint", "padding",
                  "sets": [{"name", "files", "pairs", "src_tokens", "tgt_tokens",
                            "cleaning": CleanReport.to_json()} or {"name", "files", "documents", "bytes", "tokens"}],
                  "leaks": [LeakCheck.to_json()]}
-metrics.jsonl   one event per line: start, update, validation, restart, rollback, memory, end (`metrics_log`)
+metrics.jsonl   one event per line: start, update, skipped, validation, restart, memory, end (`metrics_log`)
 
 Every file, and every key of data.json, may be missing; the report leaves it out.
 """

@@ -163,17 +163,14 @@ def _charts(record: Record) -> list[Markup]:
 
 
 def _events(record: Record) -> list[tuple[str, str, str, str]]:
-    """Return restarts, rollbacks and batches split for memory, in order: event, update, cause and action, time."""
+    """Return restarts, skipped updates and batches split for memory, in order: event, update, explanation, time."""
     rows = []
     for event in record.events:
         update = event.get("update", 0)
         if event["event"] == "restart":
             row = "restart", update, "interrupted: " + ("resumed from the checkpoint" if update else "started again")
-        elif event["event"] == "rollback":
-            loss, n = event.get("loss"), len(event["skipped"])
-            cause = event["reason"] + (f" ({loss:.4g})" if loss is not None else "")
-            batches = "the batch" if n == 1 else f"the {n} batches"
-            row = "rollback", event["from"], f"{cause}: rolled back to update {update:,}, skipping {batches} before it"
+        elif event["event"] == "skipped":
+            row = "skipped", update, "the loss or its gradient was not finite; the weights did not change"
         elif event["event"] == "memory":
             too_large = f"{event['too_large']:,}"
             row = "out of memory", update, f"batches of {too_large} slots or more are split in two from here on"

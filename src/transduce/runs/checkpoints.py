@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from transduce.errors import RunFolderError
-from transduce.runs.atomic import MOST_SETTINGS, read_json, write_aside
+from transduce.runs.atomic import MOST_SETTINGS, expecting, read_json, write_aside
 from transduce.runs.manifest import check_sealed, fingerprint
-from transduce.runs.run_settings import FORMAT
 from transduce.runs.tensors import load_tensors, write_tensors
 
 FILES = ("training.safetensors", "state.json")
@@ -65,7 +64,7 @@ class Checkpoints:
             write_tensors(aside / "training.safetensors", tensors, seal=False)
             values = {"update": update, "environment": _environment(), **state}
             (aside / "state.json").write_text(json.dumps(values), encoding="utf-8")
-            manifest = {"format": FORMAT, "files": {name: fingerprint(aside / name) for name in FILES}}
+            manifest = {"files": {name: fingerprint(aside / name) for name in FILES}}
             (aside / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         self._good.add(update)
         return path
@@ -91,31 +90,26 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             notes = [f"{one}; resuming from the checkpoint before it, update {update}" for one in damaged]
-            return replace(found, notes=(*notes, *_environment_changes(found.state)))
+            with expecting(found.path / "state.json"):
+                notes += _environment_changes(found.state["environment"])
+            return replace(found, notes=tuple(notes))
         if damaged:
             raise RunFolderError(
                 f"every checkpoint is damaged: {'; '.join(damaged)}; to start over, delete {self.path.parent}"
             )
         return None
 
-    def prune(self, keep: int, *, spare: Collection[int] = ()) -> list[Path]:
-        """Remove all but the newest `keep` undamaged checkpoints and those of `spare`; returns what was removed."""
+    def prune(self, keep: int) -> list[Path]:
+        """Remove all but the newest `keep` undamaged checkpoints; returns what was removed."""
         assert keep >= 1, "the last checkpoint is never removed"
         removed = []
         for update in self.updates():
             if keep > 0:
                 keep -= self._is_good(update)
-            elif update not in spare:
+            else:
                 shutil.rmtree(self.at(update), ignore_errors=True)
                 removed.append(self.at(update))
         return removed
-
-    def forget_after(self, update: int) -> None:
-        """Remove all checkpoints newer than this one, which must be undamaged: the run has rolled back to it."""
-        self.load(update)
-        for newer in self.updates():
-            if newer > update:
-                shutil.rmtree(self.at(newer), ignore_errors=True)
 
     def states(self) -> Iterator[dict[str, Any]]:
         """The content of every readable state.json."""
@@ -135,13 +129,9 @@ def _environment() -> dict[str, Any]:
     return {"PyTorch": str(torch.__version__), "NumPy": np.__version__, "threads": torch.get_num_threads()}
 
 
-def _environment_changes(state: Any) -> list[str]:
+def _environment_changes(saved: Mapping[str, Any]) -> list[str]:
     """A warning if a checkpoint was saved in another environment than that of this process."""
-    saved, now = state.get("environment") if isinstance(state, dict) else None, _environment()
-    if not isinstance(saved, dict):  # an early version's
-        return []
-    changed = "; ".join(
-        f"{name} {saved[name]}, now {now[name]}" for name in now if saved.get(name, now[name]) != now[name]
-    )
+    now = _environment()
+    changed = "; ".join(f"{name} {saved[name]}, now {now[name]}" for name in now if saved[name] != now[name])
     note = f"the checkpoint was saved with {changed}: results are equal up to rounding, not bit for bit"
     return [note] if changed else []

@@ -20,17 +20,17 @@ Status = Literal["ok", "DAMAGED", "MISSING", "changed", "unknown", "unchecked"]
 EDITABLE = ("README.md",)
 _UNCHECKED = {
     "recipe.toml": "a copy for people; training does not read it",
-    "bad_loss.json": "for people; training only adds to it",
+    "skipped.jsonl": "for people; training only adds to it",
     "metrics.jsonl": "training still writes to it; a resume compares it with the last checkpoint",
     ".lock": "a training is running, or was killed",
     "*.aside": "a temporary file of a process that is running or was killed; the next start removes it",
-    "tokens/*": "the text is still being prepared, or the run was made by an early version",
+    "tokens/*": "the text is still being prepared",
 } | dict.fromkeys(
     (
         *("data.json", "scores.json", "text_scores.json", "label_scores.json", "masked_scores.json"),
         *("samples.json", "attention.json", "time_limit.json", "report.html", "README.md"),
     ),
-    "no checksum: training still runs, or the run was made by an early version",
+    "no checksum: training still runs",
 )
 """Files that transduce writes and that have no checksum, or none yet: pattern and reason."""
 

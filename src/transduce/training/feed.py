@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
@@ -36,12 +36,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The examples of one update: its position, the next position, and the number of epochs after it.
+    """The examples of one update, the position of the next one, and the number of epochs after it.
 
     `batches` are the micro-batches of this rank. Everything else is about the whole update.
     """
 
-    at: Position
     indices: np.ndarray
     batches: tuple[TrainingBatch, ...]
     n_targets: int
@@ -49,7 +48,7 @@ class Feed:
     n_slots: int
     after: Position
     epochs: float
-    starts_epoch: bool = False
+    starts_epoch: bool
 
 
 Loaded = tuple[Sequence[np.ndarray], int, Callable[[np.ndarray], TrainingBatch]]
@@ -136,7 +135,6 @@ class Feeder(ABC):
         shares = self._shares(sides)
         is_last = position.index + 1 == n_batches
         return Feed(
-            at=position,
             indices=indices,
             batches=tuple(collate(part).to(self.device) for part in shares[self.rank]),
             n_targets=n_targets,
@@ -144,6 +142,7 @@ class Feeder(ABC):
             n_slots=sum(len(p) * int(lengths[p].max()) for lengths in sides for parts in shares for p in parts),
             after=Position(position.epoch + 1) if is_last else Position(position.epoch, position.index + 1),
             epochs=position.epoch + (position.index + 1) / n_batches,
+            starts_epoch=position.index == 0,
         )
 
     def batches(self, epoch: int = 0) -> Iterator[TrainingBatch]:
@@ -151,18 +150,13 @@ class Feeder(ABC):
         for indices in self.plan(epoch):
             yield from self._feed(indices, Position(epoch), n_batches=1).batches
 
-    def feeds(self, start: Position, *, skip: Collection[Position] = ()) -> Iterator[Feed]:
-        """Yield batches from `start` on, without end and without those at the positions `skip`."""
+    def feeds(self, start: Position) -> Iterator[Feed]:
+        """Yield batches from `start` on, without end."""
         for epoch in count(start.epoch):
             batches = self.plan(epoch)
             first = start.index if epoch == start.epoch else 0
-            is_first = first == 0
             for index in range(first, len(batches)):
-                if Position(epoch, index) in skip:
-                    continue
-                feed = self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
-                yield replace(feed, starts_epoch=is_first)
-                is_first = False
+                yield self._feed(batches[index], Position(epoch, index), n_batches=len(batches))
 
 
 class LengthFeeder(Feeder):

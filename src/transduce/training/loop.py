@@ -19,14 +19,13 @@ from torch import nn
 from transduce.config import resolved
 from transduce.errors import Interrupted, TooLong, TrainingError
 from transduce.logging import Bar, Log
+from transduce.metrics_log import MetricsFile
 from transduce.process import release_memory
 from transduce.runs.folder import RunFolder
 from transduce.text.tokenizer import load_tokenizers
-from transduce.training import rollback
 from transduce.training.averaging import borrowed
-from transduce.training.feed import Feed, Feeder, Position, ahead
-from transduce.training.loss_spikes import BadLoss
-from transduce.training.meter import LATENCY, WARM_UPDATES, Row, Stopwatch, peak_memory
+from transduce.training.feed import Feed, Feeder, ahead
+from transduce.training.meter import LOGGED_UPDATES, WARM_UPDATES, Row, Stopwatch, peak_memory
 from transduce.training.schedule import Clock, Limits, Moment, TimeLimit, find_schedule
 from transduce.training.session import Session
 from transduce.training.step import DoesNotFit, Updater, UpdateResult
@@ -34,7 +33,10 @@ from transduce.training.stopping import StopRequest, score_of, stop_on_signals
 from transduce.training.validate import Validator, format_validation
 
 SAVE_SECONDS = 600.0  # a checkpoint at least this often, however far apart validations are
+MOST_SKIPPED = 3  # updates in a row; then the run stops
 MEASURED_SHARE = 0.05  # of a time limit is spent on measuring the speed, unless the first validation comes earlier
+
+ADVICE = "start another run with a lower training.lr, a longer warm-up, or training.precision=float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,8 @@ class Trainer:
         """Train from the latest checkpoint, or from the start, until the limit of the folder's settings.
 
         At the end `model.safetensors` contains the weights that `training.average` asks for. Raises `Interrupted` after
-        SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` when a loss is not finite or diverges and
-        `training.on_bad_loss` is not "rollback", or when one sentence does not fit into memory, `RunFolderError` when
-        the disk fails.
+        SIGINT, SIGTERM or SIGHUP (everything is saved), `TrainingError` after three updates in a row whose loss or
+        gradient is not finite, or when one sentence does not fit into memory, `RunFolderError` when the disk fails.
         """
         with stop_on_signals(self.log.say) as own:
             asked = self.ranks.share_stop_request(own)
@@ -88,21 +89,11 @@ class Trainer:
             return result
 
     def _run_until_finished(self, bar: Bar, own: StopRequest, asked: StopRequest) -> None:
-        """Train until the end, rolling back after each bad loss where the settings allow it."""
-        while True:
-            try:
-                return self._run_updates(bar, own, asked)
-            except BadLoss as error:
-                bad = error
-            self._roll_back(bad)  # outside the except block: the traceback keeps tensors alive
-
-    def _run_updates(self, bar: Bar, own: StopRequest, asked: StopRequest) -> None:
         state = self.session.state
         self.model.train()
         if state.validated != state.update and self._is_validation_due():
             self._validate(bar, own)  # before the first update of a fine-tuning, or where a validation was interrupted
-        planned = self.feeder.feeds(state.position, skip=frozenset(state.skipped))
-        with ahead(planned, n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
+        with ahead(self.feeder.feeds(state.position), n=2 if self.feeder.device.type == "cuda" else 0) as feeds:
             while not (reason := self._reason_to_end()):
                 self._update(next(feeds))
                 bar.update(self._share_done(), **self._shown, note=f"update {state.update}")
@@ -124,8 +115,9 @@ class Trainer:
         return update % self.valid_updates == 0 if update else self.settings.start is not None
 
     def _is_time_to_save(self) -> bool:
-        late = self.clock.seconds() - self._saved_at > SAVE_SECONDS
-        return late or rollback.is_regular(self.session.state.update, self.settings)
+        every = self.settings.save_updates
+        is_due = every is not None and self.session.state.update % every == 0
+        return is_due or self.clock.seconds() - self._saved_at > SAVE_SECONDS
 
     # -- updates
 
@@ -133,15 +125,40 @@ class Trainer:
         session, state = self.session, self.session.state
         factor = self.schedule(Moment(state.update, state.progress, self.warmup))
         result = self._update_within_memory(feed, factor)
-        session.average.after_update()
         session.carry = result.carry
         state.update, state.position, state.epochs = state.update + 1, feed.after, feed.epochs
-        lr = self.updater.optimizer.param_groups[-1]["lr"]  # that of embeddings and norms where matrices have their own
-        row = Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots)
-        session.meter.add(row, (result.loss_sum, result.nll_sum, result.grad_norm), feed.at)
         self.stopwatch.count(self.clock.seconds(), feed.n_targets)
-        if state.update % LATENCY == 0:
+        if result.skipped:
+            state.skipped += 1
+            self._report_skipped(feed, result)
+        else:
+            state.skipped = 0
+            session.average.after_update()
+            lr = self.updater.optimizer.param_groups[-1]["lr"]  # of embeddings and norms if matrices have their own
+            sums = (result.loss_sum, result.nll_sum, result.grad_norm)
+            session.meter.rows.append(Row(state.update, lr, feed.n_targets, feed.n_tokens, feed.n_slots, *sums))
+        if state.update % LOGGED_UPDATES == 0 and session.meter.rows:
             self._write_metrics()
+        if state.skipped >= MOST_SKIPPED:
+            self._save()
+            raise TrainingError(
+                f"the loss or its gradient was not finite in {state.skipped} updates in a row, the last of them update "
+                f"{state.update}; everything before is saved; {ADVICE}"
+            )
+
+    def _report_skipped(self, feed: Feed, result: UpdateResult) -> None:
+        """Log an update that was skipped, with its sentences."""
+        update, path = self.session.state.update, self.folder.path / "skipped.jsonl"
+        numbers = {"loss": result.loss_sum / max(1, feed.n_targets), "grad_norm": result.grad_norm}
+        self.session.metrics.append({"event": "skipped", "update": update, "seconds": self.clock.seconds(), **numbers})
+        tokenizers = load_tokenizers(self.folder)
+        texts = [self.feeder.texts(int(i), tokenizers) for i in feed.indices]
+        MetricsFile(path, active=self.ranks.is_main_process).append({"update": update, "sentences": texts})
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        self.log.warn(
+            f"update {update}: the loss or its gradient is not finite ({shown}); the update was skipped; its sentences "
+            f"are the last line of {path}"
+        )
 
     def _update_within_memory(self, feed: Feed, factor: float) -> UpdateResult:
         """Make the update, in smaller batches where memory runs out; that is reported once for each size."""
@@ -169,9 +186,7 @@ class Trainer:
                 )
 
     def _write_metrics(self) -> None:
-        state, meter = self.session.state, self.session.meter
-        meter.settle()
-        line, now = meter.line(), self.clock.seconds()
+        state, line, now = self.session.state, self.session.meter.line(), self.clock.seconds()
         speed = self.stopwatch.targets_per_second(now)
         event = {"event": "update", "seconds": now, "epoch": state.epochs, "tokens_per_second": speed, **line}
         self.session.metrics.append(event)
@@ -251,14 +266,13 @@ class Trainer:
         if session.saved_update != state.update and state.update:
             self._save()
         began = self.clock.seconds()
-        session.meter.settle()
         bar.update(self._share_done(), **self._shown, note="validating")
         average = session.average
         candidate = average.candidate(state.update) if state.update else self.live
         with own.interrupting(self._interrupted), borrowed(self.live, candidate):
             scores = self.ranks.broadcast(self.validator)
         if not math.isfinite(scores["loss"]):
-            raise TrainingError(f"the validation loss after update {state.update} is not finite; {rollback.ADVICE}")
+            raise TrainingError(f"the validation loss after update {state.update} is not finite; {ADVICE}")
         better = session.stopper.see(state.update, scores)
         score = score_of(scores, self.settings.stop_by)[0]
         kept = average.keep(state.update, score, better=better) if state.update else self.live
@@ -285,13 +299,9 @@ class Trainer:
     # -- start and end
 
     def _start_or_resume(self) -> None:
-        resumed = self.session.start_or_resume()
+        self.session.start_or_resume()
         self.ranks.check_equal(self.live)
-        self._start_clock(self.session.state.seconds)
-        if not resumed and self.settings.on_bad_loss == "rollback":
-            self._save()  # so that there is a checkpoint to roll back to
-
-    def _start_clock(self, seconds: float) -> None:
+        seconds = self.session.state.seconds
         self.clock, self.stopwatch, self._saved_at = self.ranks.clock(seconds), Stopwatch(seconds), seconds
 
     def _finish(self) -> TrainingResult:
@@ -311,37 +321,3 @@ class Trainer:
             f"{self.folder.path}; run the same command again to resume",
             signal=asked.number,
         )
-
-    # -- bad losses
-
-    def _roll_back(self, error: BadLoss) -> None:
-        """Record what caused a bad loss and restore the checkpoint before it, or raise `TrainingError`."""
-        settings, session = self.settings, self.session
-        checkpoints, rollbacks = self.folder.checkpoints, session.state.rollbacks
-        path = self.ranks.broadcast(lambda: str(rollback.write_report(self.folder, error, self._texts)))
-        problem = f"{rollback.describe(error)}; the sentences are in {path}"
-        if settings.on_bad_loss != "rollback":
-            raise TrainingError(
-                f"{problem}; to roll back and skip them, run the same command with "
-                f"--set training.on_bad_loss=rollback; otherwise {rollback.ADVICE}"
-            )
-        if len(rollbacks) >= settings.max_rollbacks:
-            raise TrainingError(f"{problem}; rolled back {len(rollbacks)} times already; {rollback.ADVICE}")
-        target = self.ranks.broadcast(lambda: rollback.target_of(error, checkpoints.updates(), settings))
-        if target is None:
-            raise TrainingError(f"{problem}; there is no checkpoint from before them; {rollback.ADVICE}")
-        event = rollback.event_of(error, target=target, number=len(rollbacks) + 1)
-        skipped, seconds = [*session.state.skipped, *(one.position for one in error.suspects)], self.clock.seconds()
-        self.ranks.broadcast(lambda: checkpoints.forget_after(target))
-        session.restore(checkpoints.load(target))
-        state = session.state
-        state.skipped, state.rollbacks, state.seconds = skipped, [*rollbacks, event], seconds
-        self._start_clock(seconds)
-        self._save()  # from here on the skipped batches are part of the checkpoint
-        session.metrics.append(event)
-        self.log.warn(f"{problem}; rolling back to update {target} and skipping {len(error.suspects)} batches")
-
-    def _texts(self, at: Position) -> list[list[str]]:
-        """The sentences of a batch, if the folder has a vocabulary to decode them with."""
-        known = load_tokenizers(self.folder) if self.folder.has_tokenizers else None
-        return [self.feeder.texts(int(i), known) for i in self.feeder.plan(at.epoch)[at.index] if known is not None]

@@ -1,21 +1,16 @@
-"""Losses, speed and memory for the training log. Losses stay on the device and are read every few updates only."""
+"""Losses, speed and memory for the training log."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from transduce.training.feed import Position
-from transduce.training.loss_spikes import Suspect, Watch
-
-LATENCY = 10  # updates per line of metrics.jsonl; losses are read from the device once per line
+LOGGED_UPDATES = 10  # updates per line of metrics.jsonl
 WARM_UPDATES = 5  # the first updates are slower: not measured
 
 
@@ -27,41 +22,23 @@ class Row(NamedTuple):
     n_targets: int  # target tokens with EOS; losses are divided by it
     n_tokens: int  # source and target tokens
     n_slots: int  # the same with padding
-    loss_sum: float = math.nan
-    nll_sum: float = math.nan
-    grad_norm: float = math.nan
+    loss_sum: float
+    nll_sum: float
+    grad_norm: float
 
 
 @dataclass(slots=True)
 class Meter:
-    """The numbers of the updates since the last line of the log.
+    """The numbers of the updates since the last line of the log, without those that were skipped.
 
-    The losses of `rows` are read; those of `_pending` are still on the device. The rows are part of a checkpoint, so
-    that the first line after a resume covers the same updates as in an uninterrupted run.
+    The rows are part of a checkpoint, so that the first line after a resume covers the same updates as in an
+    uninterrupted run.
     """
 
     rows: list[Row] = field(default_factory=list)
-    watch: Watch = field(default_factory=Watch)
-    _pending: list[tuple[Row, Tensor, Position]] = field(default_factory=list)
-
-    def add(self, row: Row, sums: Sequence[Tensor | float], at: Position) -> None:
-        """Add an update: its row, its (loss_sum, nll_sum, grad_norm) on any device, and the position of its batch."""
-        values = torch.stack([torch.as_tensor(value).detach().double().reshape(()) for value in sums])
-        self._pending.append((row, values, at))
-
-    def settle(self) -> None:
-        """Read the pending losses; waits for the device. Raises `BadLoss`."""
-        if not self._pending:
-            return
-        values = torch.stack([tensor for _, tensor, _ in self._pending]).tolist()
-        pending, self._pending = self._pending, []
-        for (row, _, at), (loss, nll, norm) in zip(pending, values, strict=True):
-            seen = Suspect(row.update, loss / max(row.n_targets, 1), at.epoch, at.index)
-            self.watch.see(seen, lr=row.lr, grad_norm=norm)
-            self.rows.append(row._replace(loss_sum=loss, nll_sum=nll, grad_norm=norm))
 
     def line(self) -> dict[str, Any]:
-        """Return the settled updates as one event and remove them. Losses are means over the target tokens."""
+        """Return the updates as one event and remove them. Losses are means over the target tokens."""
         rows, self.rows = self.rows, []
         n_targets = max(1, sum(row.n_targets for row in rows))
         return {
@@ -75,8 +52,7 @@ class Meter:
         }
 
     def state(self) -> list[list[float]]:
-        """The settled rows, as JSON values."""
-        assert not self._pending, "settle() before saving"
+        """The rows, as JSON values."""
         return [list(row) for row in self.rows]
 
     def load(self, rows: Sequence[Sequence[Any]]) -> None:
@@ -84,7 +60,7 @@ class Meter:
         found = [Row(*row) for row in rows]
         if not all(isinstance(value, int | float) for row in found for value in row):
             raise ValueError("the rows of the log are not numbers")
-        self.rows, self._pending = found, []
+        self.rows = found
 
 
 class Stopwatch:

@@ -152,7 +152,7 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     owner = {id(p): part for part in parts for group in part.param_groups for p in group["params"]}
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for part in parts:
-        part.state.clear()  # a rollback to update 0 has no tensors
+        part.state.clear()
     for name, value in tensors.items():
         index, _, key = name.partition(".")
         p = params[int(index)]

@@ -16,11 +16,9 @@ from transduce.metrics_log import MetricsFile
 from transduce.runs.atomic import expecting, remove_leftovers
 from transduce.runs.checkpoints import Checkpoint
 from transduce.runs.folder import RunFolder
-from transduce.training import rollback
 from transduce.training.averaging import AVERAGES, copy_values
 from transduce.training.feed import Position
 from transduce.training.loss import Carry
-from transduce.training.loss_spikes import Watch
 from transduce.training.meter import Meter
 from transduce.training.ranks import name_on_rank
 from transduce.training.schedule import TimeLimit
@@ -43,15 +41,13 @@ class TrainingState:
     validated: int = -1  # the update of the last validation
     scores: dict[str, float] = field(default_factory=dict)
     finished: str = ""  # the reason, once training is finished
-    skipped: list[Position] = field(default_factory=list)  # batches to skip
-    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # an event for each rollback
+    skipped: int = 0  # the number of last updates, one after the other, that were skipped
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainingState:
-        """Read JSON values; those of earlier versions may lack some fields. Raises `ValueError` or `TypeError`."""
-        skipped = [Position(**one) for one in values.get("skipped", [])]
-        state = cls(**{**values, "position": Position(**values["position"]), "skipped": skipped})
-        counts = [state.update, *(n for p in (state.position, *skipped) for n in (p.epoch, p.index))]
+        """Read JSON values. Raises `ValueError` or `TypeError`."""
+        state = cls(**{**values, "position": Position(**values["position"])})
+        counts = (state.update, state.position.epoch, state.position.index, state.skipped)
         if not all(type(n) is int and 0 <= n <= MOST_UPDATES for n in counts) or type(state.validated) is not int:
             raise ValueError("its numbers are not counts")
         times = (state.epochs, state.seconds, state.progress, state.reserve)
@@ -79,7 +75,7 @@ class Session:
         )
         self.stopper = Stopper(by=s.stop_by, patience=s.patience)
         self.metrics = MetricsFile(folder.path / "metrics.jsonl", active=is_main)
-        self.meter = Meter(watch=Watch(s.explosion))
+        self.meter = Meter()
         self.state = TrainingState()
         self.carry: Carry = ()
         self.time_limit: TimeLimit | None = None
@@ -88,7 +84,6 @@ class Session:
     def save(self, seconds: float) -> None:
         """Write a checkpoint and remove what no checkpoint needs any more."""
         self.ranks.check_equal(self.live)
-        self.meter.settle()
         self.state.seconds = seconds
         tensors, updater = self.updater.state()
         parts: dict[str, Mapping[str, Tensor]] = {
@@ -103,15 +98,14 @@ class Session:
             "average": self.average.state(),
             "stopper": self.stopper.state(),
             "meter": self.meter.state(),
-            "watch": self.meter.watch.state(),
             "metrics": self.metrics.mark(),
             "carry": len(self.carry),
         }
-        checkpoints, s = self.folder.checkpoints, self.settings
+        checkpoints = self.folder.checkpoints
         if self.ranks.is_main_process:
             named = {f"{part}/{name}": tensor for part, one in parts.items() for name, tensor in one.items()}
             checkpoints.save(self.state.update, named, state)
-            checkpoints.prune(s.keep_checkpoints, spare=rollback.worth_keeping(checkpoints.updates(), s))
+            checkpoints.prune(self.settings.keep_checkpoints)
         self.average.remove_unused(found["average"] for found in checkpoints.states())
         self.ranks.barrier()
         self.saved_update = self.state.update
@@ -128,21 +122,20 @@ class Session:
                 {key: weights[names[id(value)]] if id(value) in names else value for key, value in state.items()}
             )
 
-    def start_or_resume(self) -> bool:
-        """Restore the latest checkpoint; whether there was one."""
+    def start_or_resume(self) -> None:
+        """Restore the latest checkpoint, if there is one."""
         if self.ranks.is_main_process:
             remove_leftovers(self.snapshots)
         self.time_limit = TimeLimit.read(self.folder)
         checkpoint = self.folder.checkpoints.latest()
         if checkpoint is None:
             self._start()
-            return False
+            return
         self.restore(checkpoint)
         if not self.state.finished:
             update = self.state.update
             self.metrics.append({"event": "restart", "update": update, "seconds": self.state.seconds})
             self.log.say(f"resuming after update {update}, epoch {self.state.epochs:.2f}")
-        return True
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint; one of another model, or a malformed one, is a `RunFolderError`."""
@@ -150,11 +143,9 @@ class Session:
             state = checkpoint.state
             self.state = TrainingState.from_json(state["training"])
             self.stopper.load(state["stopper"])
-            if "metrics" in state and not self.metrics.begins_with(state["metrics"]):
+            if not self.metrics.begins_with(state["metrics"]):
                 self.log.warn(f"{self.metrics.path}: lines were lost or changed; curves of the report may have gaps")
             self._truncate_metrics(self.state.update, validated=self.state.validated == self.state.update)
-            for event in rollback.missing_events(self.metrics.read(), self.state.rollbacks):
-                self.metrics.append(event)
             self.saved_update = self.state.update
             if self.state.finished:
                 return
@@ -165,9 +156,8 @@ class Session:
             copy_values(self.live, parts["model"])
             notes = self.updater.load_state(parts["updater"], state["updater"], self.state.update)
             notes += self.average.load(parts["average"], state["average"])
-            notes += self._restore_carry(parts["carry"], int(state.get("carry", 0)))
+            notes += self._restore_carry(parts["carry"], int(state["carry"]))
             self.meter.load(state["meter"])
-            self.meter.watch.load(state.get("watch", {}))
             for note in (*checkpoint.notes, *notes):
                 self.log.warn(note)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,13 +30,18 @@ PRECISIONS: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torc
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The result of an update: sums in nats over `n_targets` targets, as tensors on the device."""
+    """The result of an update: sums in nats over `n_targets` targets, and the norm of the gradient before clipping."""
 
-    loss_sum: Tensor
-    nll_sum: Tensor
+    loss_sum: float
+    nll_sum: float
     n_targets: int
-    grad_norm: Tensor
+    grad_norm: float
     carry: Carry = ()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the update was skipped because its loss or its gradient is not finite."""
+        return not (math.isfinite(self.loss_sum) and math.isfinite(self.grad_norm))
 
 
 class DoesNotFit(Exception):
@@ -91,6 +97,9 @@ class Updater:
     ) -> UpdateResult:
         """Make one update from micro-batches on the device, with learning rates of `lr_scale` times their peaks.
 
+        If the loss or the gradient is not finite, the weights and the optimizer's state do not change, and the next
+        update starts without a carry.
+
         Args:
             batches: This process's micro-batches.
             lr_scale: Factor of the peak learning rates.
@@ -108,13 +117,23 @@ class Updater:
         loss_sum, nll_sum = self.ranks.all_reduce(list(self.model.parameters()), sums)
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True)
+        # The only wait for a GPU in an update: whether to make the step is decided here.
+        loss, nll, grad_norm = torch.stack([loss_sum, nll_sum, norm]).tolist()
+        result = UpdateResult(loss_sum=loss, nll_sum=nll, n_targets=n_targets, grad_norm=grad_norm, carry=carry)
+        if result.skipped:
+            result = replace(result, carry=())
+        else:
+            self._step(grads, norm, lr_scale)
+        self.optimizer.zero_grad(set_to_none=True)
+        return result
+
+    def _step(self, grads: list[Tensor], norm: Tensor, lr_scale: float) -> None:
+        """Clip the gradients and change the weights."""
         if self.clip_norm:
             torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * lr_scale
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return UpdateResult(loss_sum=loss_sum, nll_sum=nll_sum, n_targets=n_targets, grad_norm=norm, carry=carry)
 
     def _gradients(
         self, batches: Sequence[TrainingBatch], n_targets: int, carry: Carry
@@ -191,8 +210,8 @@ class Updater:
         start = "optimizer."
         optimizer = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
         load_optimizer_tensors(self.optimizer, optimizer)
-        self.too_large = state.get("too_large")
-        if (n := state.get("processes", 1)) != self.ranks.size:
+        self.too_large = state["too_large"]
+        if (n := state["processes"]) != self.ranks.size:
             torch.manual_seed(dropout_seed(self.seed, update, self.ranks.rank))
             return [
                 f"the run had {n} processes until update {update} and resumes with {self.ranks.size}: each update has "

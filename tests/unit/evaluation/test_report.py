@@ -68,8 +68,7 @@ def fill(run: RunFolder, text: str = "") -> None:
         {"event": "validation", "update": 50, "seconds": 50.0, "loss": 3.25, "perplexity": 4.5, "bleu": 21.5}
     )
     metrics.append({"event": "restart", "update": 50, "seconds": 50.0})
-    why = {"reason": "the loss spikes" + text, "loss": 9.75, "skipped": [[0, 3], [0, 4]], "number": 1}
-    metrics.append({"event": "rollback", "update": 60, "from": 70, **why})
+    metrics.append({"event": "skipped", "update": 70, "loss": None, "grad_norm": None})
     metrics.append({"event": "memory", "update": 81, "too_large": 4096})
     metrics.append({"event": "end", "update": 100, "seconds": 100.0, "reason": "max_updates" + text})
     save_scores(run, "valid" + text, evaluate(HYPOTHESES, REFERENCES), search={"beam": 5})
@@ -149,7 +148,7 @@ def test_the_report_shows_the_content_of_the_files(run: RunFolder) -> None:
         "Ended by max_updates after 100 updates",
         "1: after update 50",
         "restart 50 interrupted: resumed from the checkpoint 0:50",
-        "rollback 70 the loss spikes (9.75): rolled back to update 60, skipping the 2 batches before it",
+        "skipped 70 the loss or its gradient was not finite; the weights did not change",
         "out of memory 81 batches of 4,096 slots or more are split in two",
         "9.9",
         "2 more",

@@ -99,10 +99,10 @@ def test_a_resumed_updater_continues_exactly(optimizer: str, precision: str) -> 
     tensors, state = updater.state()
     saved = {name: tensor.cpu().clone() for name, tensor in tensors.items()}  # as they come from a file
     kept = {name: tensor.cpu().clone() for name, tensor in updater.model.state_dict().items()}
-    further = [updater.update([batch], 0.5).loss_sum.item() for batch in batches[3:]]
+    further = [updater.update([batch], 0.5).loss_sum for batch in batches[3:]]
     again = fresh()
     again.model.load_state_dict(kept)
     again.load_state(saved, state)
     # some GPU kernels sum in no fixed order; another dropout mask or a lost state would change the first digits
-    resumed = [again.update([batch], 0.5).loss_sum.item() for batch in batches[3:]]
+    resumed = [again.update([batch], 0.5).loss_sum for batch in batches[3:]]
     assert resumed == pytest.approx(further, rel=1e-4 if precision == "float32" else 1e-2)

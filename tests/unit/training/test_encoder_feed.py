@@ -184,7 +184,7 @@ def test_the_update_does_not_depend_on_its_micro_batches(make: Any, criterion: A
         updater = Updater(model, asked, device=CPU, precision="float32", criterion=criterion)
         feed = max(islice(make(micro_batch_tokens=micro).feeds(Position()), 6), key=lambda feed: len(feed.indices))
         result = updater.update(feed.batches, 1.0)
-        found.append((float(result.loss_sum), float(result.grad_norm), result.n_targets, len(feed.batches)))
+        found.append((result.loss_sum, result.grad_norm, result.n_targets, len(feed.batches)))
     (loss, norm, n, n_parts), (other_loss, other_norm, other_n, one) = found
     assert n == other_n and n_parts > one == 1
     assert loss == pytest.approx(other_loss, rel=1e-5) and norm == pytest.approx(other_norm, rel=1e-4)

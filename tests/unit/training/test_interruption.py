@@ -74,7 +74,7 @@ def test_an_update_without_any_target_changes_nothing_but_momentum() -> None:
     batch = next(iter(toys.PairFeeder(DATA["train_on"], toys.settings().training, device=toys.CPU).batches()))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     result = updater.update([batch], 1.0, 0)
-    assert result.loss_sum.isfinite() and result.grad_norm.isfinite()
+    assert not result.skipped
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -187,33 +188,61 @@ def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     assert events(tmp_path / "run", "restart") == []
 
 
-def test_a_loss_that_is_not_finite_names_its_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = Updater.update, [0]
+class Ruined:
+    """Makes the weights NaN during some calls of `Updater.update`."""
 
-    def poisoned(self: Updater, *args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 14:
-            with torch.no_grad():
-                next(self.model.parameters()).fill_(float("nan"))
-        return original(self, *args)
+    def __init__(self, *calls: int) -> None:
+        self.calls, self.n = calls, 0
+        self.original = Updater.update
 
-    monkeypatch.setattr(Updater, "update", poisoned)
-    with pytest.raises(TrainingError, match=r"not finite at update 14.*bad_loss\.json"):
+    def patch(self) -> Any:
+        def update(updater: Updater, *args: Any) -> Any:
+            self.n += 1
+            if self.n not in self.calls:
+                return self.original(updater, *args)
+            weight = next(updater.model.parameters()).detach()
+            before = weight.clone()
+            weight.fill_(float("nan"))
+            result = self.original(updater, *args)
+            weight.copy_(before)
+            return result
+
+        return update
+
+
+def test_an_update_whose_loss_is_not_finite_is_skipped_and_its_sentences_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Updater, "update", Ruined(3, 4, 14).patch())
+    toys.show_indices(monkeypatch)
+    _, result = run(tmp_path / "run", max_updates=20, valid_updates=10)
+    assert result.update == 20
+    assert [e["update"] for e in events(tmp_path / "run", "skipped")] == [3, 4, 14]
+    assert all(e["loss"] is None and e["grad_norm"] is None for e in events(tmp_path / "run", "skipped"))
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: update ")]
+    assert len(warnings) == 3
+    assert "update 14: the loss" in warnings[2] and "not finite" in warnings[2] and "skipped.jsonl" in warnings[2]
+    named = [json.loads(line) for line in (tmp_path / "run" / "skipped.jsonl").read_text().splitlines()]
+    feeds = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU).feeds(toys.Position())
+    indices = [[[str(i)] for i in next(feeds).indices] for _ in range(20)]
+    assert named == [{"update": n, "sentences": indices[n - 1]} for n in (3, 4, 14)]
+    assert all(math.isfinite(e["loss"]) for e in events(tmp_path / "run", "update"))
+
+
+def test_the_third_skipped_update_in_a_row_stops_the_run_after_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Updater, "update", Ruined(12, 14, 15, 16).patch())
+    toys.show_indices(monkeypatch)
+    with pytest.raises(TrainingError, match=r"3 updates in a row.*update 16.*training\.lr"):
         run(tmp_path / "run", max_updates=100, valid_updates=10)
-    (report,) = json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]
-    assert (report["update"], report["reason"]) == (14, "is not finite")
-    monkeypatch.undo()
-    folder = RunFolder.open(tmp_path / "run", model=False)
-    checkpoint = folder.checkpoints.latest()
+    checkpoint = RunFolder.open(tmp_path / "run", model=False).checkpoints.latest()
     assert checkpoint is not None
-    assert checkpoint.update == 10, "nothing is saved after the bad update"
-    assert all(tensor.isfinite().all() for tensor in folder.load_model().values())
-    planned = toys.PairFeeder(toys.pairs(120, seed=1), toys.settings().training, device=toys.CPU)
-    feeds = planned.feeds(toys.Position())
-    indices = [next(feeds).indices.tolist() for _ in range(14)][-1]
-    (batch,) = report["batches"]
-    plan = planned.plan(batch["epoch"])
-    assert plan[batch["batch"]].tolist() == indices
+    assert checkpoint.update == 16
+    assert all(tensor.isfinite().all() for tensor in checkpoint.tensors().values())
+    monkeypatch.undo()
+    _, result = run(tmp_path / "run", max_updates=20, valid_updates=10)
+    assert result.update == 20, "the same command resumes after the sentences"
 
 
 def test_a_full_disk_is_reported_and_the_last_checkpoint_remains(
@@ -272,50 +301,3 @@ def test_checkpoints_are_saved_every_save_updates(tmp_path: Path) -> None:
     run(tmp_path / "run", max_updates=20, valid_updates=10, save_updates=4, keep_checkpoints=9)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == [f"u{n:08d}" for n in (4, 8, 10, 12, 16, 20)]
-
-
-class Ruined:
-    """Ruins the weights at some calls of `Updater.update`."""
-
-    def __init__(self, *calls: int) -> None:
-        self.calls, self.n = calls, 0
-        self.original = Updater.update
-
-    def patch(self) -> Any:
-        def update(updater: Updater, *args: Any) -> Any:
-            self.n += 1
-            if self.n in self.calls:
-                with torch.no_grad():
-                    next(updater.model.parameters()).fill_(float("nan"))
-            return self.original(updater, *args)
-
-        return update
-
-
-def test_rollbacks_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Updater, "update", Ruined(13, *range(25, 500)).patch())
-    with pytest.raises(TrainingError, match="rolled back 2 times already"):
-        run(tmp_path / "run", max_updates=60, valid_updates=10, on_bad_loss="rollback", max_rollbacks=2)
-    assert [(e["update"], e["number"]) for e in events(tmp_path / "run", "rollback")] == [(10, 1), (10, 2)]
-    assert len(json.loads((tmp_path / "run" / "bad_loss.json").read_text())["losses"]) == 3
-
-
-def test_a_rollback_before_the_first_validation_restores_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Updater, "update", Ruined(3).patch())
-    _, result = run(tmp_path / "run", max_updates=20, valid_updates=10, on_bad_loss="rollback")
-    assert result.update == 20
-    assert [e["update"] for e in events(tmp_path / "run", "rollback")] == [0]
-
-
-def test_a_run_stopped_by_a_bad_loss_can_roll_back_when_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError, match=r"on_bad_loss=rollback"):
-        patch.setattr(Updater, "update", Ruined(17).patch())
-        run(tmp_path / "run", max_updates=30, valid_updates=10)
-    monkeypatch.setattr(Updater, "update", Ruined(7).patch())  # the same update: the 7th after the checkpoint
-    _, result = run(tmp_path / "run", max_updates=30, valid_updates=10, on_bad_loss="rollback")
-    assert result.update == 30
-    assert [(e["update"], e["from"]) for e in events(tmp_path / "run", "rollback")] == [(10, 17)]

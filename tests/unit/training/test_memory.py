@@ -105,8 +105,6 @@ def test_the_size_that_did_not_fit_is_part_of_the_state() -> None:
     tried.clear()
     again.update([batch_of(12)], 0.5)
     assert tried == [6, 6]
-    again.load_state(tensors, {})  # of an early version
-    assert again.too_large is None
 
 
 def test_a_single_sentence_that_does_not_fit_is_an_error_and_changes_nothing() -> None:

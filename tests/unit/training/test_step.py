@@ -86,10 +86,29 @@ def test_the_gradient_is_that_of_the_mean_loss_and_is_clipped_by_its_norm() -> N
         loss.backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
         result = updater.update([batch], 0.25)
-        assert result.grad_norm.item() == pytest.approx(gradient.norm().item(), rel=1e-4)  # as it was before clipping
-        assert result.loss_sum.item() == pytest.approx(loss.item() * batch.n_targets, rel=1e-5)
+        assert result.grad_norm == pytest.approx(gradient.norm().item(), rel=1e-4)  # as it was before clipping
+        assert result.loss_sum == pytest.approx(loss.item() * batch.n_targets, rel=1e-5)
         scale = min(1.0, clip_norm / gradient.norm().item()) if clip_norm else 1.0
         torch.testing.assert_close(weights(updater), before - 2.0 * 0.25 * scale * gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_update_that_is_not_finite_changes_neither_weights_nor_state(optimizer: str) -> None:
+    updater, batch = make(optimizer=optimizer, weight_decay=0.1), collate(examples(4))
+    updater.update([batch], 1.0)
+    before, state = weights(updater), {name: t.clone() for name, t in updater.state()[0].items()}
+    loss = updater.criterion
+
+    def overflows(*args: Any, **kwargs: Any) -> Any:
+        total, nll, carry = loss(*args, **kwargs)
+        return total * float("inf"), nll, carry
+
+    updater.criterion = overflows
+    assert updater.update([batch], 1.0).skipped
+    after = updater.state()[0]
+    assert torch.equal(weights(updater), before)
+    assert all(torch.equal(t, after[name]) for name, t in state.items() if name.startswith("optimizer"))
+    assert all(p.grad is None for p in updater.model.parameters())
 
 
 def test_gradients_are_removed_after_the_update() -> None:
@@ -110,7 +129,7 @@ def test_learning_rates_are_their_peaks_times_the_factor() -> None:
 def test_dropout_is_on_in_updates() -> None:
     updater, batch = make(dropout=0.5), collate(examples(8))
     updater.model.eval()
-    losses = {updater.update([batch], 0.0).loss_sum.item() for _ in range(3)}
+    losses = {updater.update([batch], 0.0).loss_sum for _ in range(3)}
     assert len(losses) == 3
 
 
@@ -122,7 +141,7 @@ def test_bfloat16_learns_as_float32_does(optimizer: str) -> None:
         updater = make(optimizer=optimizer, precision=precision, lr=0.003, matrix_lr=0.01)
         results = [updater.update([batch], 1.0) for _ in range(25)]
         assert all(p.dtype == torch.float32 for p in updater.model.parameters())
-        curves[precision] = torch.stack([result.loss_sum for result in results])
+        curves[precision] = torch.tensor([result.loss_sum for result in results])
     assert curves["float32"][-1] < 0.7 * curves["float32"][0]
     torch.testing.assert_close(curves["bfloat16"], curves["float32"], rtol=0.05, atol=0)
 
@@ -136,10 +155,10 @@ def test_a_resumed_updater_is_bit_identical(optimizer: str) -> None:
     tensors, state = updater.state()
     saved = {name: tensor.clone() for name, tensor in tensors.items()}
     kept = {name: tensor.clone() for name, tensor in updater.model.state_dict().items()}
-    further = [updater.update([collate(examples(6, seed=seed))], 0.5).loss_sum.item() for seed in (3, 4)]
+    further = [updater.update([collate(examples(6, seed=seed))], 0.5).loss_sum for seed in (3, 4)]
 
     again = make(optimizer=optimizer, dropout=0.3, weight_decay=0.01)
     again.model.load_state_dict(kept)
     again.load_state(saved, state)
-    assert [again.update([collate(examples(6, seed=seed))], 0.5).loss_sum.item() for seed in (3, 4)] == further
+    assert [again.update([collate(examples(6, seed=seed))], 0.5).loss_sum for seed in (3, 4)] == further
     assert torch.equal(weights(again), weights(updater))
