@@ -1,10 +1,9 @@
-"""The promises of docs/trust.md: kills, clocks, two fresh runs, full disks, folders of early versions, `verify`."""
+"""The promises of docs/trust.md: kills, clocks, two fresh runs, full disks, `verify`."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,53 +12,25 @@ from typing import Any
 import pytest
 
 import kills
+import marians
 import transduce
 from system.commands import SMALL, write_corpus
 from system.commands import transduce as command
 from transduce import pipeline
 from transduce.config import Settings
-from transduce.decoding.translator import Translator
 from transduce.doctor.resume_trial import TrialRuns, not_verified, shortened
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
-from transduce.runs.run_settings import upgraded
-from transduce.runs.verify import verify_files
 from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
 
-KEPT = Path(__file__).parents[1] / "kept"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
 
 def events(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def early(tmp_path: Path) -> Path:
-    """A copy of a folder that version 0.1.0 left when it was stopped after update 333 of 400."""
-    shutil.copytree(KEPT / "0.1.0-letters", tmp_path / "letters")
-    return tmp_path / "letters"
-
-
-def test_an_early_folder_still_translates(early: Path) -> None:
-    found = Translator.load(early).translate(["a b c", "h", "d d e f g", "b a"])
-    assert [translation.text for translation in found] == ["A B C", "H", "D D E F G", "B A"]
-    assert [translation.score for translation in found] == pytest.approx([-0.1028, -0.0758, -0.2223, -0.0915], abs=1e-3)
-
-
-def test_an_early_folder_resumes_training(early: Path) -> None:
-    asked = json.loads((early / "manifest.json").read_text())["asked"]
-    train(Settings.from_mapping(upgraded(asked, 1)), early, log=Log(quiet=True))
-    updates = {event["update"]: event for event in events(early) if event["event"] == "update"}
-    assert sorted(updates) == list(range(10, 410, 10))
-    # the losses of 0.1.0, uninterrupted; on another machine equal up to rounding
-    assert updates[390]["loss"] == pytest.approx(0.8722, rel=0.02)
-    assert updates[400]["loss"] == pytest.approx(0.8964, rel=0.02)
-    assert [event["update"] for event in events(early) if event["event"] == "restart"] == [333]
-    assert not any(found.is_error for found in verify_files(early))
 
 
 def test_two_fresh_runs_are_equal_whatever_the_clock_says(tmp_path: Path) -> None:
@@ -90,20 +61,19 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     assert tally.faults == [], tally.lines()
 
 
-def test_every_damaged_file_is_named(early: Path) -> None:
-    for name in ("config.json", "tokenizer.model", "model.safetensors", "checkpoints/u00000333/training.safetensors"):
-        whole = (early / name).read_bytes()
-        (early / name).write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-        done = command("verify", early, "--files")
+def test_every_damaged_file_is_named(tmp_path: Path) -> None:
+    """`tests/unit/runs/test_verify.py` has the other states of a file."""
+    run = marians.make_run(tmp_path / "run")
+    for name in ("config.json", "tokenizer.model", "model.safetensors"):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        done = command("verify", run, "--files")
         assert done.code == 1
         assert [line.split()[1] for line in done.out.splitlines() if line.startswith("DAMAGED")] == [f"{name}:"]
-        (early / name).write_bytes(whole)
-    (early / "notes.txt").write_text("mine")
-    done = command("verify", early, "--files")
+        (run / name).write_bytes(whole)
+    (run / "notes.txt").write_text("mine")
+    done = command("verify", run, "--files")
     assert done.code == 0 and "unknown   notes.txt" in done.out and "; 1 unknown, " in done.out
-    (early / "model.safetensors").unlink()
-    done = command("verify", early, "--files")
-    assert done.code == 1 and "MISSING   model.safetensors" in done.out and "1 missing" in done.out
 
 
 def test_a_damaged_record_is_named_when_it_is_read(tmp_path: Path) -> None:

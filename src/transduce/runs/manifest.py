@@ -18,7 +18,7 @@ import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, refuse_outside_links, write_json
-from transduce.runs.run_settings import FORMAT, check_format, difference, upgraded, with_changeable
+from transduce.runs.run_settings import FORMAT, check_format, difference, with_changeable
 
 Fingerprint = Mapping[str, Any]
 """`sha256` and `size` in bytes of a file."""
@@ -54,8 +54,6 @@ def sealed_files(folder: Path, required: Iterable[str] = ()) -> Mapping[str, Fin
     manifest = read_json(folder / NAME, most=MOST_SETTINGS)
     files: Any = manifest.get("files") if isinstance(manifest, dict) else None
     if isinstance(files, dict) and all(isinstance(was, dict) for was in files.values()) and {*required} <= {*files}:
-        if "format" in manifest:
-            check_format(manifest["format"], folder)
         return files
     raise RunFolderError(f"{folder / NAME} is damaged: it does not list the files of the folder")
 
@@ -71,15 +69,13 @@ class Manifest:
     """manifest.json of a run folder: its format, the settings asked for, and checksums in two parts.
 
     `asked`: the settings that the run was asked for with, unset ones as null. `version`: the transduce that created the
-    run. `config_format`: the format of config.json, which is not rewritten with the manifest. `files`: fingerprints of
-    what the model needs; checked whenever the run is opened. `records`: of what describes the run; checked when it is
-    read, none in a folder of an early version.
+    run. `files`: fingerprints of what the model needs; checked whenever the run is opened. `records`: of what describes
+    the run; checked when it is read.
     """
 
     folder: Path
     asked: Mapping[str, Any]
     version: str = transduce.__version__
-    config_format: int = FORMAT
     files: dict[str, Fingerprint] = field(default_factory=dict)
     records: dict[str, Fingerprint] = field(default_factory=dict)
 
@@ -94,15 +90,9 @@ class Manifest:
         values = read_json(folder / NAME, most=MOST_SETTINGS)
         if not _is_valid(values):
             raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
-        found = check_format(values.get("format"), folder)
-        return cls(
-            folder,
-            upgraded(values["asked"], found),
-            version=str(values.get("transduce", "")),
-            config_format=check_format(values.get("config_format", found), folder),
-            files=values["files"],
-            records=values.get("records", {}),
-        )
+        check_format(values.get("format"), folder)
+        version = str(values.get("transduce", ""))
+        return cls(folder, values["asked"], version=version, files=values["files"], records=values["records"])
 
     def asked_settings(self) -> Settings:
         """The settings that the run was asked for with. Raises `RunFolderError`."""
@@ -122,8 +112,7 @@ class Manifest:
         if CONFIG not in self.files:
             raise RunFolderError(f"{self.folder} has no {CONFIG} yet: its training has not got that far")
         self.check(CONFIG)
-        found = upgraded(read_json(path, most=MOST_SETTINGS), self.config_format)
-        return with_changeable(self._validated(found), self.asked_settings())
+        return with_changeable(self._validated(read_json(path, most=MOST_SETTINGS)), self.asked_settings())
 
     def _validated(self, values: Mapping[str, Any]) -> Settings:
         try:
@@ -138,8 +127,8 @@ class Manifest:
 
     def save(self) -> None:
         """Write the manifest, in the current format."""
-        version = {"format": FORMAT, "config_format": self.config_format, "transduce": self.version}
-        write_json(self.folder / NAME, {**version, "asked": self.asked, "files": self.files, "records": self.records})
+        listed = {"files": self.files, "records": self.records}
+        write_json(self.folder / NAME, {"format": FORMAT, "transduce": self.version, "asked": self.asked, **listed})
 
     def add(self, part: dict[str, Fingerprint], *names: str) -> None:
         """List files, in `files` or `records`, as they are now."""
@@ -166,7 +155,7 @@ class Manifest:
 def _is_valid(values: Any) -> bool:
     if not isinstance(values, dict) or not isinstance(values.get("asked"), dict):
         return False
-    parts = values.get("files"), values.get("records", {})
+    parts = values.get("files"), values.get("records")
     return all(isinstance(part, dict) and all(map(_is_entry, part.items())) for part in parts)
 
 

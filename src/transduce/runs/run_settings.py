@@ -1,92 +1,34 @@
-"""The settings of a run folder: versions of their format, upgrades, and what may differ when a run is resumed.
-
-Every manifest contains `FORMAT`. Raise it when an earlier version of transduce could not read, or would misread, what
-this one writes, and add a function to `UPGRADES` that turns settings of the previous format into those of the new one.
-A new setting with a default needs neither; a renamed or removed one needs both. Add a folder of the previous version to
-tests/kept, where it must keep loading.
-"""
+"""The settings of a run folder: their format, and what may differ when a run is resumed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import transduce
 from transduce.config import Settings
-from transduce.config.model import MODEL_SETTINGS, kinds_for
 from transduce.errors import RunFolderError
 
-CHANGEABLE = (
-    *("name", "data.root", "training.keep_checkpoints", "training.save_updates"),
-    *("training.on_bad_loss", "training.max_rollbacks", "training.explosion"),
-)
+FORMAT = 1
+"""The format of run folders, in every manifest. Raise it if another version of transduce would misread them."""
+
+CHANGEABLE = ("name", "data.root", "training.keep_checkpoints", "training.save_updates")
 """Settings that do not affect what is computed: a command with other values resumes the same run, with the new values.
 
 `training.micro_batch_tokens` and `training.device` are not among them: another order of summation rounds differently.
 """
 
 
-def _one_section_per_architecture(values: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 had all settings of all architectures in one section, and "transformer" where no kind was asked for."""
-    model = values.get("model")
-    if not isinstance(model, dict):
-        return values
-    kinds = kinds_for(str(values.get("task")))
-    kind = str(model.get("kind", "transformer"))
-    if kinds and kind not in kinds:
-        kind = kinds[0]
-    known = {key for section in MODEL_SETTINGS.values() for key in section.model_fields}
-    here = MODEL_SETTINGS[kind].model_fields.keys() if kind in MODEL_SETTINGS else known
-    kept = {key: value for key, value in model.items() if key in here or key not in known}
-    return {**values, "model": {**kept, "kind": kind}}
-
-
-def _window_is_a_pattern(values: dict[str, Any]) -> dict[str, Any]:
-    """Format 2 had no patterns: a window was that of the decoder."""
-    model = values.get("model")
-    if not isinstance(model, dict) or model.get("window") is None:
-        return values
-    return {**values, "model": {**model, "decoder_pattern": "local"}}
-
-
-def _readouts_were_not_scaled(values: dict[str, Any]) -> dict[str, Any]:
-    """Format 3 had no factor of recurrent readouts."""
-    model = values.get("model")
-    if not isinstance(model, dict) or model.get("kind") != "rnn" or model.get("attention") == "bahdanau":
-        return values
-    return {**values, "model": {**model, "readout_scale": 1.0}}
-
-
-FORMAT = 4
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-UPGRADES: dict[int, Upgrade] = {
-    1: _one_section_per_architecture,
-    2: _window_is_a_pattern,
-    3: _readouts_were_not_scaled,
-}
-"""By the format that each starts from: nested settings to those of the next format."""
-
-
-def check_format(found: Any, path: Path) -> int:
-    """The format in the manifest at `path`, if this version can read it; otherwise a `RunFolderError`."""
-    oldest = min(UPGRADES, default=FORMAT)
-    if type(found) is int and oldest <= found <= FORMAT:
-        return found
-    is_newer = type(found) is int and found > FORMAT
-    advice = "a newer version made it: install a newer transduce" if is_newer else "use the version that made it"
-    version = transduce.__version__
-    raise RunFolderError(
-        f"{path} has format {found!r}, and transduce {version} reads formats {oldest} to {FORMAT}; {advice}"
-    )
-
-
-def upgraded(values: Mapping[str, Any], found: int) -> Mapping[str, Any]:
-    """Nested settings of format `found`, upgraded to the current format."""
-    for number in range(found, FORMAT):  # may be malformed: reading the settings reports what is wrong
-        values = UPGRADES[number](dict(values))
-    return values
+def check_format(found: Any, path: Path) -> None:
+    """Raise a `RunFolderError` unless this version can read a folder whose manifest at `path` names this format."""
+    if type(found) is not int or found != FORMAT:
+        is_newer = type(found) is int and found > FORMAT
+        advice = "a newer version made it: install a newer transduce" if is_newer else "use the version that made it"
+        raise RunFolderError(
+            f"{path} has format {found!r}, and transduce {transduce.__version__} reads format {FORMAT}; {advice}"
+        )
 
 
 def with_changeable(settings: Settings, other: Settings) -> Settings:

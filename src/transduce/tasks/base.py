@@ -159,8 +159,7 @@ class Task(TaskInfo, ABC, Generic[TextsT, StoreT]):
         if not has_read_text(folder.path) or not folder.has_tokenizers:
             return None
         try:
-            if (folder.path / "tokens" / "manifest.json").exists():  # runs of early versions have none
-                check_sealed(folder.path / "tokens")
+            check_sealed(folder.path / "tokens")
             prepared, settings = self.open_prepared(folder), folder.settings
         except RunFolderError as error:
             raise RunFolderError(

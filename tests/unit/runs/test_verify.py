@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -126,10 +125,3 @@ def test_a_file_of_another_size_is_never_hashed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(manifest_module, "fingerprint", lambda path: pytest.fail("it was hashed"))
     with pytest.raises(manifest_module.RunFolderError, match="it has 7 bytes and should have 5"):
         check_file(path, expected)
-
-
-def test_a_folder_of_an_early_version_has_records_without_checksums(run: Path) -> None:
-    values = json.loads((run / "manifest.json").read_text())
-    del values["records"]
-    (run / "manifest.json").write_text(json.dumps(values))
-    assert status(run) == dict.fromkeys(("README.md", "data.json", "recipe.toml", "report.html"), "unchecked")
