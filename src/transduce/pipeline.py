@@ -71,8 +71,6 @@ def _train_in(
 ) -> None:
     """Train in the locked run folder, in the main process."""
     with RunFolder.create(path, settings, to_toml(settings)) as folder:
-        if folder.lock_note:
-            log.warn(folder.lock_note)
         end = _end_of(folder)
         has_prepared = (path / "tokens").exists()
         if end is not None and not has_prepared:

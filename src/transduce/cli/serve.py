@@ -58,7 +58,7 @@ def serve(
     transduce serve --new-api-key alice >> keys.txt
     transduce serve runs/x --host 0.0.0.0 --api-key-file keys.txt
     """
-    for name in ("filelock", "granian", "prometheus_client", "sentencex", "starlette"):
+    for name in ("granian", "prometheus_client", "sentencex", "starlette"):
         if find_spec(name) is None:
             raise SettingsError(f"{name} is not installed; pip install 'transduce[serve]'")
     from transduce.logging import Log

@@ -9,7 +9,7 @@
     metrics.jsonl, data.json, scores.json, precision_scores.json, samples.json, attention.json    records of the run
     report.html, README.md   report and model card, made from the records; the card may be edited
     time_limit.json      the number of updates that a limit in minutes became
-    bad_loss.json        the sentences behind losses that were not finite or diverged
+    skipped.jsonl        the sentences of updates that were skipped because the loss or its gradient was not finite
     tokens/              during training: the encoded text, with a manifest
     averaging/           during training: weights to average, each file with its own checksum
     checkpoints/u00001234/  training.safetensors, state.json, manifest.json
@@ -32,7 +32,6 @@ from transduce.errors import RunFolderError
 from transduce.runs.atomic import read_json, refuse_outside_links, remove_leftovers, write_json, write_text
 from transduce.runs.lock import FolderLock
 from transduce.runs.manifest import Manifest, check_file
-from transduce.runs.run_settings import FORMAT
 from transduce.runs.tensor_file import load_metadata
 
 if TYPE_CHECKING:
@@ -143,11 +142,6 @@ class RunFolder:
             run.write_settings(asked)
         return run
 
-    @property
-    def lock_note(self) -> str:
-        """A warning for the user if the lock is weaker than usual (`FolderLock.note`)."""
-        return self._lock.note if self._lock is not None else ""
-
     def close(self) -> None:
         """Release the lock. The system does the same when the process exits, however it does."""
         if self._lock is not None:
@@ -183,7 +177,6 @@ class RunFolder:
         self.settings = settings
         with self.manifest.replacing(self.manifest.files, "config.json"):
             write_json(self.path / "config.json", settings.model_dump(mode="json"))
-            self.manifest.config_format = FORMAT
 
     def save_model(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights for translation."""
