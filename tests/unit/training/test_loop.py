@@ -235,7 +235,7 @@ def test_the_third_skipped_update_in_a_row_stops_the_run_after_a_checkpoint(
     monkeypatch.setattr(Updater, "update", Ruined(12, 14, 15, 16).patch())
     toys.show_indices(monkeypatch)
     with pytest.raises(TrainingError, match=r"3 updates in a row.*update 16.*training\.lr"):
-        run(tmp_path / "run", max_updates=100, valid_updates=10)
+        run(tmp_path / "run", max_updates=20, valid_updates=10)
     checkpoint = RunFolder.open(tmp_path / "run", model=False).checkpoints.latest()
     assert checkpoint is not None
     assert checkpoint.update == 16

@@ -86,7 +86,7 @@ def test_an_update_that_did_not_fit_is_bit_identical_to_one_with_halves() -> Non
     other = whole.update([small, large.part(0, 6), large.part(6, 12), small], 0.5)
     assert tried == [3, 12, 3, 6, 6, 3]
     assert torch.equal(weights(cut), weights(whole))
-    assert torch.equal(one.loss_sum, other.loss_sum) and torch.equal(one.grad_norm, other.grad_norm)
+    assert (one.loss_sum, one.grad_norm) == (other.loss_sum, other.grad_norm)
     assert one.n_targets == 2 * small.n_targets + large.n_targets
     assert torch.equal(torch.get_rng_state(), after), "as many random numbers were drawn"
 
@@ -230,4 +230,4 @@ def test_a_gpu_out_of_memory_continues() -> None:
     )
     result = updater.update([batch_of(8).to(device)], 0.5)
     assert tried == [8, 4, 4]
-    assert result.loss_sum.isfinite()
+    assert not result.skipped
