@@ -16,10 +16,8 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from itertools import islice
-from pathlib import Path
 
 WARM = 3
 VOCAB = 8000
@@ -73,18 +71,18 @@ def work(args: argparse.Namespace) -> None:
 
 def run(n: int, threads: int) -> dict[str, float]:
     """Measure `n` processes with this number of threads each."""
-    with tempfile.TemporaryDirectory() as folder:
-        processes = []
-        for rank in range(n):
-            process = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(n),
-                "TRANSDUCE_RENDEZVOUS": str(Path(folder) / "rendezvous"),
-            }
-            environment = os.environ | process | {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
-            command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
-            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-        outputs = [process.communicate()[0] for process in processes]
+    processes = []
+    for rank in range(n):
+        process = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(n),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "29511",
+        }
+        environment = os.environ | process | {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    outputs = [process.communicate()[0] for process in processes]
     measured: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
     return measured
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_to_stderr("transduce: interrupted")
         sys.exit(130)
     except RankExited as error:
-        if this_process().rendezvous is not None:  # the launcher reports which rank failed
+        if this_process().launched:  # the launcher reports which rank failed
             sys.exit(EXIT_RANK_LOST)
         print_error(str(error))
         sys.exit(error.exit_code)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -42,15 +43,20 @@ def context() -> ForkServerContext:
     return context
 
 
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 class Team:
     """Trainings with one or more processes, with their folders in one place."""
 
     def __init__(self, context: ForkServerContext, path: Path) -> None:
-        self.context, self.path, self.n_teams = context, path, 0
+        self.context, self.path, self.port = context, path, 0
 
     def start(self, name: str, n: int, *arguments: str, kill: tuple[int, str] | None = None) -> list[ForkServerProcess]:
         """`kill`: the rank that kills itself, and when."""
-        self.n_teams += 1
+        self.port = free_port()
         members = []
         for rank in range(n):
             process = self.process(rank, n)
@@ -63,12 +69,12 @@ class Team:
 
     def process(self, rank: int, n: int) -> dict[str, str]:
         """The environment of one of the processes started next."""
-        rendezvous = {"TRANSDUCE_RENDEZVOUS": str(self.path / f"rendezvous{self.n_teams}")}
-        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **rendezvous}
+        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(self.port)}
+        return {"RANK": str(rank), "WORLD_SIZE": str(n), "GLOO_SOCKET_IFNAME": "lo", **address}
 
     def command(self, name: str, n: int, *arguments: object) -> list[ForkServerProcess]:
         """Start processes that run a command."""
-        self.n_teams += 1
+        self.port = free_port()
         given = [str(argument) for argument in arguments]
         members = []
         for rank in range(n):

@@ -1,30 +1,31 @@
-"""The rank of this process, from the environment variables that torchrun or `--processes` sets."""
+"""The rank of this process, from the environment variables that torchrun sets, also for `--processes`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from transduce.errors import SettingsError
 
 EXIT_RANK_LOST = 76
 """Exit code of a process started by `--processes` that exited because another one did."""
+LAUNCHER_ID = "transduce-processes"
+"""torchrun's name of a job that `--processes` started."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
     """Rank of a process among the `size` that train one model, from 0, and among those of its machine.
 
-    `rendezvous` is the file through which processes of one machine connect; None if torchrun connects them.
+    `launched`: by `--processes`, which reports the process that failed.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    rendezvous: Path | None = None
+    launched: bool = False
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ProcessRank:
@@ -38,9 +39,7 @@ class ProcessRank:
         >>> ProcessRank.of({"WORLD_SIZE": "2", "MASTER_ADDR": "node1"}) == ProcessRank.of({}) == ProcessRank()
         True
         """
-        rendezvous = environment.get("TRANSDUCE_RENDEZVOUS")
-        required = {"RANK", "WORLD_SIZE"} | (set() if rendezvous is not None else {"MASTER_ADDR", "MASTER_PORT"})
-        if not required <= environment.keys():
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
             return cls()
         rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         if size < 2:
@@ -52,7 +51,7 @@ class ProcessRank:
                 f"the environment has RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of "
                 f"LOCAL_WORLD_SIZE={local_size}: ranks start at 0 and are below the size; unset RANK to train alone"
             )
-        return cls(rank, size, local_rank, local_size, None if rendezvous is None else Path(rendezvous))
+        return cls(rank, size, local_rank, local_size, environment.get("TORCHELASTIC_RUN_ID") == LAUNCHER_ID)
 
 
 def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:

@@ -59,10 +59,8 @@ class GroupRanks(Ranks):
 
     def __init__(self, process: ProcessRank) -> None:
         self.process, self.rank, self.size, self.local_size = process, process.rank, process.size, process.local_size
-        store = None if process.rendezvous is None else distributed.FileStore(str(process.rendezvous), process.size)
-        rank, size = (-1, -1) if store is None else (process.rank, process.size)  # torchrun's are in the environment
         with _detect_lost_ranks():
-            distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+            distributed.init_process_group("gloo", timeout=TIMEOUT)
         self.started = False
         self._gradients: distributed.ProcessGroup | None = None
         self._flat = torch.zeros(0)

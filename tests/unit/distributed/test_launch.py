@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
-import subprocess
 import threading
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,51 +18,49 @@ from transduce.distributed.environment import EXIT_RANK_LOST, ProcessRank
 from transduce.distributed.group import GroupRanks
 from transduce.errors import SettingsError, TooLong, TrainingError
 
+KILLED = "import os; os.kill(os.getpid(), 9)"
 FOREVER = "import time; time.sleep(60)"
 
 
-def run(*codes: str, grace: float = 5.0) -> int:
+def run(*scripts: str) -> int:
     """Launch processes of these lines of Python, in order of their rank."""
-    original = launch._start
-
-    def start(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        return original(["-S", "-c", arguments[int(environment["RANK"])]], environment)
-
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in signals}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_COMMAND", ())
-        patch.setattr(launch, "_start", start)
-        patch.setattr(launch, "GRACE", grace)
-        return launch.launch(codes, len(codes))
+        patch.setattr(os, "environ", os.environ.copy())
+        try:
+            return launch.launch(["-S", "-c", f"import os; exec({scripts}[int(os.environ['RANK'])])"], len(scripts))
+        finally:  # what the launcher does not restore, as its process ends
+            logging.disable(logging.NOTSET)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
-def test_the_exit_code_is_that_of_the_process_that_failed_first(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("import time; time.sleep(0.2)", "") == 0
-    assert run("raise SystemExit(130)", "raise SystemExit(130)") == 130
-    assert run("raise SystemExit(2)", FOREVER, FOREVER) == 2  # a user's mistake, which the other ranks wait for
-    assert run(f"raise SystemExit({EXIT_RANK_LOST})", "raise SystemExit(1)") == 1
-    assert run("raise SystemExit(1)", f"raise SystemExit({EXIT_RANK_LOST})") == 1
-    assert capfd.readouterr().err == ""
+@pytest.mark.loopback
+def test_every_process_gets_its_rank_and_its_share_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    write = f"import json; json.dump(dict(os.environ), open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w'))"
+    assert run(write, write) == 0
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert [ProcessRank.of(one) for one in found] == [ProcessRank(rank, 2, rank, 2, launched=True) for rank in range(2)]
+    assert {one["OMP_NUM_THREADS"] for one in found} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    assert {one["MASTER_ADDR"] for one in found} == {"localhost"}
 
 
+@pytest.mark.loopback
 def test_a_killed_process_is_named_and_the_others_exit(capfd: pytest.CaptureFixture[str]) -> None:
-    killed = "import os; os.kill(os.getpid(), 9)"
-
-    def assert_names(number: int) -> None:
-        assert f"process {number} of 2 was killed by SIGKILL" in (line := capfd.readouterr().err)
-        assert "resume" in line and line.count("\n") == 1
-
-    assert run(f"raise SystemExit({EXIT_RANK_LOST})", killed) == 1
-    assert_names(2)
-    assert run(FOREVER, killed, grace=0.1) == 1  # this one does not notice
-    assert_names(2)
-    assert run(killed, FOREVER) == 137
-    assert_names(1)
+    assert run(FOREVER, KILLED) == 1
+    error = capfd.readouterr().err
+    assert "process 2 of 2 was killed by SIGKILL" in error and "resume" in error and error.count("\n") == 1
 
 
-def test_signals_are_forwarded_and_our_own_handlers_restored(tmp_path: Path) -> None:
+@pytest.mark.loopback
+def test_signals_are_forwarded(tmp_path: Path) -> None:
     waiting = (
-        "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(open({str(tmp_path)!r} + '/stopped', 'a').write('x')))\n"
         f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').close()\n"
         "time.sleep(60)"
     )
@@ -72,29 +70,46 @@ def test_signals_are_forwarded_and_our_own_handlers_restored(tmp_path: Path) -> 
             threading.Event().wait(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=ask)
     thread.start()
-    assert run(waiting, waiting) == 130
+    assert run(waiting, waiting) == 143
     thread.join()
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert (tmp_path / "stopped").read_text() == "xx"
 
 
-def test_every_process_gets_its_rank_and_its_share_of_the_cores(tmp_path: Path) -> None:
-    given = {"PATH": "x"}
-    ours = [launch._environment(given, rank, 2, tmp_path / "rendezvous") for rank in range(2)]
-    assert [ProcessRank.of(one) for one in ours] == [
-        ProcessRank(rank, 2, rank, 2, tmp_path / "rendezvous") for rank in range(2)
-    ]
-    assert ours[0]["PATH"] == "x" and int(ours[0]["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 2)
-    assert launch._environment({"OMP_NUM_THREADS": "7"}, 0, 2, tmp_path)["OMP_NUM_THREADS"] == "7"
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ({0: 2, 1: -signal.SIGTERM}, 2),  # a user's mistake, which the other ranks wait for
+        ({0: EXIT_RANK_LOST, 1: 1}, 1),
+        ({0: 1, 1: EXIT_RANK_LOST}, 1),
+        ({0: 130, 1: 130}, 130),
+        ({0: EXIT_RANK_LOST, 1: 143}, 143),
+        ({0: -signal.SIGKILL, 1: EXIT_RANK_LOST}, 137),
+        ({0: 143, 1: -signal.SIGKILL}, 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_process_that_stopped_the_others(
+    codes: dict[int, int], expected: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.report_failures(codes, 2) == expected
+    assert ("was killed by SIGKILL" in capfd.readouterr().err) == (-signal.SIGKILL in codes.values())
+
+
+def test_an_ignored_signal_is_not_forwarded() -> None:
+    """Of nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert launch._signals_to_forward() == ["SIGTERM", "SIGINT"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_worker_reports_only_its_own_sentence_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Errors that all processes see are reported by the main process."""
-    for name, value in (RANK_1_OF_2 | {"TRANSDUCE_RENDEZVOUS": "x"}).items():
+    for name, value in RANK_1_OF_2.items():
         monkeypatch.setenv(name, value)
     for error, said in ((TooLong("too long"), "process 2 of 2: too long"), (TrainingError("a loss"), "")):
         monkeypatch.setattr(group, "join_ranks", Mock(side_effect=error))
