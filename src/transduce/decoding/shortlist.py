@@ -55,13 +55,13 @@ def load_shortlist(folder: RunFolder, tokenizers: Tokenizers) -> Shortlist:
     path = folder.path / FILE
     if not path.exists():
         raise SettingsError(f"{folder.path} has no shortlist; make one with `transduce shortlist {folder.path}`")
-    content, metadata = read_tensors(path)
-    if metadata.get("vocabularies") != vocabularies_digest(folder):
+    content, header = read_tensors(path)
+    if header.metadata.get("vocabularies") != vocabularies_digest(folder):
         raise SettingsError(f"{path} is for other vocabularies; make it again with `transduce shortlist {folder.path}`")
     try:
         tensors = load(content)
         ids = tensors["candidates"], tensors["frequent"]
-        shortlist = Shortlist(*ids, n_tgt=tokenizers.n_tgt, digest=metadata["sha256"])
+        shortlist = Shortlist(*ids, n_tgt=tokenizers.n_tgt, digest=header.metadata["sha256"])
     except ERRORS as error:
         raise damaged(path, error) from None
     if len(shortlist.candidates) != tokenizers.n_src:

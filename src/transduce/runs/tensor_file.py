@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -32,41 +33,53 @@ ERRORS = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeEr
 """What reading a damaged file may raise."""
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The beginning of a file of tensors.
+
+    `head`: the bytes before the data. `entries`: dtype, shape and offsets of each tensor, in the order of the data.
+    """
+
+    head: bytes
+    metadata: dict[str, str]
+    entries: dict[str, dict[str, Any]]
+
+
 def load_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file of tensors. Only the header and the length are checked: fast for any size."""
-    return read_header(path)[1]
+    return read_header(path).metadata
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a file, tied ones once; as fast as `load_metadata`."""
-    return read_header(path)[2]
+    return {name: entry["shape"] for name, entry in read_header(path).entries.items()}
 
 
-def check_tensors(path: Path, *, sealed: bool = True) -> dict[str, str]:
-    """Compare a file of tensors with its checksum; returns its metadata. Raises `RunFolderError`."""
+def check_tensors(path: Path) -> None:
+    """Compare a file of tensors with its checksum. Raises `RunFolderError`."""
     with reading(path), path.open("rb") as file:
-        return _check(path, file, sealed=sealed)
+        _check(path, _header(path, file), file, sealed=True)
 
 
-def read_tensors(path: Path, *, sealed: bool = True) -> tuple[bytes, dict[str, str]]:
-    """The content of a file of tensors, after `check_tensors`, and its metadata.
+def read_tensors(path: Path, *, sealed: bool = True) -> tuple[bytes, Header]:
+    """The content of a file of tensors, compared with its checksum, and its header. Raises `RunFolderError`.
 
     It is not mapped into memory: whoever overwrites a mapped file in place kills the process (SIGBUS).
     """
     with reading(path), path.open("rb") as file:
-        _header(path, file)  # first: the file may be huge
+        header = _header(path, file)  # first: the file may be huge
         file.seek(0)
         content = file.read()
-    return content, _check(path, io.BytesIO(content), sealed=sealed)
+    _check(path, header, io.BytesIO(content), sealed=sealed)
+    return content, header
 
 
-def _check(path: Path, file: io.BufferedIOBase, *, sealed: bool) -> dict[str, str]:
-    head, metadata, _ = _header(path, file)
-    if "sha256" not in metadata and sealed:
+def _check(path: Path, header: Header, file: io.BufferedIOBase, *, sealed: bool) -> None:
+    digest = header.metadata.get("sha256")
+    if digest is None and sealed:
         raise damaged(path, "it has no checksum")
-    if "sha256" in metadata and digest_of(file, head) != metadata["sha256"]:
+    if digest is not None and digest_of(file, header.head) != digest:
         raise damaged(path, "its content does not match its checksum")
-    return metadata
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -75,35 +88,33 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises `RunFolderError`: missing or damaged; `SettingsError`: a tensor is not of floating-point numbers of 16, 32 or
     64 bits.
     """
-    file, metadata = read_tensors(path)
+    content, header = read_tensors(path)
     try:
-        content = np.frombuffer(file, np.uint8)
-        n_head = 8 + int(content[:8].view("<u8")[0])
-        entries: dict[str, Any] = json.loads(content[8:n_head].tobytes())
-        entries.pop("__metadata__", None)
-        arrays = {name: _array(name, entry, content[n_head:]) for name, entry in entries.items()}
-        return arrays | {name: arrays[kept] for name, kept in json.loads(metadata.get("aliases", "{}")).items()}
+        data = np.frombuffer(content, np.uint8)[len(header.head) :]
+        arrays = {name: _array(name, entry, data) for name, entry in header.entries.items()}
+        aliases = json.loads(header.metadata.get("aliases", "{}"))
+        return arrays | {name: arrays[kept] for name, kept in aliases.items()}
     except ERRORS as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def _array(name: str, entry: Mapping[str, Any], content: np.ndarray) -> np.ndarray:
+def _array(name: str, entry: Mapping[str, Any], data: np.ndarray) -> np.ndarray:
     begin, end = entry["data_offsets"]
     if entry["dtype"] not in _TYPES:
         raise SettingsError(f"{name} has dtype {entry['dtype']}")
-    values = content[begin:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+    values = data[begin:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
     if entry["dtype"] == "BF16":  # the upper half of a float32
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
 
 
-def read_header(path: Path) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
-    """The bytes before the data, the metadata and the shapes; checks the header and the length of the whole file."""
+def read_header(path: Path) -> Header:
+    """The header of a file of tensors, which is checked, as is the length of the whole file."""
     with reading(path), path.open("rb") as file:
         return _header(path, file)
 
 
-def _header(path: Path, file: io.BufferedIOBase) -> tuple[bytes, dict[str, str], dict[str, tuple[int, ...]]]:
+def _header(path: Path, file: io.BufferedIOBase) -> Header:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(8)
@@ -116,8 +127,10 @@ def _header(path: Path, file: io.BufferedIOBase) -> tuple[bytes, dict[str, str],
         metadata = {str(key): str(value) for key, value in entries.pop("__metadata__", {}).items()}
         if len(head) + max((entry["data_offsets"][1] for entry in entries.values()), default=0) != size:
             raise ValueError("it is of a file of another size")
+        for entry in entries.values():
+            entry["shape"] = tuple(map(index, entry["shape"]))
         in_order = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
-        return head, metadata, {name: tuple(map(index, entry["shape"])) for name, entry in in_order}
+        return Header(head, metadata, dict(in_order))
     except ERRORS as error:
         why = f"it has {size:,} bytes; its header cannot be read or does not match ({type(error).__name__}: {error})"
         raise damaged(path, why) from None

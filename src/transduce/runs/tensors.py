@@ -55,10 +55,10 @@ def load_tensors(path: Path, *, sealed: bool = True) -> dict[str, torch.Tensor]:
 
     `sealed`: the file must contain a checksum; False for files of other programs and those listed in a manifest.
     """
-    content, metadata = read_tensors(path, sealed=sealed)
+    content, header = read_tensors(path, sealed=sealed)
     try:
         tensors = dict(sorted(load(content).items()))  # which returns them in any order
-        aliases = json.loads(metadata.get("aliases", "{}"))
+        aliases = json.loads(header.metadata.get("aliases", "{}"))
         return tensors | {name: tensors[kept] for name, kept in aliases.items()}
     except ERRORS as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from error
@@ -93,7 +93,7 @@ def _as_os_error(error: SafetensorError) -> OSError:
 
 def _finish_header(path: Path, *, seal: bool) -> None:
     """Sort the metadata, which safetensors writes in random order, and fill in the digest."""
-    head = read_header(path)[0]
+    head = read_header(path).head
     header = json.loads(head[8:])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
