@@ -5,7 +5,6 @@ stdout is reserved for what a command was asked for, such as translations. Metri
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,49 +12,36 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import IO
 
 SECONDS_BETWEEN_LINES = 10.0
 LONGEST_ERROR = 2000
 """Characters of an error message; of a longer one, the middle is left out."""
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
 _COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the sequences of our own pictures
+# Control characters but tab and line feed, line separators, and marks that change the direction of the text after them.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202d\u202e]")
 
 
-def escape_controls(text: str, *, on_terminal: bool, colours: bool = False) -> str:
-    r"""`text` with control characters as \xNN on a terminal; files and pipes get it unchanged.
+def escape(text: str, *, colours: bool = False) -> str:
+    r"""`text` for a terminal or a log, with characters that a terminal would obey as \u001b.
 
     File names, data and model output may contain anything. Sent to a terminal, escape sequences could retitle the
     window, overwrite lines or worse. `colours` keeps the background colours of `inspection.terminal`.
     """
-    if not on_terminal or not _CONTROLS.search(text):
-        return text
     parts = _COLOURS.split(text) if colours else [text]
-    parts[::2] = [_CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", part) for part in parts[::2]]
+    parts[::2] = [_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", part) for part in parts[::2]]
     return "".join(parts)
 
 
-def json_line(value: Any) -> str:
-    """`value` as one line of JSON for a log. What is not printable is escaped: a terminal would obey it.
-
-    That is control characters, separators of lines and all that change the direction of text.
-    """
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-
-
 def print_exception(error: BaseException) -> None:
-    """Print a traceback to stderr; what is not printable in its messages is escaped."""
-    text = "".join(traceback.format_exception(error))
-    escaped = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    print_to_stderr("".join(escaped).rstrip("\n"))
+    """Print a traceback to stderr."""
+    print_to_stderr(escape("".join(traceback.format_exception(error)).rstrip("\n")))
 
 
 def print_error(message: str) -> None:
-    """Print `transduce: error: MESSAGE` to stderr as a single line without control characters."""
-    text = " ".join(message.split())
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # names may contain anything
+    """Print `transduce: error: MESSAGE` to stderr as a single line."""
+    text = escape(" ".join(message.split()))
     if len(text) > LONGEST_ERROR:
         text = f"{text[: LONGEST_ERROR // 2]} [...] {text[-LONGEST_ERROR // 2 :]}"
     print_to_stderr(f"transduce: error: {text}")
@@ -131,7 +117,7 @@ class Log:
         elif not self.is_terminal:
             yield Bar(plain_lines(label, self._write))
         else:
-            with self._rich_bar(escape_controls(label, on_terminal=True)) as bar:
+            with self._rich_bar(escape(label)) as bar:
                 yield bar
 
     @contextmanager
@@ -158,7 +144,8 @@ class Log:
                 progress.stop()
 
     def _write(self, text: str) -> None:
-        text = escape_controls(text, on_terminal=self._stream.isatty())
+        if self._stream.isatty():
+            text = escape(text)
         with suppress(OSError):  # a closed terminal or a pipe without a reader is no reason to stop the work
             if self._print_above_bar is not None:
                 self._print_above_bar(text)

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from transduce.logging import escape_controls
+from transduce.logging import escape
 
 STDOUT = "standard output"
 
@@ -23,9 +23,10 @@ def print_lines(lines: Iterable[str], end: str = "\n", *, colours: bool = False)
     When the reader (head, less) closes the pipe, the command exits quietly and closes `lines`. `colours` keeps the
     background colours of attention pictures.
     """
+    on_terminal = sys.stdout.isatty()
     try:
         for line in lines:
-            _print(escape_controls(line, on_terminal=sys.stdout.isatty(), colours=colours), end=end, flush=not end)
+            _print(escape(line, colours=colours) if on_terminal else line, end=end, flush=not end)
         _print("", end="", flush=True)
     except BrokenPipeError:
         _drop_output()

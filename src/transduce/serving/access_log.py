@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from transduce.logging import json_line
+from transduce.logging import escape
 
 _SECONDS = 1.0
 _REFUSED = 429
@@ -40,4 +41,5 @@ class AccessLog:
 
 
 def _print(line: dict[str, Any]) -> None:
-    sys.stderr.write(json_line({"time": round(time.time(), 3), **line}) + "\n")  # in one piece: others write too
+    text = json.dumps({"time": round(time.time(), 3), **line}, ensure_ascii=False)
+    sys.stderr.write(escape(text) + "\n")  # in one piece: others write too
