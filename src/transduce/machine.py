@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,7 +21,7 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`memory` in bytes that one process may use; `precision` in which matrix products are fastest.
+    """`memory` in bytes that one process may use; `precision` for matrix products.
 
     `n_sharing`: number of processes that share the memory of the machine.
     """
@@ -89,22 +88,17 @@ def is_cpu(name: str) -> bool:
 
 
 def choose_precision(device: torch.device) -> str:
-    """Choose bfloat16 if matrix products are at least 1.3 times faster with it on this machine, else float32."""
+    """bfloat16 if the GPU, or the CPU (AVX512-BF16), has instructions for it; otherwise float32.
+
+    A rule and no measurement, so that two runs on one machine do not differ.
+    """
     import torch
 
     if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0))  # the global generator belongs to the run
-
-    def fastest(dtype: torch.dtype) -> float:
-        a, times = x.to(dtype), []
-        for _ in range(8):
-            began = time.perf_counter()
-            a @ a.t()
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    return "bfloat16" if fastest(torch.float32) > 1.3 * fastest(torch.bfloat16) else "float32"
+        has_bfloat16 = torch.cuda.is_bf16_supported()
+    else:  # the capability follows ATEN_CPU_CAPABILITY
+        has_bfloat16 = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.cpu._is_avx512_bf16_supported()
+    return "bfloat16" if has_bfloat16 else "float32"
 
 
 def _processor() -> str:

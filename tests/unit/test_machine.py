@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from transduce import machine
 
@@ -53,10 +52,16 @@ def test_a_missing_limit_of_version_1_is_a_very_large_number(tmp_path: Path) -> 
     assert room is not None and room > 2**60
 
 
-def test_measuring_the_machine_keeps_the_random_state() -> None:
-    before = torch.get_rng_state()
-    machine.this_machine("cpu")
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize(
+    ("capability", "has_bfloat16", "expected"),
+    [("AVX512", True, "bfloat16"), ("AVX512", False, "float32"), ("AVX2", True, "float32")],
+)
+def test_bfloat16_is_chosen_by_the_instructions_of_the_cpu(
+    capability: str, has_bfloat16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has_bfloat16)
+    assert machine.this_machine("cpu").precision == expected
 
 
 def test_processes_of_one_machine_share_its_memory_but_not_its_gpus() -> None:

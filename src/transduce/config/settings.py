@@ -116,7 +116,9 @@ class TrainingSettings(Section):
         description="Time limit in minutes. Once the speed is measured it becomes a number of updates, which the "
         "schedule and the end follow; the clock is a safety net.",
     )
-    precision: Precision = Field("auto", description="Precision of matrix products; auto: bfloat16 where faster.")
+    precision: Precision = Field(
+        "auto", description="Precision of matrix products; auto: bfloat16 where hardware has it."
+    )
     device: str = Field("auto", description="auto, cpu or cuda.")
     compile: bool = Field(False, description="Compile the model with torch.compile (faster on a GPU).")
     average: Average = Field("ema", description="Final weights: none (last), mean of last or best n, or ema.")

@@ -81,7 +81,8 @@ def _micro_batch_tokens(facts: Facts) -> Answer:
 
 
 def _precision(facts: Facts) -> Answer:
-    return facts.machine.precision, "the fastest matrix products measured on this machine"
+    has = "has" if facts.machine.precision == "bfloat16" else "does not have"
+    return facts.machine.precision, f"this machine {has} instructions for bfloat16"
 
 
 def _optimizer(facts: Facts) -> Answer:
