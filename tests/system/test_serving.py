@@ -21,6 +21,7 @@ import marians
 from servers import Server
 from transduce import TranslationOptions, Translator
 from transduce.decoding.native_library import load_library
+from transduce.logging import escape
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 LINES = marians.LINES[:12]
@@ -297,7 +298,7 @@ def test_texts_in_the_access_log_contain_nothing_that_a_terminal_obeys(run: Path
     server.wait_for_log("{")  # it is written after the response
     assert server.stop() == 0
     (line,) = [line for line in server.log if line.startswith("{")]
-    assert line.rstrip("\n").isprintable() and "zwölf 猫" in line and json.loads(line)["texts"] == [text]
+    assert escape(line) == line and "zwölf 猫" in line and json.loads(line)["texts"] == [text]
 
 
 def test_clients_that_leave_free_their_place(run: Path, translator: Translator) -> None:

@@ -34,7 +34,7 @@ def test_a_closed_pipe_stops_the_producer_of_lines(monkeypatch: pytest.MonkeyPat
 
 
 def test_model_output_is_escaped_on_a_terminal_and_byte_exact_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_terminal, shown in ((True, r"a\x1b[2Jb"), (False, "a\x1b[2Jb")):
+    for is_terminal, shown in ((True, r"a\u001b[2Jb"), (False, "a\x1b[2Jb")):
         stream = io.StringIO()
         stream.isatty = lambda is_terminal=is_terminal: is_terminal  # type: ignore[method-assign]
         monkeypatch.setattr("sys.stdout", stream)
