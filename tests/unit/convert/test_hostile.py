@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from marians import make_folder, make_run
 from system.commands import Done, transduce
+from transduce.logging import escape
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
