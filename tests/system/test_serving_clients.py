@@ -98,6 +98,16 @@ def test_a_problem_of_a_watched_run_is_logged_once(capsys: pytest.CaptureFixture
     assert log.count("stays in service") == 1 and "/nowhere/x" in log and "/nowhere/y" in log
 
 
+def test_a_content_length_may_have_leading_zeros() -> None:
+    async def main() -> None:
+        async with serving(make_app(make_service(), empty)[0]) as (_, connect):
+            fields = f"Host: x\r\nContent-Length: {'0' * 5000}2\r\n\r\n{{}}"
+            reader, _ = await connect(b"POST / HTTP/1.1\r\n" + fields.encode())
+            assert await status_of(reader) == 200
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("offered", ["h2c", "websocket"])
 def test_offers_of_other_protocols_are_ignored(offered: str) -> None:
     async def echo(call: Call) -> Response:

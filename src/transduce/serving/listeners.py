@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from transduce.errors import SettingsError
 
-_MOST_CONNECTIONS = 8192
+_MOST_CONNECTIONS = 1024
 _OTHER_FILES = 100  # descriptors of the process that are no connections
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
@@ -16,7 +17,15 @@ import marians
 from transduce.errors import SettingsError
 from transduce.serving.http import Call, Handler, stream_response
 from transduce.serving.limits import ExpiredError, OverloadedError
-from transduce.serving.protocols import deepl, deepl_glossaries, libretranslate, openai_format
+from transduce.serving.protocols import (
+    deepl,
+    deepl_glossaries,
+    huggingface,
+    libretranslate,
+    native,
+    openai,
+    openai_format,
+)
 from transduce.serving.protocols.native import token_ends
 from transduce.serving.service import Service
 
@@ -101,3 +110,24 @@ def test_ends_of_tokens_in_a_text() -> None:
     sizes: list[int] = []
     token_ends(range(500), lambda ids: str(sizes.append(len(ids))))  # type: ignore[func-returns-value]
     assert max(sizes) <= 8
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "item"),
+    [
+        (native.TranslateRequest, "text", 1),
+        (native.TranslateRequest, "protect", 1),
+        (native.TranslateRequest, "prefix", 1),
+        (huggingface.TranslationRequest, "inputs", 1),
+        (deepl.TranslateRequest, "text", 1),
+        (deepl.TranslateRequest, "ignore_tags", 1),
+        (libretranslate.TranslateRequest, "q", 1),
+        (openai.ChatRequest, "messages", 1),
+        (openai.ChatRequest, "messages", {"role": "user", "content": [{}] * 1000}),
+        (openai.CompletionRequest, "stop", 1),
+    ],
+)
+def test_the_first_wrong_item_of_a_list_ends_the_validation(model: type[BaseModel], field: str, item: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(json.dumps({field: [item] * 1000}))
+    assert caught.value.error_count() <= 5

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
 from transduce.errors import SettingsError
@@ -20,7 +20,9 @@ _UNLIMITED = 10**12  # clients compare the number of characters with a limit
 _UNSUPPORTED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 
 Names = Annotated[
-    frozenset[str], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value or ())
+    frozenset[str],
+    Field(fail_fast=True),
+    BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value or ()),
 ]
 """Of tags: a list, or a text with commas."""
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from transduce.errors import SettingsError
 from transduce.serving.async_model import offload
-from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
+from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, translation_options
 from transduce.serving.languages import choose_routes, detect, language_name, source_languages
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
@@ -22,7 +22,7 @@ _HTML = TextFormat(MarkupRules(kind="html"))
 class TranslateRequest(BaseModel):
     """Unknown fields are ignored, as LibreTranslate does."""
 
-    q: str | list[str]
+    q: str | Items[str]
     source: str = "auto"
     target: str
     format: Literal["text", "html"] = "text"

@@ -14,7 +14,7 @@ from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError
 from transduce.serving.async_model import offload
-from transduce.serving.http import Call, Endpoint, Texts, json_response, stream_response, translation_options
+from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, stream_response, translation_options
 from transduce.serving.routes import Route
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.protected import DEFAULT_KINDS, Kind
@@ -52,14 +52,14 @@ class TranslateRequest(BaseModel):
     n_best: Annotated[int, Field(ge=1)] = 1
     max_length: Annotated[int, Field(ge=1)] | None = None
     length_penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    prefix: Text | list[Text] = ""
+    prefix: Text | Items[Text] = ""
     split: bool = True
     words: bool = False
     alignment: bool = False
     stream: bool = False
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     format: Literal["text", "html", "xml"] = "text"
-    protect: Annotated[list[Kind], BeforeValidator(_kinds)] | None = None
+    protect: Annotated[Items[Kind], BeforeValidator(_kinds)] | None = None
 
     def text_format(self) -> TextFormat | None:
         """Parts to preserve, or None."""

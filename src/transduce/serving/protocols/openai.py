@@ -15,7 +15,7 @@ from transduce.decoding.options import TranslationOptions
 from transduce.decoding.results import Translation
 from transduce.errors import SettingsError, nearest
 from transduce.serving.async_model import offload
-from transduce.serving.http import Call, Endpoint, Texts, json_response, translation_options
+from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, translation_options
 from transduce.serving.protocols.openai_format import Chat, Message, choice, chunk, format_error, stream_chunks, usage
 from transduce.serving.protocols.openai_generation import GenerationRequest, generate
 from transduce.serving.routes import Route
@@ -29,7 +29,7 @@ _CHAT = Chat()
 class ChatRequest(GenerationRequest):
     """A chat. A translation ignores temperature, top_p, top_k and seed; its `n` are the best ones."""
 
-    messages: list[Message]
+    messages: Items[Message]
 
     def source(self) -> str:
         """The last message of the user."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from transduce.serving.http import stream_response
+from transduce.serving.http import Items, stream_response
 
 _numbers = itertools.count(1)
 
@@ -28,7 +28,7 @@ class Message(BaseModel):
     """A message of a chat."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
 
     def text(self) -> str:
         """The text, of all parts."""

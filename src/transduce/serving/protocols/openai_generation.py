@@ -12,7 +12,7 @@ from transduce.config.section import MAX_SEED
 from transduce.decoding.options import GenerationOptions, Sampling
 from transduce.errors import SettingsError
 from transduce.serving.async_generator import AsyncTextGenerator, Completions
-from transduce.serving.http import Call, json_response, refuse_unsupported
+from transduce.serving.http import Call, Items, json_response, refuse_unsupported
 from transduce.serving.limits import Limits, check_at_most
 from transduce.serving.protocols.openai_format import (
     Chat,
@@ -43,7 +43,7 @@ class GenerationRequest(OpenAIRequest, extra="allow"):
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     cut_prompt: bool = False
     best_of: Count | None = None
 
