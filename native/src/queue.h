@@ -5,7 +5,6 @@
 // and another thread continues with them. Where sentences are done, waiting ones take their places at the next step.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -13,6 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "condition.h"
 #include "worker.h"
 
 namespace transduce {
@@ -46,7 +46,7 @@ struct Client {
     const std::shared_ptr<Queue> queue;
     std::unordered_map<int64_t, std::shared_ptr<Request>> open;  // sentences that have not ended
     std::vector<Event> events, collected;
-    std::condition_variable arrived;
+    Condition arrived;
     std::shared_ptr<const Bell> bell;  // of an event loop that collects
     bool rung = false;                 // since the last `collect`
     bool closed = false;
@@ -88,7 +88,7 @@ private:
     struct Waiter {  // a thread that may drive a worker
         const Client* client;
         bool woken = false;
-        std::condition_variable wake;
+        Condition wake;
     };
     struct Before {
         bool operator()(const std::shared_ptr<Request>& a, const std::shared_ptr<Request>& b) const {
@@ -118,7 +118,7 @@ private:
     bool closed_ = false;
     int n_working_ = 0;  // threads in `work`
     int64_t n_arrived_ = 0, n_waiting_tokens_ = 0, n_steps_ = 0, n_rows_ = 0;
-    std::condition_variable all_left_;
+    Condition all_left_;
     std::unordered_set<Client*> clients_;
     std::set<std::shared_ptr<Request>, Before> waiting_;
     std::set<std::pair<Time, Request*>> deadlines_;  // of sentences that have not ended
