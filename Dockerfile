@@ -4,13 +4,13 @@
 FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ make
 COPY . /src
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src /src/native
+RUN make -C /src wheel
 
 FROM python:3.11-slim
 ARG PIP_FLAGS=""
 COPY constraints.txt /
-COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir ${PIP_FLAGS} --constraint /constraints.txt --find-links /wheels "transduce[serve,native]" \
+COPY --from=build /src/dist /wheels
+RUN pip install --no-cache-dir ${PIP_FLAGS} --constraint /constraints.txt "$(echo /wheels/*.whl)[serve]" \
     && useradd --create-home transduce
 USER transduce
 EXPOSE 8080

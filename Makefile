@@ -7,12 +7,12 @@ TESTS  ?= tests
 # Options for pip, such as the index of PyTorch's CPU builds on a machine without a GPU.
 PIP_FLAGS ?=
 
-.PHONY: help install native wheels demo test test-cpus lint format clean
+.PHONY: help install native wheel demo test test-cpus lint format clean
 
 help:                ## show this list
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1	/p' $(MAKEFILE_LIST)
 
-# Rebuilt if the declared or the pinned dependencies change.
+# Made anew if the declared or the pinned dependencies change.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "transduce needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,17 +20,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# The native library is an option: without a C++ compiler, PyTorch decodes.
-CXX ?= c++
-native:              ## build the native decoding library (half a minute), if there is a C++ compiler
-	@if command -v $(CXX) >/dev/null; \
-	then $(MAKE) --no-print-directory -s -j2 -C native CXX='$(CXX)'; \
-	else echo 'no C++ compiler ($(CXX)): PyTorch will decode'; fi
+# Installing has compiled the library; this compiles what has changed since. Without a compiler it prints so and succeeds.
+native:              ## compile what has changed in the native library (all of it: half a minute)
+	@TRANSDUCE_NATIVE_REQUIRED=$$(command -v "$${CXX:-c++}" >/dev/null && echo 1) $(BIN)/python setup.py --quiet build_ext --inplace
 
-install: $(READY) native ## create .venv with pinned versions, build the native library
+install: $(READY) native ## create .venv with pinned versions and the native library
+	@$(BIN)/transduce --version
 
-wheels: $(READY)     ## build the wheels of the package and of its native library into dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./native
+wheel:               ## build the wheel of the package with its native library into dist/
+	rm -rf build/lib*
+	TRANSDUCE_NATIVE_REQUIRED=1 $(PYTHON) -m pip wheel --quiet --no-deps $(PIP_FLAGS) --wheel-dir dist .
 
 demo: $(READY) native ## train on the built-in corpus (a few minutes), translate, show
 	$(BIN)/transduce demo
@@ -63,5 +62,5 @@ format: $(READY)     ## format the code
 	$(BIN)/ruff format .
 
 clean:               ## remove build results (run folders stay)
-	$(MAKE) --no-print-directory -s -C native clean
+	rm -rf native/build src/transduce/decoding/*.so
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The native library from the command line: `make native` builds it, `transduce translate` uses it."""
+"""The native library from the command line."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""`make wheels`: the package and its native library in an environment without the source tree."""
+"""Installing: the sdist, wheels with and without the native library, and other processors."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import marians
 
 ROOT = Path(__file__).parents[2]
-BUILT = "build", "*.egg-info", ".venv", "dist", "*.so"
+LIBRARY = "transduce/decoding/libtransduce_native.so"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.loopback,  # pip tries whether the machine has IPv6
@@ -24,49 +26,103 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy with what is compiled already, as two builds in one tree would disturb each other."""
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheels")
-    for name in ("src", "native"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns(*BUILT), symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked sdist, with the objects that are compiled already."""
+    folder = tmp_path_factory.mktemp("sdist")
+    sdist = ["egg_info", "--egg-base", str(folder), "sdist", "--dist-dir", str(folder)]
+    subprocess.run([sys.executable, "setup.py", "-q", *sdist], cwd=ROOT, check=True)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    tree = folder / archive.name.removesuffix(".tar.gz")
     if (ROOT / "native" / "build").exists():
-        build = Path("native", "build")
-        shutil.copytree(ROOT / build, tree / build, ignore=shutil.ignore_patterns("sanitize", "tsan"))
+        shutil.copytree(
+            ROOT / "native" / "build", tree / "native" / "build", ignore=shutil.ignore_patterns("sanitize", "tsan")
+        )
+    return tree
+
+
+def build_wheel(source: Path, **environment: str) -> Path:
+    shutil.rmtree(source / "build", ignore_errors=True)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    for project in (".", "./native"):
-        subprocess.run([*command, "--wheel-dir", str(out), project], cwd=tree, check=True)
-    return out
+    out = source / "wheels"
+    subprocess.run([*command, "--wheel-dir", str(out), "."], cwd=source, check=True, env=os.environ | environment)
+    return max(out.iterdir(), key=lambda wheel: wheel.stat().st_mtime_ns)
 
 
-def test_wheels_contain_the_library_the_license_and_matching_versions(wheels: Path) -> None:
-    main, native = sorted(wheels.iterdir())
-    version = re.match(r"transduce-(.+)-py3-none-any\.whl", main.name)
-    found = re.match(r"transduce_native-(.+)-py3-none-manylinux_2_(\d+)_x86_64\.whl", native.name)
-    assert version and found and version[1] == found[1] and int(found[2]) <= 34
-    names = zipfile.ZipFile(native).namelist()
-    assert "transduce_native/libtransduce_native.so" in names and any(name.endswith("/LICENSE") for name in names)
-    assert f'native = ["transduce-native=={version[1]}"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert not any(name.endswith(".so") for name in zipfile.ZipFile(main).namelist())
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    return build_wheel(source, TRANSDUCE_NATIVE_REQUIRED="1")
 
 
-def test_the_library_of_the_wheel_translates(wheels: Path, tmp_path: Path) -> None:
+def test_the_wheel_needs_only_glibc_2_28_and_the_runtime_of_gcc_8(wheel: Path) -> None:
+    platform = re.fullmatch(r"transduce-.+-py3-none-manylinux_2_(\d+)_x86_64\.whl", wheel.name)
+    assert platform and int(platform[1]) <= 28
+    with zipfile.ZipFile(wheel) as content:
+        assert any(name.endswith("/LICENSE") for name in content.namelist())
+        runtime = [int(minor) for minor in re.findall(rb"GLIBCXX_3\.4\.(\d+)", content.read(LIBRARY))]
+    assert max(runtime) <= 25
+
+
+def test_wheels_translate_alike_with_and_without_the_library_and_on_old_processors(
+    source: Path, wheel: Path, tmp_path: Path
+) -> None:
     run = marians.make_run(tmp_path / "run")
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     shared = (path for path in sys.path if path.endswith("-packages"))  # an editable install has no modules there
     (packages / "shared.pth").write_text("\n".join(shared), encoding="utf-8")
-    main, native = sorted(wheels.iterdir())
 
-    def translate(*wheels: Path) -> subprocess.CompletedProcess[str]:
-        install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
-        subprocess.run([*install, "--ignore-installed", *map(str, wheels)], check=True)
-        command = [str(python.with_name("transduce")), "translate", str(run), "--device", "cpu"]
-        text = "\n".join(marians.LINES[:8])
-        return subprocess.run(command, input=text, capture_output=True, text=True, cwd=tmp_path, check=True)
+    def install(wheel: Path) -> None:
+        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+        subprocess.run([*command, "--force-reinstall", str(wheel)], check=True)
 
-    slow, fast = translate(main), translate(native)
-    assert "install transduce-native" in slow.stderr and "PyTorch" not in fast.stderr
-    assert fast.stdout == slow.stdout and len(fast.stdout.splitlines()) == 8
+    def transduce(*arguments: str, emulator: tuple[str, ...] = (), **environment: str) -> str:
+        done = subprocess.run(
+            [*emulator, str(python), "-m", "transduce", *arguments],
+            input="\n".join(marians.LINES[:4]),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=True,
+            env=os.environ | environment,
+        )
+        return done.stdout
+
+    translate = "translate", str(run), "--device", "cpu"
+    without = build_wheel(source, CXX="no-such-compiler")
+    assert without.name.endswith("-py3-none-any.whl") and LIBRARY not in zipfile.ZipFile(without).namelist()
+    install(without)
+    assert "PyTorch" in (shown := transduce("--version")) and "the native library is not built" in shown
+    expected = transduce(*translate)
+    assert len(expected.splitlines()) == 4
+
+    install(wheel)
+    assert "native library" in transduce("--version")
+    assert transduce(*translate) == transduce(*translate, TRANSDUCE_NATIVE_ISA="portable") == expected
+    if emulator := shutil.which("qemu-x86_64"):  # an Intel processor of 2008, without AVX; NumPy fails to recognize it
+        old = {"emulator": (emulator, "-cpu", "Nehalem"), "OPENBLAS_CORETYPE": "Nehalem"}
+        assert transduce(*translate, **old) == expected  # type: ignore[arg-type]
+
+
+def test_an_installation_that_requires_the_library_fails_without_a_compiler(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path)]
+    environment = {"CXX": "no-such-compiler", "TRANSDUCE_NATIVE_REQUIRED": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | environment)
+    assert done.returncode != 0 and "no C++ compiler (no-such-compiler)" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="no cross compiler")
+def test_the_library_compiles_and_decodes_on_aarch64(tmp_path: Path) -> None:
+    compiler = "aarch64-linux-gnu-g++"
+    environment = {"CXX": compiler, "CXXFLAGS": "-O1 -Werror", "TRANSDUCE_NATIVE_REQUIRED": "1"}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | environment)
+    if (emulator := shutil.which("qemu-aarch64")) is None:
+        return
+    stress = [compiler, "-std=c++17", "-Inative/src", "-o", tmp_path / "stress", "native/tests/stress.cpp"]
+    subprocess.run([*stress, tmp_path / LIBRARY, "-pthread"], cwd=ROOT, check=True)
+    paths = ["-L", "/usr/aarch64-linux-gnu", "-E", f"LD_LIBRARY_PATH={(tmp_path / LIBRARY).parent}"]
+    done = subprocess.run([emulator, *paths, tmp_path / "stress"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("portable: "), done.stderr

@@ -37,8 +37,21 @@ def _show_version(asked: bool) -> bool:
         import transduce
 
         print(f"transduce {transduce.__version__}")
+        print(f"decoding on CPUs: {_describe_engine()}")
         raise typer.Exit
     return asked
+
+
+def _describe_engine() -> str:
+    """The engine that decodes on CPUs and its instruction set, and the reason if it is not the native library."""
+    from transduce.decoding.native_library import instruction_set, load_library
+
+    library = load_library()
+    if not isinstance(library, str):
+        return f"native library, {instruction_set()}"
+    import torch
+
+    return f"PyTorch, {torch.backends.cpu.get_cpu_capability().lower()} ({library})"
 
 
 @app.callback()
@@ -47,7 +60,10 @@ def _all(
         bool, Option("--debug", help="Print a traceback with every error (or TRANSDUCE_DEBUG=1).")
     ] = False,
     version: Annotated[
-        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool,
+        Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version, and the engine that decodes."
+        ),
     ] = False,
 ) -> None:
     """Train, run and inspect Transformers: raw parallel text in, a translator out.

@@ -1,6 +1,6 @@
-"""Find and load the C++ library (`native/`), and check what its functions return.
+"""Load the C++ library (`native/`), and check what its functions return.
 
-`make` builds the library next to this file where there is a C++ compiler; the wheel transduce-native contains it.
+An installation compiles it next to this file if there is a C++ compiler.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from transduce.data.examples import Ids
 from transduce.errors import SettingsError, TransduceError
 
 _ABI_VERSION = 9
-_NAME = "libtransduce_native.so"
 _INVALID = 1
 _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 
@@ -28,22 +26,19 @@ _VARIABLE = "TRANSDUCE_NATIVE_LIBRARY"
 @cache
 def load_library() -> ctypes.CDLL | str:
     """The library, or the reason why it cannot be used. TRANSDUCE_NATIVE_LIBRARY names another file."""
-    path = next(filter(os.path.exists, _places()), None)
-    asked = os.environ.get(_VARIABLE)
-    if path is None and asked:
-        return f"{_VARIABLE} = {asked}: there is no such file"
-    if path is None:
-        return (
-            "the native library is not built; `make native` builds it where there is a C++ compiler, "
-            "or install transduce-native"
-        )
+    given = os.environ.get(_VARIABLE)
+    path = Path(given) if given else Path(__file__).with_name("libtransduce_native.so")
+    if not path.exists():
+        if given:
+            return f"{_VARIABLE} = {given}: there is no such file"
+        return "the native library is not built; install a C++ compiler, then transduce again"
     try:
         library = ctypes.CDLL(str(path))
         version = library.transduce_abi_version()
     except (OSError, AttributeError) as error:
         return f"the native library cannot be loaded: {error}"
     if version != _ABI_VERSION:
-        return f"{path} is of another version; `make native` builds it again, or install the same transduce-native"
+        return f"{path} is of another version; install transduce again"
     library.transduce_last_error.restype = library.transduce_isa.restype = ctypes.c_char_p
     pointer, int32, int64, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
     arguments = {
@@ -69,16 +64,6 @@ def load_library() -> ctypes.CDLL | str:
     if library.transduce_isa() is None:
         raise SettingsError(library.transduce_last_error().decode())
     return library
-
-
-def _places() -> Iterator[Path]:
-    """Where the library may be, the first that exists counts."""
-    if asked := os.environ.get(_VARIABLE):
-        yield Path(asked)
-        return
-    yield Path(__file__).with_name(_NAME)
-    wheel = find_spec("transduce_native")
-    yield from (Path(folder) / _NAME for folder in (wheel.submodule_search_locations or () if wheel else ()))
 
 
 def instruction_set() -> str:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import typer
 
+import transduce as package
 from transduce.__main__ import main
 from transduce.cli import app as cli
+from transduce.decoding.native_library import instruction_set, load_library
 from transduce.errors import Interrupted, SettingsError, TrainingError
 
 COMMANDS = [
@@ -55,10 +57,17 @@ def test_every_option_has_help() -> None:
             assert getattr(parameter, "help", None), parameter.name
 
 
-def test_version(transduce: Callable[..., Result]) -> None:
-    import transduce as package
-
-    assert transduce("--version") == (0, f"transduce {package.__version__}\n", "")
+def test_version_with_the_engine(
+    transduce: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    expected = f"transduce {package.__version__}\ndecoding on CPUs: "
+    if isa := instruction_set():
+        assert transduce("--version") == (0, f"{expected}native library, {isa}\n", "")
+    monkeypatch.setenv("TRANSDUCE_NATIVE_LIBRARY", "/no")
+    load_library.cache_clear()
+    request.addfinalizer(load_library.cache_clear)
+    code, out, _ = transduce("--version")
+    assert code == 0 and out.startswith(f"{expected}PyTorch, ") and "TRANSDUCE_NATIVE_LIBRARY = /no: there is no" in out
 
 
 @pytest.mark.parametrize(
