@@ -13,6 +13,7 @@ from xml.parsers import expat
 
 from transduce.data.lines import MAX_LINE, Digests, open_bytes
 from transduce.errors import DataError
+from transduce.text.languages import base_language
 
 _CHUNK = 1 << 16
 _CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
@@ -115,4 +116,4 @@ def choose_language(wanted: str, known: set[str]) -> str | None:
     by_code = {code.lower().replace("_", "-"): code for code in sorted(known, reverse=True)}
     if wanted in by_code:
         return by_code[wanted]
-    return next((by_code[code] for code in sorted(by_code) if code.split("-")[0] == wanted.split("-")[0]), None)
+    return next((by_code[code] for code in sorted(by_code) if base_language(code) == base_language(wanted)), None)

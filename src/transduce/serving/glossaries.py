@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from transduce.errors import RunFolderError, SettingsError, TransduceError
 from transduce.runs.atomic import expecting, read_json, write_json
-from transduce.serving.sentences import base_language
+from transduce.text.languages import base_language
 
 MOST_GLOSSARIES, MOST_ENTRIES, LONGEST_TERM = 100, 2000, 100
 

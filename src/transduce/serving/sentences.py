@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from transduce.text.languages import base_language
+
 LONGEST = 1000
 """Characters of a sentence; a longer one is cut, at a comma or a space where there is one."""
 
@@ -54,11 +56,6 @@ def joined_parts(sentences: Sequence[str], parts: Sequence[str], source: str, ta
         keep = breaks_line or same_spaces or not (joined[-1] and sentence)
         joined += [between if keep else space, sentence]
     return joined
-
-
-def base_language(code: str) -> str:
-    """The language of a code such as de-AT or zh_Hans."""
-    return code.replace("_", "-").partition("-")[0].lower()
 
 
 def _add_space(parts: list[str], space: str) -> None:

@@ -22,7 +22,7 @@ from transduce.serving.async_translator import AsyncTranslator
 from transduce.serving.glossaries import Glossaries
 from transduce.serving.limits import Admission, DrainingError, Limits, check_at_most
 from transduce.serving.routes import Route, RouteTranslation, ServedRun
-from transduce.serving.sentences import base_language
+from transduce.text.languages import base_language
 
 _DEFAULT, _LIMITS = TranslationOptions(), Limits()
 

@@ -10,10 +10,11 @@ from starlette.responses import Response
 from transduce.errors import SettingsError
 from transduce.serving.async_model import offload
 from transduce.serving.http import Call, Endpoint, Items, Texts, json_response, translation_options
-from transduce.serving.languages import choose_routes, detect, language_name, source_languages
+from transduce.serving.languages import choose_routes, detect, source_languages
 from transduce.serving.tags.markup import MarkupRules
 from transduce.serving.tags.translating import TextFormat, translate_formatted
 from transduce.serving.texts import translate_texts
+from transduce.text.languages import language_name
 
 MAX_ALTERNATIVES = 10
 _HTML = TextFormat(MarkupRules(kind="html"))
