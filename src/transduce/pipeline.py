@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from transduce.config import Settings, to_toml
+from transduce.data.sample import Sample
 from transduce.distributed.group import check_devices, join_ranks
 from transduce.doctor.checks import warn_of_data
-from transduce.doctor.estimates import warn_of_resources
+from transduce.doctor.resources import warn_of_resources
 from transduce.errors import RunFolderError, UserError
 from transduce.evaluation.finalize import restore_pages
 from transduce.logging import Log
@@ -105,7 +106,8 @@ def _resolved(
         asked = start.settings
         log.say(start.summary)
     texts = task.read(asked, log, spool_in=spool_in)
-    warn_of_data(asked, log)
+    if not asked.model.reads_vectors:
+        warn_of_data(Sample(texts.windows), asked.data, task.reads, log)
     extended = None if start is None else extend_vocabulary(start, *task.lines(texts), log)
     known = None if extended is None else extended.tokenizers
     settings, tokenizers = resolve(task, asked, texts, machine, log, known=known)

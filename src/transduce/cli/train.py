@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,56 +59,36 @@ def _learn_as_worker(folder: RunFolder, ranks: Ranks, device: str) -> None:
     learn_as_worker(folder, ranks, device)
 
 
-RecipeOrRun = Annotated[Path | None, argument("RECIPE|RUN", "Settings (TOML file), or a run folder.")]
-
-
-@expand(Request, {"recipe": RecipeOrRun})
+@expand(Request)
 def doctor(
     request: Request,
     processes: Processes = 1,
     as_json: Annotated[bool, Option("--json", help="Print all findings and measurements as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check data, memory, speed, time and disk space before training. Takes the options of train.
+    """Check text, memory and time before training. Takes the options of train.
 
-    Reads a sample, runs a few updates in a separate process and keeps nothing; takes about 20 seconds for any size of
-    corpus. Prints "ready", or one line per problem and exits with code 2. For an existing run it reports the progress
-    and what remains.
+    Reads the text, runs a few updates in a separate process and keeps nothing. Prints "ready", or one line per problem
+    and exits with code 2.
 
     \b
-    transduce doctor --src train.en --tgt train.de --run runs/x
+    transduce doctor --src train.en --tgt train.de
     transduce doctor recipe.toml --data texts --set model.preset=base
     transduce doctor --text book.txt --json
     transduce doctor --src train.en --tgt train.de --processes 2
-    transduce doctor runs/x
     """
-    began = time.monotonic()
-    recipe = request.recipe
-    if recipe is not None and not recipe.exists():
-        raise SettingsError(f"neither a run folder nor a recipe {recipe} exists")
-    if recipe is not None and recipe.is_dir():
-        from transduce.runs.manifest import Manifest
+    if request.recipe is not None and request.recipe.is_dir():
+        raise SettingsError(f"{request.recipe} is a folder; doctor checks a training before it starts: name a recipe")
+    if request.run is None and request.recipe is None:
+        request = replace(request, run=Path("runs") / "new")
+    settings = request.settings()
 
-        if request != Request(recipe=recipe):
-            raise SettingsError(
-                f"{recipe} is a run folder and has its own settings; use only --processes, --json and --quiet with it"
-            )
-        settings, run = Manifest.read(recipe).asked_settings(), recipe
-    else:
-        if request.run is None and recipe is None:
-            request = replace(request, run=Path("runs") / "new")
-        settings, run = request.settings(), request.run_folder()
-
-    from transduce.doctor import diagnose
-    from transduce.doctor.report import format_diagnosis
+    from transduce.doctor.diagnose import diagnose, format_diagnosis
     from transduce.logging import Log
     from transduce.process import exit_on_signals
 
-    seconds = max(0.5 * diagnose.SECONDS, diagnose.SECONDS - (time.monotonic() - began))  # less the time for imports
     with exit_on_signals():
-        found = diagnose.diagnose(
-            settings, run=run, log=Log(quiet=quiet or as_json), seconds=seconds, processes=processes
-        )
+        found = diagnose(settings, log=Log(quiet=quiet or as_json), processes=processes)
     print_lines([to_json(found.to_json())] if as_json else format_diagnosis(found))
     if not found.ready:
         raise typer.Exit(2)

@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -94,5 +95,9 @@ def _measured(folder: RunFolder, prepared: Prepared[Any]) -> float:
     rehearsal, settings = Rehearsal(folder, prepared=prepared), folder.settings
     feeds = rehearsal.feeder(settings).feeds(Position())
     took = [rehearsal.update(next(feeds)) for _ in range(WARM_UPDATES + TIMED_UPDATES)][WARM_UPDATES:]
-    *_, (loss, judge) = rehearsal.validation(math.inf)
-    return statistics.fmean(took) + (loss + judge) / resolved(settings.training.valid_updates, "training.valid_updates")
+    short = settings.with_values("decoding", max_length=min(30, settings.decoding.max_length))  # it may find no end yet
+    validator = rehearsal.task.validator(rehearsal.model, rehearsal.prepared, short, rehearsal.device)
+    began = time.perf_counter()
+    validator()
+    validation = time.perf_counter() - began
+    return statistics.fmean(took) + validation / resolved(settings.training.valid_updates, "training.valid_updates")

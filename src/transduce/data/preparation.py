@@ -19,6 +19,7 @@ from transduce.data.clean import Cleaner, CleanReport, HeldOutSources
 from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
+from transduce.data.sample import Windows
 from transduce.data.sources import Source, Sources, pair_sources
 from transduce.data.spool import Stream, spooled
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
@@ -49,13 +50,18 @@ class TextSet(Generic[T]):
 
 @dataclass(frozen=True)
 class Texts(Generic[T]):
-    """The text of a run. `sample` contains the texts of random training records, or of all in order if they are few."""
+    """The text of a run.
+
+    `sample` contains the texts of random training records, or of all in order if they are few; `windows` a few places
+    of each training corpus as it was read, for checks.
+    """
 
     train: TextSet[T]
     valid: TextSet[T]
     tests: tuple[TextSet[T], ...]
     sample: Sequence[tuple[str, ...]]
     digests: tuple[bytes, ...]
+    windows: tuple[Windows[Any], ...]
 
     @property
     def sets(self) -> dict[str, TextSet[T]]:
@@ -87,18 +93,17 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spo
     tests = read_test_pairs(sources)
     cleaner, held_out = Cleaner(data), HeldOutSources(0 if sources.valid else MAX_HELD_OUT_PAIRS, seed=seed)
     sample = Reservoir[tuple[str, str]](SAMPLE_LINES // (1 + settings.tokenizer.joint), seed=seed)
-    streams = list[Stream[Pair]]()
-    for source in sources.train:
-        kept = cleaner.texts(source.read())
+    streams, windows = list[Stream[Pair]](), tuple(map(Windows[Pair], sources.train))
+    for source, places in zip(sources.train, windows, strict=True):
+        kept = cleaner.texts(places.watch(source.read()))
         streams.append(_spooled_pairs(kept if sources.valid else held_out.watch(kept), spool_in, sample))
     report = cleaner.report
     report.require_pairs(data, f"training text ({', '.join(files[:4])}{', ...' * (len(files) > 4)})")
     digests = tuple(source.digest() for source in sources.train)
     if sources.valid:
         train = TextSet("train", files, tuple(streams), report.kept)
-        return PairTexts(
-            train, _read_set("valid", sources.valid, "sentence pair"), tests, sample.items, digests, report
-        )
+        valid = _read_set("valid", sources.valid, "sentence pair")
+        return PairTexts(train, valid, tests, sample.items, digests, windows, report)
     n_pairs = report.kept
     if n_pairs < 2:
         raise DataError(f"{', '.join(files)}: one sentence pair is not enough to train on and to hold one out")
@@ -107,13 +112,14 @@ def read_pair_texts(settings: Settings, log: Log, sources: Sources[Pair], *, spo
     report.require_pairs(data, f"training text without the validation set ({', '.join(files[:4])})")
     log.say(f"no validation text given: holding out {len(chosen):,} source sentences of {n_pairs:,} pairs (by seed)")
     left = tuple(_without(stream, chosen.keys()) for stream in streams)
-    valid = list(chosen.values())
+    first = list(chosen.values())
     return PairTexts(
         TextSet("train", files, left, report.kept),
-        TextSet("valid", files, (lambda: iter(valid),), len(valid)),
+        TextSet("valid", files, (lambda: iter(first),), len(first)),
         tests,
         [pair for pair in sample.items if comparable(pair[0]) not in chosen],
         digests,
+        windows,
         report,
     )
 
@@ -142,13 +148,15 @@ def read_plain_texts(
     """
     data, seed = settings.data, settings.training.seed
     sample = Reservoir[tuple[int, int, str]](SAMPLE_LINES, seed=seed)
-    everything, sizes = _read_documents("train", sources.train, data.documents, spool_in, sample=sample)
+    windows = tuple(map(Windows[str], sources.train))
+    lines = [places.watch(source.read()) for source, places in zip(sources.train, windows, strict=True)]
+    everything, sizes = _read_documents("train", sources.train, data.documents, spool_in, lines=lines, sample=sample)
     named = zip(_distinct([source.name for source in sources.tests]), sources.tests, strict=True)
     tests = tuple(_read_documents(name, (source,), data.documents, spool_in)[0] for name, source in named)
     digests = tuple(source.digest() for source in sources.train)
     if sources.valid:
         valid, _ = _read_documents("valid", sources.valid, data.documents, spool_in)
-        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], digests)
+        return Texts(everything, valid, tests, [(text,) for _, _, text in sample.items], digests, windows)
     whole = data.documents != "file"
     held = choose_held_out(sizes, share=HELD_OUT_TEXT, most=MAX_HELD_OUT_BYTES, seed=seed, whole=whole)
     meter = Meter()
@@ -168,6 +176,7 @@ def read_plain_texts(
         tests,
         [(text,) for document, end, text in sample.items if not is_held_out(held, document, end)],
         digests,
+        windows,
     )
 
 
@@ -182,9 +191,12 @@ def read_labelled_texts(
     counts, sample = Counter[str](), Reservoir[tuple[int, Labelled]](SAMPLE_LINES // 2, seed=seed)
     n = n_texts = 0
 
+    windows = tuple(map(Windows[Labelled], sources.train))
+
     def counted() -> Iterator[Labelled]:
         nonlocal n, n_texts
-        for example in chain.from_iterable(source.read() for source in sources.train):
+        everything = (places.watch(source.read()) for source, places in zip(sources.train, windows, strict=True))
+        for example in chain.from_iterable(everything):
             n_texts = n_texts or len(example.texts)
             _check_example(example, n_texts, data.labels)
             sample.add((n, example))
@@ -218,6 +230,7 @@ def read_labelled_texts(
         tests,
         [example.texts for i, example in sample.items if i not in held],
         digests,
+        windows,
         labels,
     )
 
@@ -298,13 +311,18 @@ def _read_documents(
     documents: str,
     spool_in: Path | None,
     *,
+    lines: Sequence[Iterator[str]] | None = None,
     sample: Reservoir[tuple[int, int, str]] | None = None,
 ) -> tuple[TextSet[Piece], list[int]]:
-    """Read a set of running text into the spool; and the sizes of its documents."""
+    """Read a set of running text into the spool; and the sizes of its documents.
+
+    `lines`: of each source, if they are read already.
+    """
     meter = Meter()
 
     def pieces() -> Iterator[Piece]:
-        for piece in meter.watch(chain.from_iterable(DOCUMENTS[documents](source.read()) for source in sources)):
+        each = lines or (source.read() for source in sources)
+        for piece in meter.watch(chain.from_iterable(DOCUMENTS[documents](one) for one in each)):
             if sample is not None:
                 sample.add((meter.document, meter.position, piece.text))
             yield piece

@@ -1,271 +1,296 @@
-"""Check data, memory, speed, time and disk space before training: `transduce.diagnose`, and `transduce doctor`.
+"""Check the text, the memory and the time of a training before it starts: `transduce.diagnose`, `transduce doctor`.
 
-It reads a sample, runs a few updates in a child process, and keeps nothing.
+It reads the text, runs a few updates in a child process, and keeps nothing.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import tempfile
-import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from transduce.config import Settings
+from transduce.config import Settings, resolved
+from transduce.data.clean import RATIO, TOO_LONG
 from transduce.data.corpus import sorted_labels
+from transduce.data.sample import Sample, take_sample
 from transduce.data.sources import Sources
 from transduce.distributed.group import check_devices
-from transduce.doctor.checks import run_checks
-from transduce.doctor.estimates import (
-    JUDGED,
-    disk_findings,
-    estimate_disk,
-    estimate_time,
-    memory_findings,
-    time_findings,
-)
-from transduce.doctor.findings import Finding
-from transduce.doctor.lengths import check_tokens
-from transduce.doctor.report import Diagnosis, Progress
-from transduce.doctor.sampling import Sample, select, take_sample
-from transduce.doctor.trial import measure
-from transduce.errors import DataError, SettingsError, UserError
-from transduce.logging import Log
+from transduce.doctor.checks import run_checks, texts_of
+from transduce.doctor.findings import Finding, Level, note_or_warning, percent, size
+from transduce.doctor.trial import FULL, Trial, measure, tokens_at_once
+from transduce.errors import SettingsError, UserError
+from transduce.logging import Log, duration
 from transduce.machine import Machine, this_machine
-from transduce.metrics_log import MetricsFile
-from transduce.runs.folder import RunFolder, has_read_text
-from transduce.runs.lock import is_locked
-from transduce.runs.manifest import Manifest
-from transduce.runs.run_settings import difference
+from transduce.runs.folder import RunFolder
 from transduce.tasks.finetune import Start, extend_vocabulary, find_start
 from transduce.tasks.registry import AnyTask
 from transduce.tasks.resolve import check, resolve
-from transduce.text.tokenizer import Tokenizers, load_tokenizers
+from transduce.text.special import UNK, Vocabulary
+from transduce.text.tokenizer import Tokenizers
 
-SAMPLED = 12_000  # training rows for the trial and its vocabulary
-HELD = 1_000  # rows of a validation set for the trial
-SECONDS = 20.0
-LEAST = 3.0  # seconds for the trial
+SECONDS = 10.0  # of real updates in the trial
+TRAINED, HELD_OUT = 12_000, 1_000  # records of the trial
+ENCODED = 2_000  # records in which unknown characters are searched
+ROOM = 0.8  # fraction of the free memory that a training may take without a warning
+FEWEST_TOKENS = 64  # of the smallest useful micro-batch
+_DAY = 86_400.0
 _QUIET = Log(quiet=True)
 
 
-def diagnose(
-    settings: Settings,
-    *,
-    run: Path | str | None = None,
-    log: Log | None = None,
-    seconds: float | None = None,
-    processes: int = 1,
-) -> Diagnosis:
-    """Check data, machine and run folder before a training. Problems are returned as findings, not raised.
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Duration of all updates, without validations. `by`: the limit of the settings that ends the training."""
+
+    updates: int
+    epochs: float
+    seconds: float
+    by: str
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Findings and measurements. None: was not measured, because of an obstacle or for lack of time.
+
+    `settings`: the resolved settings of the training. `available`: bytes of free memory. `corpora`: the number of
+    records of each corpus and held-out set.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    corpora: dict[str, int] = field(default_factory=dict)
+    machine: str = ""
+    available: int = 0
+    settings: Settings | None = None
+    trial: Trial | None = None
+    time: Time | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is no obstacle."""
+        return not self.obstacles
+
+    @property
+    def obstacles(self) -> list[Finding]:
+        """Findings that must be corrected first."""
+        return self.of_level("obstacle")
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """Findings that may matter."""
+        return self.of_level("warning")
+
+    def of_level(self, level: Level) -> list[Finding]:
+        """Findings of one level."""
+        return [one for one in self.findings if one.level == level]
+
+    @contextmanager
+    def collecting(self, check: str) -> Iterator[None]:
+        """Inside, an error of the user becomes an obstacle."""
+        try:
+            yield
+        except UserError as error:
+            self.findings.append(Finding(check, "obstacle", " ".join(str(error).split())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "ready": self.ready,
+            "findings": [asdict(one) for one in self.findings],
+            "corpora": self.corpora,
+            "machine": self.machine,
+            "available": self.available,
+            "trial": self.trial and asdict(self.trial),
+            "time": self.time and asdict(self.time),
+            "settings": self.settings and self.settings.model_dump(mode="json"),
+        }
+
+
+def diagnose(settings: Settings, *, log: Log | None = None, seconds: float = SECONDS, processes: int = 1) -> Diagnosis:
+    """Check the text and the machine before a training. Problems are returned as findings, not raised.
 
     Args:
         settings: The settings of the training.
-        run: The run folder, new or existing.
         log: Where progress is printed; default: nowhere.
-        seconds: Time budget (default: 20, which is enough).
+        seconds: Duration of the updates that are timed.
         processes: Number of processes that train together on this machine.
 
     Returns:
-        The findings and measurements. No file is kept or changed.
+        The findings and measurements. No file is kept or changed. Nothing is measured where there are obstacles.
 
     Raises `SettingsError` for a source of vectors.
     """
     if settings.model.reads_vectors:
         raise SettingsError("model.source = 'vectors': the doctor checks text; try the training with --dry-run")
-    began = time.monotonic()
-    examination = _Examination(settings, Path(run or "runs"), log or _QUIET, began + (seconds or SECONDS), processes)
-    examination.run_all(known=None if run is None else examination.existing_run())
-    examination.found.seconds = time.monotonic() - began
-    return examination.found
+    found, log = Diagnosis(), log or _QUIET
+    with found.collecting("settings"):
+        start = find_start(settings)
+        if start is not None:
+            settings = start.settings
+        task = check(settings)
+        machine = this_machine(settings.training.device).shared(1, processes)  # threads of all processes
+        check_devices(torch.device(machine.device), processes)
+        found.machine, found.available = machine.describe(), machine.memory
+        log.say("reading the text ...")
+        sample = take_sample(task.sources(settings))
+        found.corpora = {one.name: one.total for one in (*sample.train, *sample.valid, *sample.tests)}
+        found.findings += run_checks(sample, settings.data, task.reads)
+        if found.ready:
+            _try_training(found, task, settings, sample, start=start, machine=machine, log=log, seconds=seconds)
+    return found
 
 
-class _Examination:
-    """The steps of a diagnosis, and what they found so far."""
-
-    def __init__(self, asked: Settings, path: Path, log: Log, until: float, processes: int) -> None:
-        self.asked, self.path, self.log, self.until, self.processes = asked, path, log, until, processes
-        self.found = Diagnosis()
-        self.start: Start | None = None
-
-    def run_all(self, known: RunFolder | None) -> None:
-        """All steps. `known`: the run in the folder."""
-        found, task_and_machine = self.found, None
-        with found.collecting("settings"):
-            task_and_machine = self.check_settings()
-        found.sample = self.take_sample()
-        is_empty = any(one.check == "empty" for one in found.obstacles)
-        if task_and_machine is not None and not found.is_finished and not is_empty:
-            with found.collecting("data"):
-                self.try_training(*task_and_machine, known)
-
-    def existing_run(self) -> RunFolder | None:
-        """The run in the folder, if it is that of these settings and they are resolved."""
-        found, path = self.found, self.path
-        with found.collecting("run"):
-            if why := why_unusable(path, self.asked):
-                found.add(Finding("run", "obstacle", why))
-            elif (path / "config.json").exists():
-                found.progress, findings = progress_of(path)
-                found.add(*findings)
-                return RunFolder.open(path, model=False)
-        return None
-
-    def check_settings(self) -> tuple[AnyTask, Machine]:
-        """Refuse settings that cannot work, and describe the machine."""
-        self.start = None if has_read_text(self.path) else find_start(self.asked)
-        if self.start is not None:
-            self.asked = self.start.settings
-        task = check(self.asked)
-        machine = this_machine(self.asked.training.device).shared(1, self.processes)  # threads of all processes
-        check_devices(torch.device(machine.device), self.processes)
-        self.found.machine, self.found.available = machine.describe(), machine.memory
-        return task, machine
-
-    def take_sample(self) -> Sample | None:
-        """A checked sample; None if the files are missing, but the run has stored their text."""
-        self.log.say("checking the data ...")
-        with self.found.collecting("data"):
-            try:
-                sample = take_sample(self.asked, seconds=0.2 * (self.until - time.monotonic()))
-            except DataError as error:
-                if not has_read_text(self.path):
-                    raise
-                self.found.add(Finding("data", "note", f"{error}; the run folder contains the encoded text"))
-            else:
-                self.found.add(*run_checks(sample))
-                return sample
-        return None
-
-    def try_training(self, task: AnyTask, machine: Machine, known: RunFolder | None) -> None:
-        """Make some updates on the sample, or on the text of the run, and estimate the whole training."""
-        sample = self.found.sample
-        if sample is not None and sample.n_rows:
-            with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
-                try:
-                    self.try_sample(task, machine, sample, known, Path(temporary) / "run")
-                except DataError:
-                    if not sample.faults:  # if there are, too little text may be their result
-                        raise
-        elif known is not None and has_read_text(self.path) and (self.path / "tokens").exists():
-            self.measure(self.path, known.settings)
-            self.estimate(scale=1.0, n_rows=1, sampled=(1, 1))
-
-    def try_sample(
-        self, task: AnyTask, machine: Machine, sample: Sample, known: RunFolder | None, folder: Path
-    ) -> None:
-        """Resolve the settings, learn a vocabulary, and make some updates on the sample in a new run folder."""
-        began = time.monotonic()
-        small, sources, n_rows = on_sample(self.asked, sample)
-        texts = task.read(small, _QUIET, sources)
-        scale = sample.total / max(1, n_rows)
-        if known is not None and known.has_tokenizers:
-            settings, tokenizers = known.settings, load_tokenizers(known)
-        else:
-            extended: Tokenizers | None = None
-            if self.start is None:
-                self.log.say("learning a vocabulary from the sample ...")
-            else:
-                extended = extend_vocabulary(self.start, *task.lines(texts), _QUIET).tokenizers
-            settings, tokenizers = resolve(task, small, texts, machine, _QUIET, known=extended, scale=scale)
-        learned = time.monotonic()
-        self.found.lengths, findings = check_tokens(sample, tokenizers, settings)
-        self.found.add(*findings)
-        few = min(JUDGED, settings.training.valid_bleu_sentences)
-        trial_settings = settings.with_values("training", valid_bleu_sentences=few)
-        with RunFolder.create(folder, trial_settings, "") as run:
-            task.encode(run, texts, tokenizers, trial_settings, _QUIET)
-        preparing = 0.0
-        if known is None:
-            growth = min(scale, 1e6 / max(1, n_rows)) ** 0.7  # learning a vocabulary uses at most a million rows
-            preparing = (learned - began) * growth + (time.monotonic() - learned) * scale
-        self.measure(folder, settings)
-        weights = [corpus.weight for corpus in self.asked.data.train] or [1.0]  # of the corpora in an epoch
-        scale = sum(w * part.total for w, part in zip(weights, sample.parts, strict=True)) / max(1, n_rows)
-        n_held = sum(part.total for part in sample.held[: len(settings.data.valid)])
-        n_valid = n_held or min(1000, max(1, round(0.01 * sample.total)))
-        tried = min(HELD, n_valid) if n_held else max(1, round(0.01 * n_rows))
-        self.estimate(scale=scale, n_rows=sample.total, sampled=(tried, n_valid), preparing=preparing)
-
-    def measure(self, folder: Path, settings: Settings) -> None:
-        """Measure updates on a prepared run folder."""
-        self.log.say("trying some updates ...")
-        seconds = max(LEAST, self.until - time.monotonic())
-        self.found.trial, self.found.settings = measure(folder, seconds=seconds, processes=self.processes), settings
-
-    def estimate(self, *, scale: float, n_rows: int, sampled: tuple[int, int], preparing: float = 0.0) -> None:
-        """Estimate memory, time and disk space of the whole training from the trial.
-
-        `scale`: updates of an epoch relative to the trial. `n_rows`: training rows. `sampled`: validation rows of the
-        trial, and of the training.
-        """
-        found, settings, trial = self.found, self.found.settings, self.found.trial
-        assert settings is not None and trial is not None, "measure() has set them"
-        found.time = estimate_time(settings, trial, scale=scale, sampled=sampled, preparing=preparing)
-        found.add(*memory_findings(settings, trial, found.available))
-        if trial.checkpoint_bytes:
-            n_tokens = sum(side.mean for side in found.lengths) * n_rows
-            found.disk = estimate_disk(settings, trial, self.path, n_tokens=n_tokens, n_rows=n_rows)
-            found.add(*disk_findings(found.disk))
-        found.add(*time_findings(settings, found.time))
+def _try_training(
+    found: Diagnosis,
+    task: AnyTask,
+    asked: Settings,
+    sample: Sample[Any],
+    *,
+    start: Start | None,
+    machine: Machine,
+    log: Log,
+    seconds: float,
+) -> None:
+    """Resolve the settings, learn a vocabulary and make some updates on the sample in a temporary run folder."""
+    asked, sources, n_records = _for_trial(asked, sample, task)
+    scale = sample.total / n_records
+    texts = task.read(asked, _QUIET, sources)
+    extended: Tokenizers | None = None
+    if start is not None:
+        extended = extend_vocabulary(start, *task.lines(texts), _QUIET).tokenizers
+    settings, tokenizers = resolve(task, asked, texts, machine, _QUIET, known=extended, scale=scale)
+    found.findings += _unknown_characters(sample, tokenizers)
+    log.say("trying some updates ...")
+    with tempfile.TemporaryDirectory(prefix="transduce-doctor-") as temporary:
+        with RunFolder.create(Path(temporary) / "run", settings, "") as run:
+            prepared = task.encode(run, texts, tokenizers, settings, _QUIET)
+        found.findings += _too_long(prepared.train.facts)
+        trial = measure(run.path, seconds=seconds, processes=machine.n_sharing)
+    found.settings, found.trial = settings, trial
+    found.findings += memory_findings(settings, trial, found.available, machine.n_sharing)
+    if trial.seconds_per_update is not None:
+        weights = [corpus.weight for corpus in asked.data.train] or [1.0]
+        weighted = sum(weight * one.total for weight, one in zip(weights, sample.train, strict=True))
+        found.time = time_of(settings, trial.updates_per_epoch * weighted / n_records, trial.seconds_per_update)
+        found.findings += time_findings(settings, found.time)
 
 
-def why_unusable(path: Path, settings: Settings) -> str:
-    """Why a training of these settings cannot use the folder, or an empty string if it can."""
-    if (path / "manifest.json").exists():
-        if found := difference(Manifest.read(path).asked_settings(), settings):
-            return (
-                f"{path} contains another run: {found}; use the same settings to resume it, or another folder (--run)"
-            )
-        return ""
-    if path.is_dir() and any(path.iterdir()):
-        return f"{path} is not empty and not a run folder; use another folder (--run)"
-    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
-    try:
-        tempfile.TemporaryDirectory(prefix=".transduce-doctor-", dir=nearest).cleanup()
-    except OSError as error:
-        return f"{path} cannot be created in {nearest}: {error.strerror or error}; use another folder (--run)"
-    return ""
+def _for_trial(asked: Settings, sample: Sample[Any], task: AnyTask) -> tuple[Settings, Sources[Any], int]:
+    """Settings and sources for a training on a part of the sample; and the number of its training records."""
+    train = tuple(corpus.some(round(TRAINED * corpus.total / sample.total)) for corpus in sample.train)
+    valid = tuple(held.some(HELD_OUT // len(sample.valid)) for held in sample.valid)
+    if task.reads == "labelled" and asked.data.labels is None:  # a part of the text may lack a rare label
+        held_out = (window for one in sample.valid for window in one.kept)
+        everything = chain(sample.records(), () if sample.is_whole else chain.from_iterable(held_out))
+        asked = asked.with_values("data", labels=list(sorted_labels(example.label for example in everything)))
+    return asked, Sources(train, valid), sum(1 for source in train for _ in source.read())
 
 
-def progress_of(path: Path) -> tuple[Progress, list[Finding]]:
-    """The progress of a run, and findings about its checkpoints."""
-    checkpoints = RunFolder.open(path, model=False).checkpoints
-    for event in MetricsFile(path / "metrics.jsonl").read():
-        if event["event"] == "end":
-            at = event.get("update", 0), event.get("epochs", 0.0), 1.0, event.get("seconds", 0.0), 0.0
-            return Progress(str(path), *at, event["reason"]), []
-    busy = is_locked(path)
-    try:
-        checkpoint = checkpoints.latest()
-    except UserError as error:
-        return Progress(str(path), busy=busy), [Finding("run", "obstacle", str(error))]
-    if checkpoint is None:
-        return Progress(str(path), busy=busy), []
-    state = checkpoint.state["training"]
-    share, seconds = float(state["progress"]), float(state["seconds"])
-    remaining = seconds * (1 - share) / share if share > 0 else None
-    here = Progress(str(path), state["update"], state["epochs"], share, seconds, remaining, state["finished"], busy)
-    return here, [Finding("run", "warning", note) for note in checkpoint.notes]
+def _too_long(facts: Any) -> Iterator[Finding]:
+    """Pairs of the trial that training would drop for their length."""
+    cleaning = facts.get("cleaning", {"dropped": []})
+    for tally in cleaning["dropped"]:
+        if tally["reason"] in (TOO_LONG, RATIO):
+            share = tally["count"] / cleaning["read"]
+            text = f"{percent(share)} of the pairs are dropped: {tally['reason']}"
+            advice = "data.max_length and data.max_ratio allow more"
+            yield note_or_warning(share > 0.02, "lengths", text, advice, {"share": round(share, 4)})
 
 
-def on_sample(asked: Settings, sample: Sample) -> tuple[Settings, Sources[Any] | None, int]:
-    """Settings and sources for a training on the sample, with as many corpora as asked, and its training rows."""
-    if asked.data.demo:
-        n = min(asked.data.demo, SAMPLED)
-        return asked.with_values("data", demo=n), None, n
-    chosen = select(sample.parts, SAMPLED)
-    held = sample.held[: len(asked.data.valid)]
-    train = [part.source(windows, sample.form) for part, windows in zip(sample.parts, chosen, strict=True)]
-    valid = [part.source(windows, sample.form) for part, windows in zip(held, select(held, HELD), strict=True)]
-    n_rows = sum(len(window.rows) for windows in chosen for window in windows)
-    if sample.form == "labelled" and asked.data.labels is None and n_rows < sample.total:
-        # Rare labels may be missing from the chosen rows. If only a part was read, they may be in held-out text.
-        rows = chain(sample.rows(), () if sample.whole else (row for part in sample.held for row in part.rows()))
-        labels = sorted_labels(row[0] for row in rows)
-        if len(labels) > 1:
-            asked = asked.with_values("data", labels=list(labels))
-    return asked, Sources(tuple(train), tuple(valid)), n_rows
+def _unknown_characters(sample: Sample[Any], tokenizers: Tokenizers) -> Iterator[Finding]:
+    """Characters of the training text and of the held-out sets that are not in the vocabulary."""
+    for corpus in (*sample.train, *sample.valid, *sample.tests):
+        records = [texts_of(record) for record in corpus.some(ENCODED).read()]
+        for texts, vocabulary in zip(zip(*records, strict=True), (tokenizers.src, tokenizers.tgt), strict=False):
+            yield from _unknown(corpus.name, texts, vocabulary)
+
+
+def _unknown(name: str, texts: Sequence[str], vocabulary: Vocabulary) -> Iterator[Finding]:
+    encoded = vocabulary.encode_batch(list(texts))
+    hit = [text for text, ids in zip(texts, encoded, strict=True) if UNK in ids]
+    if not hit:
+        return
+    missing = Counter(part for text in hit for part in vocabulary.unknown(text))
+    shown = " ".join(f"{part} (U+{ord(part[0]):04X})" if len(part) == 1 else part for part, _ in missing.most_common(8))
+    share = len(hit) / len(texts)
+    text = f"{percent(share)} of the lines of {name} have characters that are not in the vocabulary: {shown}"
+    advice = "--set tokenizer.character_coverage=1 includes all characters of the training text"
+    yield note_or_warning(share > 0.005, "vocabulary", text, advice, {"share": round(share, 5)})
+
+
+def memory_findings(settings: Settings, trial: Trial, available: int, processes: int = 1) -> Iterator[Finding]:
+    """Whether the largest batch fits into the free memory."""
+    micro = tokens_at_once(settings, processes)
+    fits = micro // 2
+    if trial.peak is not None:
+        fits = min(fits, int(micro * max(0.0, ROOM * available - trial.base) / max(1, trial.peak - trial.base)))
+    advice = f"--set training.micro_batch_tokens={fits} splits updates into parts that fit, with the same gradient"
+    if fits < max(FEWEST_TOKENS, settings.data.context or 0):
+        advice = "use a smaller model (--set model.preset=tiny) or shorter texts"
+    if trial.died == FULL:
+        yield Finding("memory", "obstacle", f"the trial ran out of memory, with batches of {micro:,} tokens", advice)
+    elif trial.died:
+        advice = "memory or speed is unknown; try again when the machine is less busy, or use a smaller model"
+        yield Finding("memory", "warning", f"the trial ended too early: {trial.died}", advice)
+    if trial.peak is not None and trial.peak > ROOM * available:
+        text = f"an update with {micro:,} tokens at once takes {size(trial.peak)} of the {size(available)} free"
+        yield Finding("memory", "obstacle" if trial.peak > available else "warning", text, advice)
+
+
+def time_of(settings: Settings, updates_per_epoch: float, seconds_per_update: float) -> Time:
+    """The duration until the first of the limits of the settings."""
+    training, per_epoch = settings.training, max(1.0, updates_per_epoch)
+    ends = {
+        "max_updates": training.max_updates,
+        "max_epochs": training.max_epochs and math.ceil(training.max_epochs * per_epoch),
+        "max_minutes": training.max_minutes and int(training.max_minutes * 60 / seconds_per_update),
+    }
+    updates, by = min((max(1, int(end)), name) for name, end in ends.items() if end is not None)
+    return Time(updates, updates / per_epoch, updates * seconds_per_update, by)
+
+
+def time_findings(settings: Settings, time: Time) -> Iterator[Finding]:
+    """Whether training takes more than a week, ends before it has seen all text, or is mostly warmup."""
+    if time.seconds > 7 * _DAY:
+        text, advice = f"training will take {time.seconds / _DAY:.0f} days", "limit it: --set training.max_minutes=N"
+        yield Finding("time", "warning", text, advice)
+    if time.epochs < 0.9 and time.by == "max_minutes":
+        text = f"{duration(time.seconds)} of updates are {time.epochs:.2f} epochs: training will not see all text"
+        yield Finding("time", "warning", text, "raise training.max_minutes, or use a smaller model")
+    warmup = resolved(settings.training.warmup_updates, "training.warmup_updates")
+    if warmup > 0.5 * time.updates:
+        text = f"training.warmup_updates = {warmup:,} of only about {time.updates:,} updates"
+        yield Finding("time", "warning", text, "lower it, so that the learning rate reaches its peak earlier")
+
+
+def format_diagnosis(diagnosis: Diagnosis) -> list[str]:
+    """All lines; the last is the verdict."""
+    rows = [("data", f"{name}: {total:,}") for name, total in diagnosis.corpora.items()]
+    rows += [("machine", diagnosis.machine), *_measured(diagnosis)]
+    rows += [("note", one.line) for one in diagnosis.of_level("note")]
+    lines = [f"{name:<10}{text}" for name, text in rows if text]
+    lines += ["", *(f"{one.level}: {one.line}" for one in (*diagnosis.warnings, *diagnosis.obstacles))]
+    n = len(diagnosis.obstacles)
+    return [*lines, "ready" if diagnosis.ready else f"not ready: {n} obstacle{'s' if n > 1 else ''}"]
+
+
+def _measured(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    trial, settings, time = diagnosis.trial, diagnosis.settings, diagnosis.time
+    if trial is None or settings is None:
+        return
+    preset = f"{settings.model.preset}, " if settings.model.preset else ""
+    yield "model", f"{preset}{trial.parameters:,} parameters, vocabulary {settings.tokenizer.vocab_size or 0:,}"
+    if trial.peak is not None:
+        yield "memory", f"{size(trial.peak)} for the largest update, {size(diagnosis.available)} free"
+    if trial.seconds_per_update is not None:
+        each = f"{trial.seconds_per_update:.3g} s per update ({trial.updates} measured)"
+        yield "speed", f"{trial.targets_per_second:,.0f} target tokens/s, {each}"
+    if time is not None:
+        until = f"training.{time.by} ({time.updates:,} updates, {time.epochs:.1f} epochs)"
+        yield "time", f"about {duration(time.seconds)} until {until}, without validations"

@@ -1,8 +1,7 @@
 """A trial: a few real updates in a separate process, so that only it is killed if memory runs out.
 
-`python -m transduce.doctor.trial FOLDER UNTIL PROCESSES` trains on the prepared run folder FOLDER, as one of so many
-processes, until the time UNTIL. It prints what is known after each measurement as a line of JSON, and writes no files.
-Batches grow, so the last one that was printed fits. `measure` starts it.
+`python -m transduce.doctor.trial FOLDER SECONDS PROCESSES` trains on the prepared run folder FOLDER, as one of so many
+processes. It prints what is known after each measurement as a line of JSON, and writes no files. `measure` starts it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import torch
 from pydantic import TypeAdapter
 
 from transduce.config import Settings, resolved
-from transduce.doctor.estimates import FULL, TIMEOUT, Point, Speed, Trial, speed_of, tokens_at_once
 from transduce.machine import this_machine
 from transduce.models.registry import build_model, count_parameters
 from transduce.process import child_environment, exit_with_parent, keep_freed_memory, limit_kernel_cache
@@ -34,34 +32,49 @@ from transduce.training.averaging import AVERAGES
 from transduce.training.feed import Feed, Feeder, Position
 from transduce.training.step import Updater
 
-SPARE = 1.5  # seconds before its time limit at which a trial stops
-LEAST = 1.0  # seconds that a trial takes even if it starts late
+TIMEOUT, FULL = "time ran out", "out of memory"  # why a trial ended early
 ENOUGH = 40  # updates to measure the speed
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Fractions of the micro-batch that are tried in this order."""
+LIMIT = 120.0  # seconds of a trial
 _MEMORY_ERRORS = ("memory", "bad_alloc", "doesnotfit", "could not create a primitive", "failed to map segment")
 """In the last lines of a process that ran out of memory: of Python, PyTorch, oneDNN, the loader and ourselves."""
 _CLASS = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:: |$)")
 
 
-def measure(folder: Path, *, seconds: float, processes: int = 1) -> Trial:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Measurements of one process; None where there was no time, or `died` says why it ended.
+
+    `base`: peak bytes before the first batch; `peak`: after the largest possible one and some real ones. `updates`:
+    how many real updates were timed; `updates_per_epoch`: of the text of the trial.
+    """
+
+    parameters: int = 0
+    base: int = 0
+    peak: int | None = None
+    updates: int = 0
+    seconds_per_update: float | None = None
+    targets_per_second: float = 0.0
+    updates_per_epoch: int = 0
+    died: str = ""
+
+
+def measure(folder: Path, *, seconds: float, processes: int = 1, limit: float = LIMIT) -> Trial:
     """Run a trial on the prepared run folder `folder`, as one of so many processes.
 
-    It is killed after `seconds`; what it has measured until then is used.
+    `seconds`: of real updates. After `limit` seconds it is killed.
     """
-    until = time.time() + max(0.5 * seconds, seconds - SPARE)
-    command = [sys.executable, "-m", "transduce.doctor.trial", str(folder), str(until), str(processes)]
+    command = [sys.executable, "-m", "transduce.doctor.trial", str(folder), str(seconds), str(processes)]
     environment = child_environment()
     if processes > 1:  # as `launch` distributes the cores
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=limit, env=environment, check=False)
         out, died = done.stdout, why_it_died(done.returncode, done.stderr.decode("utf-8", errors="replace"))
     except subprocess.TimeoutExpired as error:
         out, died = error.stdout or b"", TIMEOUT
     whole = [line for line in out.splitlines(keepends=True) if line[:1] == b"{" and line[-1:] == b"\n"]
-    found = TypeAdapter(Trial).validate_json(whole[-1]) if whole else Trial(processes=processes)
-    return found if died == TIMEOUT and found.speed else replace(found, died=died)
+    found = TypeAdapter(Trial).validate_json(whole[-1]) if whole else Trial()
+    return replace(found, died=died)
 
 
 def why_it_died(code: int, err: str) -> str:
@@ -76,6 +89,12 @@ def why_it_died(code: int, err: str) -> str:
     if code == -9 or any(mark in line.lower() for line in lines[-3:] for mark in _MEMORY_ERRORS):  # -9: OOM killer
         return FULL
     return (_CLASS.sub("", lines[-1]) if lines else "") or f"exit code {code}"
+
+
+def tokens_at_once(settings: Settings, processes: int = 1) -> int:
+    """Tokens of the largest micro-batch of one process, which gets a share of each batch."""
+    batch = resolved(settings.training.batch_tokens, "training.batch_tokens")
+    return min(settings.training.micro_batch_tokens or batch, -(-batch // processes))
 
 
 class Rehearsal:
@@ -104,80 +123,28 @@ class Rehearsal:
         )
 
     def run(self, seconds: float) -> Iterator[Trial]:
-        """What is known after each measurement, within so many seconds."""
-        until = time.monotonic() + seconds
-        found = Trial(count_parameters(self.model), self.device.type, processes=self.processes)
-        for point in self.memory(time.monotonic() + 0.4 * seconds):
-            found = replace(found, points=(*found.points, point))
-            yield found
-        tensors = [*self.updater.state()[0].values(), *self.average.tensors().values()]
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        saved = weights + sum(t.numel() * t.element_size() for t in tensors)
-        found = replace(found, checkpoint_bytes=saved, weight_bytes=weights)
+        """What is known after each measurement: of the largest batch, then of real updates for `seconds`."""
+        found = Trial(count_parameters(self.model), base=self._peak())
         yield found
-        left = until - time.monotonic()
-        found = replace(found, speed=self.speed(time.monotonic() + 0.7 * left, found.points))
+        self.update(self._largest())
+        found = replace(found, peak=self._peak())
         yield found
-        for loss, judge in self.validation(max(1.0, until - time.monotonic())):
-            yield replace(found, loss_seconds=loss, judge_seconds=judge)
-
-    def memory(self, until: float, shares: tuple[float, ...] = SHARES) -> Iterator[Point]:
-        """Peaks of growing batches of the longest rows, as many as time allows, but at least two."""
-        took, slots, number = 0.0, 0, 0
-        for share in shares:
-            feed = self._worst(share)
-            if feed.n_slots <= slots:
-                continue
-            if number >= 2 and time.monotonic() + 2.2 * took * feed.n_slots / slots > until:
-                return
-            took, slots, number = self.update(feed), feed.n_slots, number + 1
-            if took < (until - time.monotonic()) / 4:  # the first of a size is slower
-                took = self.update(feed)
-            yield Point(share, slots, self._peak(), took)
-
-    def speed(self, until: float, points: tuple[Point, ...]) -> Speed:
-        """Time updates of real batches, smaller ones on slow machines."""
-        settings, share = self.settings, 1.0
-        pace = points[-1].seconds / points[-1].slots
-        n_batches = len(self.feeder(settings).plan(0))
-        while True:
-            feeds = self.feeder(settings).feeds(Position())
-            first = next(feeds)
-            tokens = resolved(settings.training.batch_tokens, "training.batch_tokens")
-            is_fast = first.n_slots / self.processes * pace < (until - time.monotonic()) / 3
-            if is_fast or share < 0.02 or tokens < 2 * (settings.data.context or 32):
-                break
-            share, settings = share / 2, settings.with_values("training", batch_tokens=tokens // 2)
-        self.update(first)
+        feeder = self.feeder(self.settings)
+        feeds, until = feeder.feeds(Position()), time.monotonic() + seconds
+        self.update(next(feeds))  # the first of a size is slower
         took, n_targets = list[float](), 0
         while not took or (len(took) < ENOUGH and time.monotonic() + took[-1] < until):
-            began = time.monotonic()
             feed = next(feeds)
-            self.update(feed)
-            took.append(time.monotonic() - began)
+            took.append(self.update(feed))
             n_targets += feed.n_targets
-        n, peak = len(took), self._peak()
-        return speed_of(
-            points, share=share, updates=n, targets=n_targets / n, seconds=sum(took) / n, batches=n_batches, peak=peak
+        yield replace(
+            found,
+            peak=self._peak(),
+            updates=len(took),
+            seconds_per_update=sum(took) / len(took),
+            targets_per_second=n_targets / sum(took),
+            updates_per_epoch=len(feeder.plan(0)),
         )
-
-    def validation(self, seconds: float) -> Iterator[tuple[float, float]]:
-        """Seconds of the validation loss of the sample, and of the translation of a few of its rows."""
-        settings = self.settings  # an untrained model may never produce the end token
-        settings = settings.with_values("decoding", max_length=min(30, settings.decoding.max_length))
-        validator = self.task.validator(self.model, self.prepared, settings, self.device)
-        judge, validator.judge = validator.judge, None
-        began = time.monotonic()
-        validator()
-        loss = time.monotonic() - began
-        yield loss, 0.0
-        if judge is None or loss > seconds / 2:
-            return
-        began = time.monotonic()
-        with torch.no_grad():
-            self.model.eval()
-            judge(self.model)
-        yield loss, time.monotonic() - began
 
     def feeder(self, settings: Settings) -> Feeder:
         """The batches of this process: its share of each."""
@@ -185,10 +152,9 @@ class Rehearsal:
         feeder.n_ranks = self.processes
         return feeder
 
-    def _worst(self, share: float) -> Feed:
-        """The largest possible batch with this share of the micro-batch."""
-        budget = tokens_at_once(self.settings, self.processes)
-        tokens = max(1, self.settings.data.context or 1, round(budget * share))
+    def _largest(self) -> Feed:
+        """The largest possible micro-batch."""
+        tokens = max(self.settings.data.context or 1, tokens_at_once(self.settings, self.processes))
         settings = self.settings.with_values("training", batch_tokens=tokens, micro_batch_tokens=tokens)
         feeder = self.task.feeder(self.task.longest(self.prepared, settings), settings, self.device)
         sizes = [len(batch) for batch in feeder.plan(0)]
@@ -213,7 +179,6 @@ class Rehearsal:
 
 if __name__ == "__main__":
     exit_with_parent()
-    path, until, n = sys.argv[1:]
-    rehearsal = Rehearsal(RunFolder.open(Path(path), model=False), int(n))
-    for found in rehearsal.run(max(LEAST, float(until) - time.time())):
+    path, seconds, n = sys.argv[1:]
+    for found in Rehearsal(RunFolder.open(Path(path), model=False), int(n)).run(float(seconds)):
         print(json.dumps(asdict(found)), flush=True)

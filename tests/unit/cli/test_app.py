@@ -78,7 +78,6 @@ def test_version_with_the_engine(
         (["translate"], "Missing argument 'RUN'"),
         (["translate", "x", "--nbest", "0"], "Invalid value for '--nbest'"),
         (["train"], "no training text: give --src and --tgt, or --path, or --text, or a recipe"),
-        (["doctor", "runs/none"], "neither a run folder nor a recipe runs/none exists"),
         (["train", "no.toml"], "cannot read recipe no.toml: No such file or directory"),
         (["train", "--src", "no.en", "--tgt", "no.de", "--run", "r"], "there is no file"),
         (["train", "--src", "a", "--run", "r"], "the number of --src is 1 and of --tgt 0"),

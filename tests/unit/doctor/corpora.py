@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from transduce.config import Settings
+from transduce.data.sample import Sample, take_sample
 from transduce.demo.corpus import demo_pairs
 from transduce.doctor.checks import CHECKS
 from transduce.doctor.findings import Finding
-from transduce.doctor.sampling import Sample, take_sample
+from transduce.tasks.registry import find_task
 
 Pairs = list[tuple[str, str]]
 
@@ -36,12 +37,16 @@ def settings(*train: dict[str, Any], task: str = "translation", **data: Any) -> 
     return Settings.from_mapping({"task": task, "data": values})
 
 
-def sample(folder: Path, pairs: Pairs, **data: Any) -> Sample:
-    return take_sample(settings(corpus(folder, pairs), **data))
+def sample_of(asked: Settings) -> Sample[Any]:
+    return take_sample(find_task(asked.task).sources(asked))
 
 
-def check(name: str, of: Sample) -> list[Finding]:
-    return list(next(check.run for check in CHECKS if check.name == name)(of))
+def check(name: str, asked: Settings) -> list[Finding]:
+    return list(next(check.run for check in CHECKS if check.name == name)(sample_of(asked), asked.data))
+
+
+def check_pairs(name: str, folder: Path, pairs: Pairs, **data: Any) -> list[Finding]:
+    return check(name, settings(corpus(folder, pairs), **data))
 
 
 def serious(found: Sequence[Finding]) -> list[tuple[str, str]]:

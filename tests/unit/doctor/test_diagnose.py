@@ -1,33 +1,27 @@
-"""The trial uses a small copy of the data: as many corpora, all labels, and errors that name the given files."""
+"""Memory, time and advice from a trial; the trial uses a small part of the text."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from transduce.__main__ import main
-from transduce.cli.request import Request
 from transduce.config import Settings
 from transduce.data.sources import Sources
-from transduce.doctor.diagnose import HELD, SAMPLED, diagnose, on_sample, why_unusable
-from transduce.doctor.estimates import TIMEOUT, Trial, tokens_at_once
-from transduce.doctor.report import Diagnosis, format_diagnosis
-from transduce.doctor.sampling import take_sample
-from transduce.doctor.trial import measure
+from transduce.doctor.diagnose import TRAINED, _for_trial, diagnose, memory_findings, time_findings, time_of
+from transduce.doctor.findings import Finding
+from transduce.doctor.trial import FULL, TIMEOUT, Trial, measure, tokens_at_once, why_it_died
 from transduce.errors import DataError
 from transduce.logging import Log
 from transduce.tasks.registry import TASKS, find_task
-from unit.doctor.corpora import good, settings, write
+from unit.doctor.corpora import good, sample_of, settings, write
+
+GIB = 1 << 30
 
 
-def small(asked: Settings) -> tuple[Settings, Sources[Any], int]:
-    settings, sources, n = on_sample(asked, take_sample(asked))
-    assert sources is not None
-    return settings, sources, n
+def for_trial(asked: Settings) -> tuple[Settings, Sources[Any], int]:
+    return _for_trial(asked, sample_of(asked), find_task(asked.task))
 
 
 def test_each_file_stays_a_document(tmp_path: Path) -> None:
@@ -35,35 +29,32 @@ def test_each_file_stays_a_document(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{i}.txt", lines[i * 100 : i * 100 + 100]) for i in range(4)]
     train, valid = ([{"path": str(path)} for path in some] for some in (paths[:2], paths[2:]))
     values: dict[str, Any] = {"task": "masked", "data": {"train": train, "valid": valid, "documents": "file"}}
-    given, sources, n = small(Settings.from_mapping(values | {"model": {"kind": "bert", "next_sentence": True}}))
+    given, sources, n = for_trial(Settings.from_mapping(values | {"model": {"kind": "bert", "next_sentence": True}}))
     assert (len(sources.train), len(sources.valid), n) == (2, 2, 200)
     find_task("masked").read(given, Log(quiet=True), sources)  # refuses fewer than two documents
 
 
-def test_a_rare_label_outside_the_sample_is_known(tmp_path: Path) -> None:
-    n = 3 * SAMPLED
+def test_a_rare_label_outside_the_trial_is_known(tmp_path: Path) -> None:
+    n = 3 * TRAINED
     rows = [f"{'rare' if i == n // 2 + 777 else 'ab'[i % 2]}\ttext number {i}" for i in range(n)]
     train = write(tmp_path / "train.tsv", rows)
     valid = write(tmp_path / "valid.tsv", ["a\tone", "rare\ttwo", "b\tthree"])
     asked = settings({"path": str(train)}, task="classification", valid=[{"path": str(valid)}])
-    given, sources, n_rows = small(asked)
-    assert n_rows <= SAMPLED and given.data.labels is not None and list(given.data.labels) == ["a", "b", "rare"]
+    given, sources, n_rows = for_trial(asked)
+    assert n_rows <= TRAINED and list(given.data.labels or ()) == ["a", "b", "rare"]
     find_task("classification").read(given, Log(quiet=True), sources)
 
 
 def test_an_unknown_label_is_reported_with_file_and_line(tmp_path: Path) -> None:
     train = write(tmp_path / "train.tsv", [f"{'ab'[i % 2]}\ttext {i}" for i in range(100)])
-    rows = [f"{'ab'[i % 2]}\tother {i}" for i in range(5 * HELD)]
-    rows[0] = "c\tfirst"
-    valid = write(tmp_path / "valid.tsv", rows)
-    asked = settings({"path": str(train)}, task="classification", valid=[{"path": str(valid)}])
-    given, sources, _ = small(asked)
+    valid = write(tmp_path / "valid.tsv", ["c\tfirst", "a\tother", "b\tmore"])
+    given, sources, _ = for_trial(settings({"path": str(train)}, task="classification", valid=[{"path": str(valid)}]))
     with pytest.raises(DataError, match=r"valid\.tsv, line 1: unknown label 'c'.*a, b"):
         find_task("classification").read(given, Log(quiet=True), sources)
 
 
 def test_trial_is_killed_after_its_time_limit(tmp_path: Path) -> None:
-    assert measure(tmp_path, seconds=0.05).died == TIMEOUT
+    assert measure(tmp_path, seconds=1.0, limit=0.05).died == TIMEOUT
 
 
 def test_processes_share_a_batch() -> None:
@@ -71,55 +62,90 @@ def test_processes_share_a_batch() -> None:
     assert [tokens_at_once(asked, n) for n in (1, 2, 3)] == [600, 500, 334]
 
 
-def test_the_tasks_cover_every_form_of_rows() -> None:
+def test_the_tasks_cover_every_form_of_text() -> None:
     assert {task.reads for task in TASKS.values()} == {"pairs", "text", "labelled"}
 
 
-def test_results_of_an_unreadable_file_are_no_obstacles(tmp_path: Path) -> None:
-    tsv = write(tmp_path / "bad.tsv", ["a cat\teine Katze", "a dog"])
-    units = "".join(
-        f'<tu><tuv xml:lang="en"><seg>{n} cats</seg></tuv><tuv xml:lang="de"><seg>{n}</seg></tuv></tu>' for n in "123"
-    )
-    tmx = write(tmp_path / "a.tmx", [f'<tmx version="1.4"><header/><body>{units}</body></tmx>'])
-    for path, message in ((tsv, "bad.tsv, line 2"), (tmx, "no unit has both 'en' and 'fr'")):
-        found = diagnose(settings({"path": str(path)}, tgt_lang="fr"), run=tmp_path / "run", seconds=3)
-        (only,) = found.obstacles
-        assert only.check == "readable" and message in only.text
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("<tmx><body>", "not valid TMX"), ("<tmx><body></body></tmx>", "there is no text")],
+)
+def test_a_file_without_text_is_the_only_obstacle(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.tmx").write_text(content)
+    (only,) = diagnose(settings({"path": str(tmp_path / "a.tmx")}, tgt_lang="fr")).obstacles
+    assert only.check == "readable" and message in only.text
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_fifos_and_folders_are_refused_without_waiting(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / "a.en")
-    target = write(tmp_path / "a.de", ["one"])
-    asked = settings({"src": str(tmp_path / "a.en"), "tgt": str(target)})
-    with pytest.raises(DataError, match=r"is a folder|is a pipe"):
-        take_sample(asked)
-    found = diagnose(asked, run=tmp_path / "run", seconds=3)
-    assert [one.check for one in found.obstacles] == ["data"]
-    with pytest.raises(DataError, match=r"is a folder|is a pipe"):
-        Request(src=[tmp_path / "a.en"], tgt=[target], run=tmp_path / "run").settings()
+def test_a_folder_instead_of_a_file_is_an_obstacle(tmp_path: Path) -> None:
+    found = diagnose(settings({"src": str(tmp_path), "tgt": str(write(tmp_path / "a.de", ["one"]))}))
+    assert ["is a folder" in one.text for one in found.obstacles] == [True]
 
 
-def test_unusable_places_for_a_run_are_reported(tmp_path: Path) -> None:
-    write(tmp_path / "file", ["text"])
-    asked = settings()
-    assert "cannot be created" in why_unusable(tmp_path / "file" / "x" / "y", asked)
-    assert "cannot be created" in why_unusable(tmp_path / "file", asked)
-    assert "is not empty" in why_unusable(tmp_path, asked)
-    assert not why_unusable(tmp_path / "new" / "run", asked)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
-    if Path("/proc/self").exists():
-        assert "cannot be created" in why_unusable(Path("/proc/new/run"), asked)
+def _settings(**training: object) -> Settings:
+    given = {"batch_tokens": 4096, "micro_batch_tokens": 4096, "valid_updates": 50, **training}
+    return Settings.from_mapping({"training": {"warmup_updates": 10, **given}, "tokenizer": {"vocab_size": 1000}})
 
 
-def test_verdict_names_what_was_not_measured() -> None:
-    assert (
-        "not measured: memory, speed, time, disk"
-        in format_diagnosis(Diagnosis(findings=(), trial=Trial(died=TIMEOUT)))[-1]
-    )
+def levels(found: Any) -> list[str]:
+    return [one.level for one in found]
 
 
-def test_settings_cannot_be_given_for_an_existing_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["doctor", str(tmp_path), "--set", "training.lr=3"])
-    assert left.value.code == 2 and "own settings" in capsys.readouterr().err
+def _memory(trial: Trial, available: int) -> list[Finding]:
+    return list(memory_findings(_settings(), trial, available))
+
+
+def test_too_little_memory_is_an_obstacle_with_advice() -> None:
+    assert _memory(Trial(base=GIB, peak=2 * GIB), 8 * GIB) == []
+    assert levels(_memory(Trial(base=GIB, peak=7 * GIB), 8 * GIB)) == ["warning"]
+    (one,) = _memory(Trial(base=GIB, peak=9 * GIB), 5 * GIB)
+    tokens = int(one.advice.split("micro_batch_tokens=")[1].split(" ")[0])
+    assert one.level == "obstacle"
+    assert GIB + tokens / 4096 * 8 * GIB == pytest.approx(4 * GIB, rel=0.05)  # 0.8 of what is free
+    (one,) = _memory(Trial(base=8 * GIB, peak=9 * GIB), GIB)
+    assert one.level == "obstacle" and "smaller model" in one.advice
+
+
+@pytest.mark.parametrize(
+    ("code", "err"),
+    [
+        (1, "transduce.training.step.DoesNotFit: of 771 slots"),
+        (1, "Traceback\nMemoryError"),
+        (1, "RuntimeError: could not create a primitive"),
+        (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 4 bytes"),
+        (-6, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
+        (-9, ""),
+    ],
+)
+def test_a_trial_without_memory_is_an_obstacle(code: int, err: str) -> None:
+    assert why_it_died(code, err) == FULL
+    for trial in (Trial(died=FULL), Trial(base=GIB // 2, peak=GIB, died=FULL)):
+        (one,) = _memory(trial, 8 * GIB)
+        assert (
+            one.level == "obstacle" and "memory" in one.text and "--set training.micro_batch_tokens=2048" in one.advice
+        )
+
+
+def test_another_failure_of_a_trial_is_a_warning_without_class_names() -> None:
+    (one,) = _memory(Trial(died=why_it_died(1, "a.b.OddError: the wheel is off")), GIB)
+    assert one.level == "warning" and one.text.endswith("too early: the wheel is off")
+
+
+@pytest.mark.parametrize(
+    "limits, by, updates",
+    [({"max_updates": 70}, "max_updates", 70), ({"max_epochs": 2}, "max_epochs", 2000), ({"max_minutes": 1}, "", 30)],
+)
+def test_time(limits: dict[str, float], by: str, updates: int) -> None:
+    found = time_of(_settings(**limits), 1000.0, 2.0)
+    assert (found.updates, found.by, found.seconds) == (updates, by or "max_minutes", 2.0 * updates)
+    assert found.epochs == updates / 1000
+
+
+def test_too_much_or_too_little_time_is_a_warning() -> None:
+    def found(**limits: float) -> list[str]:
+        asked = _settings(**limits)
+        return levels(time_findings(asked, time_of(asked, 1000.0, 2.0)))
+
+    assert found(max_epochs=1.0) == []
+    assert found(max_updates=10**7) == ["warning"]
+    assert found(max_minutes=10.0) == ["warning"]
+    assert found(max_updates=12, max_epochs=1.0) == ["warning"]  # mostly warmup
