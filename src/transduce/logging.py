@@ -19,8 +19,9 @@ LONGEST_ERROR = 2000
 """Characters of an error message; of a longer one, the middle is left out."""
 
 _COLOURS = re.compile(r"(\x1b\[(?:0|48;5;\d{1,3})m)")  # the sequences of our own pictures
-# Control characters but tab and line feed, line separators, and marks that change the direction of the text after them.
-_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202d\u202e]")
+# Control characters but tab and line feed, line separators, marks that change the direction of the text after them, and
+# the half surrogates as which Python passes bytes that are not UTF-8.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202d\u202e\ud800-\udfff]")
 
 
 def escape(text: str, *, colours: bool = False) -> str:

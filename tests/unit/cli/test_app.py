@@ -17,10 +17,7 @@ from transduce.cli import app as cli
 from transduce.decoding.native_library import instruction_set, load_library
 from transduce.errors import Interrupted, SettingsError, TrainingError
 
-COMMANDS = [
-    *("demo", "train", "doctor", "translate", "evaluate", "generate", "fill", "classify", "score", "inspect", "verify"),
-    *("compare", "distill", "shortlist", "import", "export"),
-]
+COMMANDS = list(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
 Result = tuple[int, str, str]
 
 
