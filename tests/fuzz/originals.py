@@ -21,10 +21,9 @@ import marians
 from system.commands import transduce, write_corpus
 
 SETTINGS = (
-    *("model.d_model=16", "model.d_ff=16", "model.n_encoder_layers=1", "model.n_decoder_layers=1", "model.n_heads=2"),
+    *("model.d_model=16", "model.d_ff=16", "model.n_heads=2"),
     *("training.batch_tokens=400", "training.max_updates=2", "training.valid_updates=1", "training.optimizer=adam"),
 )
-PAIRS = ("data.max_length=64", "training.valid_bleu_sentences=0")  # for translation only
 TEXT = "A dog sleeps.\nThe cat reads a book in the garden.\n\nTwo men play.\n"
 
 
@@ -82,21 +81,23 @@ def translation(folder: Path) -> None:
     src, tgt = write_corpus(folder, "train", 40)
     test = write_corpus(folder, "test", 4, split="test")
     sides = ["--src", src, "--tgt", tgt, "--valid-src", test[0], "--valid-tgt", test[1], "--test-src", test[0], "--test-tgt", test[1]]  # fmt: skip
-    _train(folder, sides, *PAIRS, "training.keep_checkpoints=1", "training.valid_bleu_sentences=2")
+    more = ("data.max_length=64", "training.keep_checkpoints=1", "training.valid_bleu_sentences=2")
+    _train(folder, sides, "model.n_encoder_layers=1", "model.n_decoder_layers=1", *more)
     lines = folder / "lines.txt"
     lines.write_text(TEXT, encoding="utf-8")
     with stopped_after_two_chunks():
         assert transduce(*BULK, folder / "finished", lines, "--output-dir", folder / "bulk").code == 143
 
 
-def averaged(folder: Path) -> None:
-    src, tgt = write_corpus(folder, "train", 40)
-    _train(folder, ["--src", src, "--tgt", tgt], *PAIRS, "training.average=last", "tokenizer.joint=false", "tokenizer.kind=bpe", "tokenizer.sampling=0.5", "training.optimizer=muon", "tokenizer.normalization=identity")  # fmt: skip
-
-
 def causal(folder: Path) -> None:
     (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
-    _train(folder, ["--text", folder / "text.txt"], "data.context=16", "tokenizer.vocab_size=300")
+    _train(
+        folder,
+        ["--text", folder / "text.txt"],
+        "model.n_decoder_layers=1",
+        "data.context=16",
+        "tokenizer.vocab_size=300",
+    )
 
 
 def _recipe(folder: Path, task: str, name: str) -> Path:
@@ -105,15 +106,10 @@ def _recipe(folder: Path, task: str, name: str) -> Path:
     return path
 
 
-def masked(folder: Path) -> None:
-    (folder / "text.txt").write_text(TEXT * 20, encoding="utf-8")
-    _train(folder, [_recipe(folder, "masked", "text.txt")], "data.context=32", "data.documents=blank_line")
-
-
 def classification(folder: Path) -> None:
     lines = [f"{label}\t{text}\n" for text, label in zip(TEXT.split("\n") * 12, "ab" * 40, strict=False) if text]
     (folder / "labels.tsv").write_text("".join(lines), encoding="utf-8")
-    _train(folder, [_recipe(folder, "classification", "labels.tsv")], "data.max_length=64")
+    _train(folder, [_recipe(folder, "classification", "labels.tsv")], "model.n_encoder_layers=1", "data.max_length=64")
 
 
 def marian(folder: Path) -> None:
@@ -286,8 +282,7 @@ def texts(folder: Path) -> None:
 
 
 ORIGINALS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f
-    for f in (translation, averaged, causal, masked, classification, marian, marian_pickled, bert, gpt2, recipes, texts)
+    f.__name__: f for f in (translation, causal, classification, marian, marian_pickled, bert, gpt2, recipes, texts)
 }
 
 
