@@ -1,11 +1,17 @@
-"""The native engine for a PyTorch model in memory."""
+"""The native engine for a PyTorch model in memory, and none at all."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from unittest import mock
 
 from torch import nn
 
 from transduce.config import Settings
 from transduce.decoding.native_engine import NativeEngine
+from transduce.decoding.native_library import load_library
 from transduce.decoding.native_model import NativeModel, NativePrecision
 from transduce.decoding.torch_engine import TorchEngine
 
@@ -19,3 +25,14 @@ def engine_for(
     native = NativeModel(weights, settings.model, precision=precision, **sizes)  # type: ignore[arg-type]
     reference = TorchEngine(model, settings.decoding)
     return NativeEngine(native, settings.decoding, reference=lambda: reference, n_threads=n_threads)
+
+
+@contextlib.contextmanager
+def library_missing() -> Iterator[None]:
+    """Let this process decode as if the library were not installed."""
+    with mock.patch.dict(os.environ, TRANSDUCE_NATIVE_LIBRARY="/no"):
+        load_library.cache_clear()
+        try:
+            yield
+        finally:
+            load_library.cache_clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import torch
 
 import marians
 import text_runs
+from native_engines import library_missing
+from system.commands import transduce
 from transduce.decoding.native_engine import NativeEngine
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
@@ -28,54 +29,47 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return marians.make_run(tmp_path_factory.mktemp("native") / "run")
 
 
-def translate(run: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "transduce", "translate", str(run), *options],
-        input="\n".join(marians.LINES[:8]),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
-    )
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_text("\n".join(marians.LINES[:8]), encoding="utf-8")
+    return path
 
 
-def test_the_library_is_built_and_used_at_every_precision(run: Path) -> None:
+def test_the_library_is_built_and_used_at_every_precision(run: Path, text: Path) -> None:
     for precision in ("float32", "float32-fast", "int8"):
         translator = Translator.load(run, device="cpu", precision=precision)  # type: ignore[arg-type]
         assert isinstance(translator.engine, NativeEngine) and translator.choice.slow_because == ""
-        done = translate(run, "--device", "cpu", "--precision", precision, "--beam", "2")
-        assert done.returncode == 0 and "PyTorch" not in done.stderr
-        assert len(done.stdout.splitlines()) == 8
+        done = transduce("translate", run, text, "--device", "cpu", "--precision", precision, "--beam", "2")
+        assert done.code == 0 and "PyTorch" not in done.err
+        assert len(done.out.splitlines()) == 8
 
 
-def test_without_the_library_pytorch_decodes_the_same_and_says_so(run: Path) -> None:
-    native, slow = translate(run, "--device", "cpu"), translate(run, "--device", "cpu", TRANSDUCE_NATIVE_LIBRARY="/no")
-    assert native.stdout == slow.stdout and slow.returncode == 0
-    (line,) = (line for line in slow.stderr.splitlines() if "PyTorch" in line)
+@pytest.mark.parametrize("task", ["translation", "causal"])
+def test_without_the_library_pytorch_decodes_the_same_and_says_so(
+    task: str, run: Path, text: Path, tmp_path: Path
+) -> None:
+    command: list[object] = ["translate", run, text, "--device", "cpu"]
+    if task == "causal":
+        gpt = text_runs.make_run(tmp_path / "gpt", **text_runs.GPT)
+        command = ["generate", gpt, "--prompt", "A", "--max-length", "9", "--device", "cpu"]
+    native = transduce(*command)
+    with library_missing():
+        slow = transduce(*command)
+    assert (native.code, slow.code) == (0, 0) and native.out == slow.out and "PyTorch" not in native.err
+    (line,) = (line for line in slow.err.splitlines() if "PyTorch" in line)
     assert "TRANSDUCE_NATIVE_LIBRARY = /no: there is no such file" in line
 
 
-def test_generation_without_the_library_says_so(tmp_path: Path) -> None:
-    run = text_runs.make_run(tmp_path / "gpt", **text_runs.GPT)
-    command = [sys.executable, "-m", "transduce", "generate", str(run), "--prompt", "A", "--max-length", "9"]
-    native, slow = (
-        subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=True, env=environment)
-        for environment in (os.environ, os.environ | {"TRANSDUCE_NATIVE_LIBRARY": "/no"})
-    )
-    assert native.stdout == slow.stdout and not native.stderr
-    assert "TRANSDUCE_NATIVE_LIBRARY = /no: there is no such file" in slow.stderr.splitlines()[0]
-
-
-def test_commands_with_the_library_do_not_import_pytorch(run: Path, tmp_path: Path) -> None:
+def test_commands_with_the_library_do_not_import_pytorch(run: Path, text: Path, tmp_path: Path) -> None:
     """It would take two seconds and 200 MB."""
-    text, folder = tmp_path / "in", tmp_path / "folder"
-    text.write_text("\n".join(marians.LINES[:8]), encoding="utf-8")
+    folder = tmp_path / "folder"
     code = "import sys; from transduce.__main__ import main; main(sys.argv[1:])"
     watched = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); {code}"
     for command in (
         ["translate", run, text, "-o", tmp_path / "out", "--scores"],
         ["translate", run, text, "--output-dir", folder],
-        ["score", run, "--src", text, "--tgt", folder / "in"],
+        ["score", run, "--src", text, "--tgt", folder / "text"],
         ["generate", text_runs.make_run(tmp_path / "gpt", **text_runs.GPT), "--prompt", "A", "--max-length", "9"],
     ):
         words = [sys.executable, "-c", watched, *map(str, command), "--device", "cpu"]
@@ -131,7 +125,16 @@ def test_pytorch_takes_the_same_weights_or_none(run: Path, tmp_path: Path, monke
 
 
 def test_an_unknown_precision_is_refused(run: Path) -> None:
-    done = translate(run, "--precision", "int4")
+    command = [
+        sys.executable,
+        "-m",
+        "transduce",
+        "translate",
+        str(run),
+        "--precision",
+        "int4",
+    ]  # types are not checked there
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "precision = 'int4': allowed are float32, float32-fast, int8, bfloat16" in done.stderr
 

@@ -12,9 +12,10 @@ import pytest
 import typer
 
 import transduce as package
+from native_engines import library_missing
 from transduce.__main__ import main
 from transduce.cli import app as cli
-from transduce.decoding.native_library import instruction_set, load_library
+from transduce.decoding.native_library import instruction_set
 from transduce.errors import Interrupted, SettingsError, TrainingError
 
 COMMANDS = list(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
@@ -54,16 +55,12 @@ def test_every_option_has_help() -> None:
             assert getattr(parameter, "help", None), parameter.name
 
 
-def test_version_with_the_engine(
-    transduce: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_version_with_the_engine(transduce: Callable[..., Result]) -> None:
     expected = f"transduce {package.__version__}\ndecoding on CPUs: "
     if isa := instruction_set():
         assert transduce("--version") == (0, f"{expected}native library, {isa}\n", "")
-    monkeypatch.setenv("TRANSDUCE_NATIVE_LIBRARY", "/no")
-    load_library.cache_clear()
-    request.addfinalizer(load_library.cache_clear)
-    code, out, _ = transduce("--version")
+    with library_missing():
+        code, out, _ = transduce("--version")
     assert code == 0 and out.startswith(f"{expected}PyTorch, ") and "TRANSDUCE_NATIVE_LIBRARY = /no: there is no" in out
 
 

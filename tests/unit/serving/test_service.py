@@ -7,8 +7,8 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import pytest
 
 import marians
 import text_runs
+from native_engines import library_missing
 from transduce import GenerationOptions, Generator, TranslationOptions, Translator
 from transduce.data.examples import Example
 from transduce.decoding.native_library import load_library
@@ -43,14 +44,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["native", "torch"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "torch":
-        monkeypatch.setenv("TRANSDUCE_NATIVE_LIBRARY", "/no")
-        load_library.cache_clear()
-        request.addfinalizer(load_library.cache_clear)
-    elif isinstance(load_library(), str):
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "native" and isinstance(load_library(), str):
         pytest.skip("no native library")
-    return str(request.param)
+    with library_missing() if request.param == "torch" else nullcontext():
+        yield str(request.param)
 
 
 def serve(work: Callable[[Service], Awaitable[None]], *specs: str, **options: object) -> None:
