@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from transduce.config import TransformerSettings
 from transduce.convert.bert import export_bert
 from transduce.convert.ctranslate2 import QUANTIZATIONS, export_ctranslate2
 from transduce.convert.folder import Outgoing, check_is_free, known_or_nearest, made_folder
@@ -60,9 +59,9 @@ def export_run(run: Path, to: str, out: Path, *, quantization: str | None = None
         raise SettingsError(f"{run} has a model of kind '{kind}', task '{task}'; --to {to} takes models of kind {able}")
     if outgoing.settings.model.reads_vectors:
         raise UserError(f"{run} has model.source = 'vectors', which no format can express; use it with transduce")
-    if isinstance(model := outgoing.settings.model, TransformerSettings) and model.decoder_self != "attention":
+    if outgoing.settings.model.replaces_self_attention:
         raise UserError(
-            f"{run} has model.decoder_self = '{model.decoder_self}', which no format can express; translate it with "
+            f"{run} has model.decoder_self = 'ssru', which no format can express; translate it with "
             "transduce, or train with model.decoder_self = 'attention'"
         )
     with made_folder(out.parent), write_aside(out) as aside:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transduce.nn.attention import FullProjection
 from transduce.nn.cache import DecoderState, LayerCache
 from transduce.nn.linear import wide
-from transduce.nn.patterns import Bias
+from transduce.nn.patterns.bias import Bias
 from transduce.nn.positions.scheme import Rotate
 
 

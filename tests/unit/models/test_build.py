@@ -16,7 +16,7 @@ from transduce.models.registry import build_model, check_model, count_parameters
 from transduce.nn.attention import PROJECTIONS
 from transduce.nn.block import NORMS, RESIDUALS
 from transduce.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
-from transduce.nn.patterns import PATTERNS, SPREADS
+from transduce.nn.patterns.pattern import PATTERNS, SPREADS
 from transduce.nn.positions import POSITIONS
 
 PAPERS_VOCABULARY = 37_000  # "about 37000 tokens", shared (5.1)
