@@ -239,7 +239,6 @@ class MultiHeadAttention(Attention):
     def weights(
         self, query: Float[Tensor, "B H T K"], key: Tensor, value: Tensor, *, bias: Bias
     ) -> Float[Tensor, "B H T S"]:
-        """The weights of all heads; arguments as for `attend`."""
         keys = key.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
         return attention_weights(query, keys, dense_bias(bias, query))
 

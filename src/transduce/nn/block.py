@@ -42,7 +42,6 @@ class PreNorm(PostNorm):
     final_norm = True
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x after the sub-layer, of the same shape."""
         return self.dropout.add(x, sublayer(self.norm(x)))
 
 

@@ -67,7 +67,6 @@ class GatedFeedForward(FeedForward):
         return Linear(self.d_model, 2 * self.d_ff, bias=self.bias)
 
     def forward(self, x: Tensor, keep: Tensor | None = None, history: list[Tensor] | None = None) -> Tensor:
-        """x transformed position by position."""
         gate, value = self.expand(x).chunk(2, dim=-1)
         return self.contract(self.dropout(self.activate(gate) * value))
 

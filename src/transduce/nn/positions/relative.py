@@ -50,12 +50,10 @@ class AlibiPositions(Positions):
     """ALiBi (Press et al. 2022): the bias of head h is -slope_h * |distance|, in an encoder in both directions."""
 
     def setup(self) -> None:
-        """Compute the slopes."""
         self.register_buffer("slopes", torch.tensor(slopes(self.n_heads)), persistent=False)
         self.slopes: Tensor
 
     def score_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[H, Q, S], float32."""
         distance = (queries[:, None] - keys[None, :]).abs()
         return self.slopes[:, None, None] * -distance.to(torch.float32)
 
@@ -81,11 +79,9 @@ class T5Positions(Positions):
     trains_in_attention = True
 
     def setup(self) -> None:
-        """Create the table."""
         self.bias = nn.Embedding(N_BUCKETS, self.n_heads)
 
     def score_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[H, Q, S]."""
         return self.bias(buckets(queries, keys, causal=self.causal)).permute(2, 0, 1)
 
 
