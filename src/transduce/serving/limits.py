@@ -19,10 +19,6 @@ class OverloadedError(TransduceError):
         self.retry_after = retry_after
 
 
-class ExpiredError(TransduceError):
-    """The deadline of a request passed before its translation was ready."""
-
-
 class DrainingError(TransduceError):
     """The service is shutting down and takes no more requests."""
 
