@@ -18,13 +18,13 @@ from system.commands import SMALL, write_corpus
 from system.commands import transduce as command
 from transduce import pipeline
 from transduce.config import Settings
-from transduce.doctor.resume_trial import TrialRuns, not_verified, shortened
 from transduce.logging import Log
 from transduce.machine import Machine
 from transduce.pipeline import train
 from transduce.runs.folder import RunFolder
 from transduce.training.schedule import TimeLimit
 from transduce.training.step import Updater
+from transduce.verification.resume import TrialRuns, not_verified, shortened
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(transduce.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 

@@ -133,7 +133,7 @@ def verify(
         _check_files(path)
     if files:
         return
-    from transduce.doctor.resume_trial import verify_resume
+    from transduce.verification.resume import verify_resume
 
     with exit_on_signals():
         same, not_verified = verify_resume(
@@ -148,7 +148,7 @@ def verify(
 
 
 def _check_files(path: Path) -> None:
-    from transduce.runs.verify import summary, verify_files
+    from transduce.verification.files import summary, verify_files
 
     found = verify_files(path)
     print_lines([*(one.line() for one in found), summary(found)])

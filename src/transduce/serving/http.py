@@ -192,7 +192,8 @@ class Server:
         is_inside = self._keys.are_needed and key is None and endpoint.body_key is not None
         if not is_inside:
             call.key = self._keys.check(key)
-        call.body = await read_body(call)
+        with self.service.admission.arriving(call.request.scope["client"][0]):
+            call.body = await read_body(call)
         if is_inside and endpoint.body_key is not None:
             call.key = self._keys.check(endpoint.body_key(call))
 

@@ -12,16 +12,17 @@ import pytest
 from transduce.config import Settings, resolve_preset, to_toml
 from transduce.config.model import MODEL_SETTINGS, kinds_for
 from transduce.data.store import checksum
-from transduce.doctor.resume_trial import shortened
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
 from transduce.machine import this_machine
 from transduce.models.registry import check_model
 from transduce.runs.atomic import read_json, write_json
 from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import seal_folder
 from transduce.tasks.choices import choose
 from transduce.tasks.registry import TASK_INFOS, TASKS, find_task
 from transduce.tasks.resolve import check, learn_vocabulary
+from transduce.verification.resume import shortened
 
 QUIET = Log(quiet=True)
 SENTENCES = [f"the {who} sees the {what} in the {where} now" for who in ("cat", "dog", "bird") for what in
@@ -106,6 +107,7 @@ def prepared(tmp_path: Path, asked: Settings, log: Log = QUIET) -> Path:
     with RunFolder.create(tmp_path / "run", asked, "") as folder:
         folder.write_settings(asked)
         task.encode(folder, texts, tokenizers, asked, log)
+        seal_folder(folder.path / "tokens")
     return tmp_path / "run"
 
 
