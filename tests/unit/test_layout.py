@@ -18,18 +18,7 @@ ORDER = (
     *("errors", "process", "config", "runs", "metrics_log", "logging"),
     *("demo", "text", "nn", "models", "data"),
     *("training", "distributed", "machine", "decoding", "inspection", "evaluation"),
-    *(
-        "tasks",
-        "doctor",
-        "pipeline",
-        "verification",
-        "distillation",
-        "comparison",
-        "convert",
-        "serving",
-        "cli",
-        "__main__",
-    ),
+    *("tasks", "doctor", "pipeline", "distillation", "comparison", "convert", "serving", "cli", "__main__"),
 )
 
 

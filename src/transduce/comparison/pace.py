@@ -27,7 +27,7 @@ from transduce.evaluation.speed import in_turns
 from transduce.logging import Log
 from transduce.runs.atomic import expecting, read_json, write_json
 from transduce.runs.folder import RunFolder
-from transduce.runs.run_settings import identity
+from transduce.runs.identity import identity
 from transduce.tasks.base import Prepared
 from transduce.training.feed import Position
 

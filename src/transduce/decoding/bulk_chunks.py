@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +15,6 @@ from transduce.decoding.results import Note, Style, format_rows, note_on
 from transduce.decoding.translator import Translator
 from transduce.errors import RunFolderError
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensor_file import load_metadata
 
 
 class Chunk(NamedTuple):
@@ -58,9 +55,9 @@ class ChunkTranslator:
     def __init__(self, setup: Setup) -> None:
         """Load the model. Raises the errors of `Translator.load`."""
         self._options, self._style = replace(setup.options, scores=setup.style != "text"), setup.style
-        identity = run_identity(setup.run)
+        identity = RunFolder.open(Path(setup.run)).model_digest()
         self._translator = Translator.load(setup.run, device=setup.device, precision=setup.precision)
-        if run_identity(setup.run) != identity:
+        if RunFolder.open(Path(setup.run)).model_digest() != identity:
             raise RunFolderError(f"{setup.run} was changed while it was loaded; wait until its training has ended")
         self.notes = self._translator.choice.notes()
         options = asdict(self._options)
@@ -90,15 +87,3 @@ class ChunkTranslator:
         """Translate chunks in order."""
         for chunk in chunks:
             yield chunk, self.translate(chunk.first, chunk.lines)
-
-
-def run_identity(run: str) -> str:
-    """A digest of the files and settings of a run that its translations depend on. It moves with the folder."""
-    folder = RunFolder.open(Path(run))
-    settings = folder.settings
-    parts = {
-        "model": load_metadata(folder.path / "model.safetensors").get("sha256"),
-        "tokenizers": folder.manifest.tokenizers,
-        "settings": [settings.model.model_dump(mode="json"), settings.decoding.model_dump(exclude={"batch_tokens"})],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -14,7 +14,6 @@ from transduce.decoding.precision import AnyPrecision, Precision, check_precisio
 from transduce.errors import RunFolderError, SettingsError
 from transduce.machine import find_device, is_cpu
 from transduce.runs.folder import RunFolder
-from transduce.runs.tensor_file import load_metadata
 from transduce.text.tokenizer import Tokenizers, load_tokenizers
 
 if TYPE_CHECKING:
@@ -164,14 +163,14 @@ def _pytorch_engine(
     """A function that loads the model with PyTorch, the one that is in the folder now."""
     there = RunFolder(folder.path.absolute(), folder.settings, folder.manifest)  # the working directory may change
     path = there.path / "model.safetensors"
-    weights = load_metadata(path).get("sha256")
+    weights = there.weights_digest()
 
     def load() -> Engine:
         # Imports torch, which takes longer than all else that the native library needs to start.
         from transduce.decoding.torch_engine import TorchEngine
 
         model = _ready_model(there, tokenizers, device=device, precision=precision)
-        if load_metadata(path).get("sha256") != weights:
+        if there.weights_digest() != weights:
             raise RunFolderError(f"{path} was changed while its model was in use; load it again")
         return TorchEngine(model, folder.settings.decoding)
 

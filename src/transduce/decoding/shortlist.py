@@ -7,8 +7,6 @@ section 3.2; Junczys-Dowmunt et al. 2018, section 2.4). `transduce shortlist` ma
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,7 +54,7 @@ def load_shortlist(folder: RunFolder, tokenizers: Tokenizers) -> Shortlist:
     if not path.exists():
         raise SettingsError(f"{folder.path} has no shortlist; make one with `transduce shortlist {folder.path}`")
     content, header = read_tensors(path)
-    if header.metadata.get("vocabularies") != vocabularies_digest(folder):
+    if header.metadata.get("vocabularies") != folder.vocabularies_digest():
         raise SettingsError(f"{path} is for other vocabularies; make it again with `transduce shortlist {folder.path}`")
     try:
         tensors = load(content)
@@ -67,9 +65,3 @@ def load_shortlist(folder: RunFolder, tokenizers: Tokenizers) -> Shortlist:
     if len(shortlist.candidates) != tokenizers.n_src:
         raise RunFolderError(f"{path} is damaged: it has {len(shortlist.candidates)} rows, not {tokenizers.n_src}")
     return shortlist
-
-
-def vocabularies_digest(folder: RunFolder) -> str:
-    """A digest of the files of both vocabularies of a run."""
-    files = {name: known["sha256"] for name, known in folder.manifest.tokenizers.items()}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

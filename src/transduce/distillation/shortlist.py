@@ -16,7 +16,7 @@ from transduce.data.corpus import Pair
 from transduce.data.lexicon import TokenPair, learn_lexicon, n_links
 from transduce.decoding.loading import check_reads_text, open_folder
 from transduce.decoding.options import TranslationOptions
-from transduce.decoding.shortlist import FILE, Shortlist, vocabularies_digest
+from transduce.decoding.shortlist import FILE, Shortlist
 from transduce.decoding.translator import Translator
 from transduce.distillation.training_text import read_training_text, training_data
 from transduce.errors import SettingsError
@@ -177,5 +177,5 @@ def _save(folder: RunFolder, found: Shortlist, options: ShortlistOptions) -> Pat
     path = folder.path / FILE
     tensors = {"candidates": torch.from_numpy(found.candidates), "frequent": torch.from_numpy(found.frequent)}
     made = {"n_best": str(options.n_best), "n_frequent": str(options.n_frequent)}
-    save_tensors(path, tensors, {"vocabularies": vocabularies_digest(folder), **made})
+    save_tensors(path, tensors, {"vocabularies": folder.vocabularies_digest(), **made})
     return path

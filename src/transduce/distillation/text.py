@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
 from transduce.data.sources import pair_sources
 from transduce.decoding.bulk import translate_to_folder
-from transduce.decoding.bulk_chunks import run_identity
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import check_precision
 from transduce.distillation.training_text import read_training_text
@@ -142,7 +140,7 @@ class DistilledText:
         penalty = self.options.length_penalty
         return ({} if penalty is None else {"length penalty": penalty}) | {
             "transduce": transduce.__version__,
-            "teacher": run_identity(os.fspath(self.teacher.path)),
+            "teacher": self.teacher.model_digest(),
             "data": data,
             "seed": self.settings.training.seed,
             "beam": self.options.beam,

@@ -21,8 +21,7 @@ from transduce.nn.state import Carry
 
 TRANSFORMER_XL_OPTIONS = {
     **BLOCK_OPTIONS,
-    # a convolution would need a memory
-    "feed_forward": {name: network for name, network in FEED_FORWARDS.items() if not network.convolves},
+    "feed_forward": {name: FEED_FORWARDS[name] for name in ("plain", "gated")},  # a convolution would need a memory
 }
 _SEGMENT = 128  # tokens, where neither the settings nor a task have chosen
 

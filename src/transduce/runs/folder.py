@@ -21,6 +21,8 @@ so the folder can be moved and copied.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +63,7 @@ class RunFolder:
 
         `settings` are those asked for, unset ones as None; `recipe` is the text to keep as recipe.toml. If the folder
         already contains this run, `.resumed` is true and `.settings` are its resolved settings. The same run may be
-        asked for with other values of the settings in `run_settings.CHANGEABLE`; they apply from then on.
+        asked for with other values of the settings in `identity.CHANGEABLE`; they apply from then on.
 
         Raises `RunFolderError`: the folder contains another run (the message names the first setting that differs) or
         other files, it cannot be written, or another process is training in it.
@@ -190,6 +192,24 @@ class RunFolder:
 
         return load_tensors(self.path / "model.safetensors")
 
+    def weights_digest(self) -> str:
+        """The checksum of the weights, from the header of their file."""
+        return load_metadata(self.path / "model.safetensors").get("sha256", "")
+
+    def vocabularies_digest(self) -> str:
+        """A digest of the files of both vocabularies."""
+        return _digest({name: known["sha256"] for name, known in self.manifest.tokenizers.items()})
+
+    def model_digest(self) -> str:
+        """A digest of the files and settings that the model's outputs depend on. It moves with the folder."""
+        decoding = self.settings.decoding.model_dump(exclude={"batch_tokens"})
+        parts = {
+            "model": self.weights_digest(),
+            "tokenizers": self.manifest.tokenizers,
+            "settings": [self.settings.model.model_dump(mode="json"), decoding],
+        }
+        return _digest(parts)
+
     # -- what describes the run
 
     def write_record(self, name: str, value: Any) -> None:
@@ -208,6 +228,10 @@ class RunFolder:
         if name in self.manifest.records:
             check_file(path, self.manifest.records[name])
         return read_json(path) if path.exists() else {}
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _make_and_lock(path: Path) -> FolderLock:

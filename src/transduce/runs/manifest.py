@@ -18,12 +18,14 @@ import transduce
 from transduce.config import Settings
 from transduce.errors import RunFolderError, SettingsError
 from transduce.runs.atomic import MOST_SETTINGS, read_json, reading, refuse_outside_links, write_json
-from transduce.runs.run_settings import FORMAT, check_format, difference, with_changeable
+from transduce.runs.identity import difference, with_changeable
 
 Fingerprint = Mapping[str, Any]
 """`sha256` and `size` in bytes of a file."""
 
 NAME, CONFIG = "manifest.json", "config.json"
+FORMAT = 1
+"""The format of run folders. Raise it if another version of transduce would misread them."""
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class Manifest:
         values = read_json(folder / NAME, most=MOST_SETTINGS)
         if not _is_valid(values):
             raise RunFolderError(f"{folder / NAME} is damaged: it does not describe a run")
-        check_format(values.get("format"), folder)
+        _check_format(values.get("format"), folder)
         version = str(values.get("transduce", ""))
         return cls(folder, values["asked"], version=version, files=values["files"], records=values["records"])
 
@@ -150,6 +152,16 @@ class Manifest:
         for name, expected in self.files.items():
             if name.startswith(prefix):
                 check_file(self.folder / name, expected)
+
+
+def _check_format(found: Any, path: Path) -> None:
+    """Raise a `RunFolderError` unless this version can read a folder whose manifest at `path` names this format."""
+    if type(found) is not int or found != FORMAT:
+        is_newer = type(found) is int and found > FORMAT
+        advice = "a newer version made it: install a newer transduce" if is_newer else "use the version that made it"
+        raise RunFolderError(
+            f"{path} has format {found!r}, and transduce {transduce.__version__} reads format {FORMAT}; {advice}"
+        )
 
 
 def _is_valid(values: Any) -> bool:

@@ -123,10 +123,10 @@ class Service:
                 raise SettingsError(f"{spec.path} is a language model; serve it as {spec.path}, without languages")
             source = target = ""
             generator = await asyncio.to_thread(Generator.load, spec.path, **how)
-            model = AsyncTextGenerator(generator, self.admission)
+            model = AsyncTextGenerator(generator, admission=self.admission)
         else:
             translator = await asyncio.to_thread(Translator.load, spec.path, **how)
-            model = AsyncTranslator(translator, self.admission)
+            model = AsyncTranslator(translator, admission=self.admission)
         try:
             await model.warm_up()
         except BaseException:
@@ -301,13 +301,7 @@ class Service:
 
 def _identity(path: Path) -> str:
     """Changes when the model of a run folder is replaced. Raises `RunFolderError`: there is none."""
-    folder = RunFolder.open(path)
-    files = [*sorted(folder.path.glob("tokenizer*")), folder.path / "model.safetensors"]
-    try:
-        stats = [(file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
-    except OSError as error:  # it is being replaced
-        raise RunFolderError(f"{path} cannot be read: {error}") from None
-    return repr((folder.settings, stats))
+    return RunFolder.open(path).model_digest()
 
 
 def _left(end: float) -> float:

@@ -16,22 +16,20 @@ from oracle.cases import VOCAB
 from transduce.models.registry import build_model
 from transduce.nn.attention import SelfAttention
 from transduce.nn.masks import attention_bias
-from transduce.nn.patterns.bias import (
+from transduce.nn.patterns import (
+    PATTERNS,
     BlockBias,
     CausalBias,
-    SplitBias,
-    dense_bias,
-    padded_bias,
-    sequence_bias,
-    step_bias,
-)
-from transduce.nn.patterns.pattern import (
-    PATTERNS,
     CausalPattern,
     FullPattern,
     LocalPattern,
+    SplitBias,
     SummaryPattern,
+    dense_bias,
     make_patterns,
+    padded_bias,
+    sequence_bias,
+    step_bias,
 )
 from transduce.nn.positions import POSITIONS, Positions
 

@@ -1,34 +1,18 @@
-"""The settings of a run folder: their format, and what may differ when a run is resumed."""
+"""What makes two runs the same run. `RunFolder.model_digest` is that of models."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import transduce
 from transduce.config import Settings
-from transduce.errors import RunFolderError
-
-FORMAT = 1
-"""The format of run folders, in every manifest. Raise it if another version of transduce would misread them."""
 
 CHANGEABLE = ("name", "data.root", "training.keep_checkpoints", "training.save_updates")
 """Settings that do not affect what is computed: a command with other values resumes the same run, with the new values.
 
 `training.micro_batch_tokens` and `training.device` are not among them: another order of summation rounds differently.
 """
-
-
-def check_format(found: Any, path: Path) -> None:
-    """Raise a `RunFolderError` unless this version can read a folder whose manifest at `path` names this format."""
-    if type(found) is not int or found != FORMAT:
-        is_newer = type(found) is int and found > FORMAT
-        advice = "a newer version made it: install a newer transduce" if is_newer else "use the version that made it"
-        raise RunFolderError(
-            f"{path} has format {found!r}, and transduce {transduce.__version__} reads format {FORMAT}; {advice}"
-        )
 
 
 def with_changeable(settings: Settings, other: Settings) -> Settings:
