@@ -17,10 +17,7 @@ CONVS2S_OPTIONS = {"positions": {name: POSITIONS[name] for name in ("learned", "
 
 
 class ConvS2S(EncoderDecoder[RowState]):
-    """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
-
-    Id 0 is padding: at either end of the source, at the end of the target.
-    """
+    """Encoder and decoder. Id 0 is padding: at either end of the source, at the end of the target."""
 
     def __init__(self, settings: ConvS2SSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
@@ -44,11 +41,6 @@ class ConvS2S(EncoderDecoder[RowState]):
         self.tie(s, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:
-        """The decoder's initial state: what each of its layers reads of the memory.
-
-        With capacity 0, as in training, the state takes one step. Otherwise the source is padded to a multiple of 16
-        positions, so that results do not depend on the longest sentence of the batch (see `pad_memory`).
-        """
         x, real = self.src_embedding(src), is_real(src)
         if capacity:
             x, real = pad_memory(x, real)

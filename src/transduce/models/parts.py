@@ -269,7 +269,11 @@ class EncoderDecoder(TokenPredictor, ABC, Generic[StateT]):
 
     @abstractmethod
     def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> StateT:
-        """The decoder's initial state, with room for `capacity` tokens per row; 0, as in training: for one step."""
+        """The decoder's initial state, with room for `capacity` tokens per row; 0, as in training: for one step.
+
+        With a capacity, what attention reads is padded to a multiple of 16 positions, so that results do not depend on
+        the longest sentence of the batch (see `pad_memory`).
+        """
 
     @abstractmethod
     def advance(self, ids: Int[Tensor, "N T"], state: StateT) -> Float[Tensor, "N T D"]:

@@ -65,10 +65,7 @@ def unused_by_rnn(s: RecurrentSettings) -> Iterator[str]:
 
 
 class RecurrentModel(EncoderDecoder[RowState]):
-    """A recurrent encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`.
-
-    Id 0 is padding, at the end of either side.
-    """
+    """A recurrent encoder and decoder. Id 0 is padding: at either end of the source, at the end of the target."""
 
     def __init__(self, settings: RecurrentSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
@@ -99,11 +96,6 @@ class RecurrentModel(EncoderDecoder[RowState]):
         self.tie(s, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> RowState:
-        """The decoder's initial state, for any number of tokens.
-
-        With `capacity`, as in search, the memory is padded to a multiple of 16 positions, so that results do not depend
-        on the longest sentence of the batch (see `pad_memory`).
-        """
         mask = padding_mask(src)
         memory, finals = self.encoder(self.src_embedding(src), mask)
         if capacity:

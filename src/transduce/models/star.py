@@ -26,7 +26,7 @@ STAR_OPTIONS: Mapping[str, Mapping[str, Any]] = {**DECODER_OPTIONS, "positions":
 
 
 class StarTransformer(EncoderDecoder[DecoderState]):
-    """A star as encoder, a Transformer's decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`.
+    """A star as encoder, a Transformer's decoder.
 
     The memory is the relay node, then the satellite nodes. Id 0 is padding: at either end of the source, at the end of
     the target.
@@ -52,11 +52,6 @@ class StarTransformer(EncoderDecoder[DecoderState]):
         self.tie(settings, n_tgt)
 
     def start(self, src: Int[Tensor, "B S"], *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
-        """The decoder's initial state: the memory's keys and values, and room for `capacity` tokens per row.
-
-        With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the memory is padded to
-        a multiple of 16 vectors, so that results do not depend on the longest sentence of the batch (see `pad_memory`).
-        """
         x, real = self.src_embedding(src), is_real(src)
         if capacity:
             x, real = pad_memory(x, real, more=1)

@@ -33,10 +33,7 @@ def transformer_problems(s: TransformerSettings) -> Iterator[str]:
 
 
 class Transformer(EncoderDecoder[DecoderState]):
-    """Encoder and decoder. `forward(src, tgt_in)` is `advance(tgt_in, start(src))`: training decodes on the same path.
-
-    Id 0 is padding, as is a source vector of NaN: at either end of the source, at the end of the target.
-    """
+    """Encoder and decoder. Id 0, or a vector of NaN, is padding: around the source, and at the end of the target."""
 
     def __init__(self, settings: TransformerSettings, *, n_src: int, n_tgt: int) -> None:
         super().__init__()
@@ -53,11 +50,6 @@ class Transformer(EncoderDecoder[DecoderState]):
         return self.encoder(self.src_embedding(src), mask=padding_mask(src), positions=self.src_embedding.positions)
 
     def start(self, src: SourceInput, *, capacity: int = 0, n_beams: int = 1) -> DecoderState:
-        """The decoder's initial state: the memory's keys and values, and room for `capacity` tokens per row.
-
-        With capacity 0, as in training, the state caches nothing and takes one step. Otherwise the source is padded to
-        a multiple of 16 positions (see `pad_memory`).
-        """
         x, mask = self.src_embedding(src), padding_mask(src)
         if capacity:
             x, mask = pad_memory(x, mask)
