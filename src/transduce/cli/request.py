@@ -31,7 +31,7 @@ class Request:
     recipe: Annotated[Path | None, argument("RECIPE", "Settings (TOML file).")] = None
     src: Annotated[Files, _files(help="Source text, one sentence per line; repeatable.")] = None
     tgt: Annotated[Files, _files(help="Target text, aligned line by line with --src.")] = None
-    path: Annotated[Files, _files(help="Source and target in one file: .tsv, .jsonl or .tmx; repeatable.")] = None
+    path: Annotated[Files, _files(help="Source and target in one file, such as .tsv or .tmx; repeatable.")] = None
     text: Annotated[Files, _files(help="Plain text to train a language model on; repeatable.")] = None
     valid_text: Annotated[Files, _files(help="Plain text for validation (default: a part of --text).")] = None
     test_text: Annotated[Files, _files(help="Plain text to score after training.")] = None

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transduce.config import Corpus, DataSettings
+from transduce.data.json_lines import read_json_lines
 from transduce.data.lines import COMPRESSIONS, Digests, LineParser, bare_suffix, read_lines, read_rows
-from transduce.data.tmx import choose_language, read_units
+from transduce.data.tmx import read_tmx
+from transduce.data.tsv import read_tsv
 from transduce.errors import DataError, SettingsError, nearest
 from transduce.text.vectors import VectorFile, is_vectors
 
-_SPACES = re.compile(r"\s+")
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
+PairReader = Callable[[Path, str, str, Digests | None], Iterator[tuple[int, str, str]]]
+"""Reads a file, given the language codes of source and target: the line, the source and the target of each pair."""
+
+PAIR_FORMATS: dict[str, PairReader] = {".tsv": read_tsv, ".jsonl": read_json_lines, ".tmx": read_tmx}
+"""Formats with both sides in one file, by suffix. A new one is a module with such a function, and an entry here."""
 
 
 @dataclass(slots=True)
@@ -48,14 +50,12 @@ def read_pairs(corpus: Corpus, *, src_lang: str, tgt_lang: str, digests: Digests
     if corpus.path is None:
         assert corpus.src is not None and corpus.tgt is not None, "Corpus checks that it names either both or path"
         return _read_text(corpus.src, corpus.tgt, digests)
-    suffix = bare_suffix(corpus.path)
-    if suffix == ".tmx":
-        return _read_tmx(corpus.path, src_lang, tgt_lang, digests)
-    if suffix not in LINE_FORMATS:
-        known, packed = ", ".join((*LINE_FORMATS, ".tmx")), ", ".join(COMPRESSIONS)
+    read = PAIR_FORMATS.get(bare_suffix(corpus.path))
+    if read is None:
+        known, packed = ", ".join(PAIR_FORMATS), ", ".join(COMPRESSIONS)
         raise SettingsError(f"{corpus.path}: unknown format; known: {known} (also {packed}), or two files src and tgt")
-    place, parse = str(corpus.path), LINE_FORMATS[suffix](src_lang, tgt_lang)
-    return (Pair(row[0], row[1], (place, number)) for number, row in read_rows(corpus.path, parse, digests))
+    place = str(corpus.path)
+    return (Pair(src, tgt, (place, line)) for line, src, tgt in read(corpus.path, src_lang, tgt_lang, digests))
 
 
 def read_labelled(path: Path | str, digests: Digests | None = None, *, names: bool = False) -> Iterator[Labelled]:
@@ -149,88 +149,3 @@ def _read_text(src: Path, tgt: Path, digests: Digests | None) -> Iterator[Pair]:
     raise DataError(
         f"{longer} has {total} lines, {shorter} has {number - 1}: line {number} of {longer.name} has no counterpart"
     )
-
-
-def _tsv_parser(src_lang: str, tgt_lang: str) -> LineParser:
-    """Tab-separated columns without quoting: the first two, or those that line 1 names by language.
-
-    A blank line is a pair with two empty sides.
-    """
-    n, src, tgt, has_header = 0, 0, 1, False
-
-    def parse(line: str, number: int) -> tuple[str, str] | None:
-        nonlocal n, src, tgt, has_header
-        fields = line.split("\t")
-        if not n:
-            if len(fields) < 2:
-                raise ValueError("no tab; expected source<TAB>target")
-            n, names = len(fields), [field.strip().lower() for field in fields]
-            if src_lang.lower() in names and tgt_lang.lower() in names:
-                src, tgt, has_header = names.index(src_lang.lower()), names.index(tgt_lang.lower()), True
-        if number == 1 and has_header:
-            return None
-        if len(fields) != n and line.strip():
-            raise ValueError(f"line 1 has {n} columns, this line has {len(fields)}")
-        return (fields[src], fields[tgt]) if len(fields) == n else ("", "")
-
-    return parse
-
-
-def _json_parser(src_lang: str, tgt_lang: str) -> LineParser:
-    """One JSON object per line with the keys `src` and `tgt` or the language codes, possibly inside `translation`."""
-
-    def parse(line: str, number: int) -> tuple[str, str]:
-        if not line.strip():
-            return "", ""
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"not valid JSON: {getattr(error, 'msg', None) or error}") from None
-        sides = _json_sides(value, src_lang, tgt_lang)
-        if sides is None:
-            keys = dict.fromkeys([("src", "tgt"), (src_lang, tgt_lang)])  # the same twice if the languages are unset
-            raise ValueError("expected " + " or ".join(f'{{"{src}": "...", "{tgt}": "..."}}' for src, tgt in keys))
-        if "\\u" in line and any(_SURROGATES.search(side) for side in sides):
-            raise ValueError("half of a surrogate pair is not a character")
-        return _one_line(sides[0]), _one_line(sides[1])
-
-    return parse
-
-
-def _json_sides(value: Any, src_lang: str, tgt_lang: str) -> tuple[str, str] | None:
-    """Source and target of a JSON object, or None where it does not contain both as strings."""
-    if isinstance(value, dict) and isinstance(value.get("translation"), dict):
-        value = value["translation"]
-    if not isinstance(value, dict):
-        return None
-    for src_key, tgt_key in (("src", "tgt"), (src_lang, tgt_lang)):
-        src, tgt = value.get(src_key), value.get(tgt_key)
-        if isinstance(src, str) and isinstance(tgt, str):
-            return src, tgt
-    return None
-
-
-def _read_tmx(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[Pair]:
-    """Translation units. A missing side is empty, so that cleaning counts it."""
-    name, known, n_pairs = str(path), set[str](), 0
-    for line, segments in read_units(path, digests):
-        known |= segments.keys()
-        codes = [choose_language(wanted, set(segments)) for wanted in (src_lang, tgt_lang)]
-        src, tgt = ("" if code is None else _one_line(segments[code]) for code in codes)
-        n_pairs += None not in codes
-        if codes != [None, None]:
-            yield Pair(src, tgt, (name, line))
-    if known and not n_pairs:
-        languages = ", ".join(sorted(known))
-        raise DataError(f"{path}: no unit has both '{src_lang}' and '{tgt_lang}'; languages in the file: {languages}")
-
-
-def _one_line(text: str) -> str:
-    """Replace line breaks inside a sentence, which JSON and XML allow, and the white space around them by a space."""
-    if "\n" not in text and "\r" not in text:
-        return text
-    return _SPACES.sub(lambda found: " " if {"\n", "\r"} & {*found[0]} else found[0], text.strip("\r\n"))
-
-
-LINE_FORMATS: dict[str, Callable[[str, str], LineParser]] = {".tsv": _tsv_parser, ".jsonl": _json_parser}
-"""By suffix: parsers for formats with one pair per line, made for a source and a target language."""

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ TOO_LONG = f"longer than {MAX_LINE >> 20} MiB; is this a text file?"
 MAX_RATIO, UNCHECKED_BYTES = 100, 1 << 26
 """Beyond 64 MiB, a compressed file may expand at most so many times. Text expands 3 to 30 times."""
 
+_SPACES = re.compile(r"\s+")
 _BOM = b"\xef\xbb\xbf"
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
@@ -195,6 +197,13 @@ def read_rows(
             raise DataError(f"{path}, line {number}: {error}") from None
         if row is not None:
             yield number, row
+
+
+def one_line(text: str) -> str:
+    """Replace line breaks inside a sentence, which JSON and XML allow, and the white space around them by a space."""
+    if "\n" not in text and "\r" not in text:
+        return text
+    return _SPACES.sub(lambda found: " " if {"\n", "\r"} & {*found[0]} else found[0], text.strip("\r\n"))
 
 
 def decode_lines(file: io.BufferedIOBase, name: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
-from transduce.data.lines import MAX_LINE, Digests, open_bytes
+from transduce.data.lines import MAX_LINE, Digests, one_line, open_bytes
 from transduce.errors import DataError
 from transduce.text.languages import base_language
 
@@ -104,6 +104,21 @@ def read_units(path: Path, digests: Digests | None = None) -> Iterator[Unit]:
             reason = expat.ErrorString(error.code)
             raise DataError(f"{path}, line {error.lineno}: not valid TMX: {reason}") from None
     yield from units.take()
+
+
+def read_tmx(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, source and target of each unit. A missing side is empty, so that cleaning counts it."""
+    known, n_pairs = set[str](), 0
+    for line, segments in read_units(path, digests):
+        known |= segments.keys()
+        codes = [choose_language(wanted, set(segments)) for wanted in (src_lang, tgt_lang)]
+        src, tgt = ("" if code is None else one_line(segments[code]) for code in codes)
+        n_pairs += None not in codes
+        if codes != [None, None]:
+            yield line, src, tgt
+    if known and not n_pairs:
+        languages = ", ".join(sorted(known))
+        raise DataError(f"{path}: no unit has both '{src_lang}' and '{tgt_lang}'; languages in the file: {languages}")
 
 
 def choose_language(wanted: str, known: set[str]) -> str | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from transduce.config import Corpus
-from transduce.data.corpus import Pair, corpus_files, corpus_name, read_pairs
+from transduce.config import Corpus, Settings
+from transduce.data.corpus import PAIR_FORMATS, Pair, corpus_files, corpus_name, read_pairs
+from transduce.data.lines import Digests, read_lines
+from transduce.data.sample import take_sample
+from transduce.data.sources import Sources, pair_sources
 from transduce.errors import DataError, SettingsError
 
 
@@ -146,3 +150,19 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path, name: str) -> No
     assert str(caught.value).startswith(
         f"{tmp_path / name}: unknown format; known: .tsv, .jsonl, .tmx (also .gz, .xz, .zst)"
     )
+
+
+def test_a_new_format_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, its fingerprint and the doctor read a format that is only in `PAIR_FORMATS`."""
+
+    def read(path: Path, src_lang: str, tgt_lang: str, digests: Digests | None) -> Iterator[tuple[int, str, str]]:
+        for line, text in enumerate(read_lines(path, digests), 1):
+            src, _, tgt = text.partition(" = ")
+            yield line, src, tgt
+
+    monkeypatch.setitem(PAIR_FORMATS, ".eq", read)
+    (tmp_path / "a.eq.gz").write_bytes(gzip.compress(b"one = eins\ntwo = zwei\n"))
+    (source,) = pair_sources(Settings.from_mapping({"data": {"train": [{"path": str(tmp_path / "a.eq.gz")}]}})).train
+    (windows,) = take_sample(Sources((source,))).train
+    assert windows.kept[0][1] == Pair("two", "zwei", (str(tmp_path / "a.eq.gz"), 2))
+    assert source.digest().startswith(b".eq\n")
