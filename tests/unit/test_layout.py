@@ -16,7 +16,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # Packages and top-level modules, lowest first. Each imports only from those before it.
 ORDER = (
     *("errors", "process", "config", "runs", "metrics_log", "logging"),
-    *("demo", "text", "nn", "models", "data"),
+    *("text", "nn", "models", "data", "demo"),
     *("training", "distributed", "machine", "decoding", "inspection", "evaluation"),
     *("tasks", "doctor", "pipeline", "distillation", "comparison", "convert", "serving", "cli", "__main__"),
 )

@@ -20,7 +20,7 @@ from transduce.data.corpus import Labelled, Pair, number_of, sorted_labels
 from transduce.data.leaks import comparable
 from transduce.data.lines import bare_suffix
 from transduce.data.sample import Windows
-from transduce.data.sources import Source, Sources, pair_sources
+from transduce.data.sources import Source, Sources
 from transduce.data.spool import Stream, spooled
 from transduce.data.text import DOCUMENTS, Meter, Piece, choose_held_out, is_held_out, part_of
 from transduce.errors import DataError
@@ -129,9 +129,8 @@ def read_test_pairs(sources: Sources[Pair]) -> tuple[TextSet[Pair], ...]:
     return _read_tests([_stem(source) for source in sources.tests], sources.tests, "sentence pair")
 
 
-def read_scored_pairs(settings: Settings) -> dict[str, list[tuple[str, str]]]:
+def read_scored_pairs(sources: Sources[Pair]) -> dict[str, list[tuple[str, str]]]:
     """(Source, reference) pairs of the test sets by name; without any, those of the validation set."""
-    sources = pair_sources(settings)
     sets = {test.name: test.read() for test in read_test_pairs(sources)}
     if not sets:
         sets = {"valid": (pair for source in sources.valid for pair in source.read())}

@@ -1,4 +1,4 @@
-"""Where training text comes from: files, memory or the built-in corpus. Tasks read sources, never paths."""
+"""Where training text comes from: files or memory. Tasks read sources, never paths."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import Generic, TypeVar
 from transduce.config import Corpus, DataSettings, Settings
 from transduce.data.corpus import Labelled, Pair, corpus_files, corpus_name, read_labelled, read_pairs
 from transduce.data.lines import Digests, bare_suffix, open_bytes, read_lines
-from transduce.demo.corpus import demo_pairs
 
 T = TypeVar("T")
-
-DEMO_HELD_OUT = 500
-"""Pairs of each held-out split of the built-in corpus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +43,8 @@ def memory_source(name: str, records: Sequence[T], files: tuple[str, ...] = ()) 
 
 
 def pair_sources(settings: Settings) -> Sources[Pair]:
-    """The sentence pairs that the settings name: those of files, or of the built-in corpus."""
+    """The sentence pairs of the files that the settings name."""
     data = settings.data
-    if data.demo:
-        seed = settings.training.seed
-        splits = [_demo_source(split, DEMO_HELD_OUT, seed) for split in ("valid", "test", "held_out_combinations")]
-        return Sources((_demo_source("train", data.demo, seed),), (splits[0],), tuple(splits[1:]))
 
     def reader(corpus: Corpus, digests: Digests) -> Iterator[Pair]:
         return read_pairs(corpus, src_lang=data.src_lang, tgt_lang=data.tgt_lang, digests=digests)
@@ -98,16 +90,6 @@ def _file_source(corpus: Corpus, reader: Reader[T], has_format: bool) -> Source[
 
     names = tuple(path.name for path in files)
     return Source(corpus_name(corpus), lambda: reader(corpus, digests), names, digest)
-
-
-def _demo_source(split: str, n: int, seed: int) -> Source[Pair]:
-    """The first `n` pairs of a split of the built-in corpus. It needs no digest: the settings determine the pairs."""
-
-    def read() -> Iterator[Pair]:
-        for number, pair in enumerate(demo_pairs(split, n, seed=seed), 1):
-            yield Pair(pair.src, pair.tgt, (f"built-in corpus, {split}", number))
-
-    return Source(split, read, ("built-in corpus",) if split == "train" else ())
 
 
 def _path(corpus: Corpus) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 from transduce.config import Settings
 from transduce.data.preparation import read_scored_pairs
 from transduce.decoding.translator import Translator
+from transduce.demo.sources import translation_sources
 from transduce.evaluation.evaluate import Comparison, compare_translations
 from transduce.evaluation.speed import measure_in_turns
 from transduce.evaluation.translations import score_translator
@@ -75,7 +76,7 @@ def compare_models(runs: Mapping[str, Path], settings: Settings, log: Log) -> Si
 
     Each uses its own decoding settings. BLEU is that of `settings.evaluation`.
     """
-    sets = read_scored_pairs(settings)
+    sets = read_scored_pairs(translation_sources(settings))
     translators = {role: Translator.load(run, device=settings.training.device) for role, run in runs.items()}
     first = next(iter(sets.values()))
     speeds = _in_turns(translators, [src for src, _ in first], log)

@@ -22,10 +22,10 @@ import transduce
 from transduce.config import Corpus, DataSettings, EvaluationSettings, Settings
 from transduce.data.corpus import Pair
 from transduce.data.lines import read_lines
-from transduce.data.sources import pair_sources
 from transduce.decoding.bulk import translate_to_folder
 from transduce.decoding.options import TranslationOptions
 from transduce.decoding.precision import check_precision
+from transduce.demo.sources import translation_sources
 from transduce.distillation.training_text import read_training_text
 from transduce.errors import DataError, RunFolderError, SettingsError
 from transduce.logging import Log
@@ -93,7 +93,7 @@ class DistilledText:
                 one.model_copy(update={"tgt": self._path(self._distilled, f"train-{n}")})
                 for n, one in enumerate(train, 1)
             ] + mixed
-        names = [source.name for source in pair_sources(self.settings).tests] if data.demo else []
+        names = [source.name for source in translation_sources(self.settings).tests] if data.demo else []
         return data.model_copy(
             update={
                 "root": None,

@@ -20,6 +20,7 @@ from transduce.data.sources import labelled_sources
 from transduce.decoding.classifier import TextClassifier
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
+from transduce.demo.sources import translation_sources
 from transduce.errors import DataError
 from transduce.evaluation.metrics import metrics
 from transduce.runs.folder import RunFolder
@@ -128,7 +129,7 @@ class ScoredTranslator(ScoredModel):
         on_gpu = self.translator.device.startswith("cuda")
         self.engine = "PyTorch" if self.translator.choice.slow_because or on_gpu else "native library"
         self.bleu = metrics(settings.evaluation.tokenize, settings.evaluation.lowercase)["BLEU"]
-        self.sets = read_scored_pairs(settings)
+        self.sets = read_scored_pairs(translation_sources(settings))
 
     def outputs(self) -> list[Outputs]:
         """See `ScoredModel`."""

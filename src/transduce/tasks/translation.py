@@ -26,10 +26,10 @@ from transduce.data.encoding import counted, encode_pairs, fingerprint_of_pairs
 from transduce.data.examples import Example
 from transduce.data.leaks import LeakCheck, watch
 from transduce.data.preparation import PairTexts, TextSet, read_pair_texts
-from transduce.data.sources import pair_sources
 from transduce.data.store import TokenStore
 from transduce.decoding.torch_engine import TorchEngine
 from transduce.decoding.translator import Translator
+from transduce.demo.sources import translation_sources
 from transduce.errors import SettingsError
 from transduce.evaluation.finalize import finalize_translation
 from transduce.evaluation.metrics import metrics
@@ -98,7 +98,7 @@ class TranslationTask(Task[PairTexts, TokenStore]):
     )
     reads = "pairs"
     counted_in = "sentence pairs"
-    sources = staticmethod(pair_sources)
+    sources = staticmethod(translation_sources)
     read_texts = staticmethod(read_pair_texts)
     defaults = TRANSLATION
     store = TokenStore
