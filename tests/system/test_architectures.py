@@ -25,14 +25,14 @@ DEMO = (
 
 @pytest.mark.parametrize("model", [f"kind={kind}" for kind in KINDS])
 def test_the_demo_trains_any_translator(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.data.sources.DEMO_HELD_OUT", 4)
+    monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 4)
     values = options(f"model.{model}", *DEMO)
     done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
     assert done.code == 0 and "Cross-attention" in done.out, done.err
 
 
 def test_the_demo_without_cross_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.data.sources.DEMO_HELD_OUT", 4)
+    monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 4)
     values = options("model.kind=rnn", "model.attention=none", *DEMO)
     done = transduce("demo", "--run", tmp_path / "demo", "--updates", 2, "-q", *values)
     assert done.code == 0 and "Scores:" in done.out and "Cross-attention" not in done.out, done.err

@@ -46,9 +46,9 @@ class Store(ABC):
     def open(cls: type[StoreT], folder: Path) -> StoreT:
         """Map the store in `folder`. Raises `RunFolderError` where it is missing, damaged or of another kind."""
         facts = read_json(folder / "store.json")
-        if not isinstance(facts, dict) or facts.get("format", FORMAT) != FORMAT:
+        if not isinstance(facts, dict) or facts.get("format") != FORMAT:
             raise RunFolderError(f"{folder} is not a store of format {FORMAT}")
-        sums, names = facts.get("checksums", {"ids": facts.get("checksum")}), array_names(cls)  # "checksum": of 0.1
+        sums, names = facts.get("checksums"), array_names(cls)
         if not isinstance(sums, dict) or sums.keys() != set(names):
             raise RunFolderError(f"{folder / 'store.json'} is damaged: not a store of {', '.join(names)}")
         store = cls(*(map_array(folder / f"{name}.npy", sums[name]) for name in names), facts)  # type: ignore[call-arg]

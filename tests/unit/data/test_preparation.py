@@ -20,6 +20,7 @@ from transduce.data.sources import Source, Sources, memory_source
 from transduce.errors import DataError, SettingsError
 from transduce.logging import Log
 from transduce.runs.folder import RunFolder
+from transduce.runs.manifest import seal_folder
 from transduce.tasks.resolve import learn_vocabulary
 from transduce.tasks.translation import TranslationTask, _read_judged
 
@@ -88,7 +89,7 @@ def test_test_sets_are_named_after_their_files_and_not_cleaned(tmp_path: Path) -
 
 
 def test_the_built_in_corpus_has_both_test_sets_and_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.data.sources.DEMO_HELD_OUT", 30)
+    monkeypatch.setattr("transduce.demo.sources.HELD_OUT", 30)
     texts = read_texts(settings(data={"demo": 300}))
     trained = {pair.src for pair in texts.train.read()}
     assert texts.train.size == 300
@@ -102,7 +103,7 @@ def prepared_run(tmp_path: Path, asked: Settings, *, log: Log = QUIET) -> RunFol
     texts = read_texts(asked)
     tokenizers = learn_vocabulary(lambda: TASK.lines(texts), asked, QUIET, may_grow=False)
     folder.write_settings(asked)
-    TASK.encode(folder, texts, tokenizers, asked, log)
+    seal_folder(TASK.encode(folder, texts, tokenizers, asked, log).tokens)
     return folder
 
 

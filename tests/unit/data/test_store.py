@@ -136,13 +136,6 @@ def test_a_store_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
         TokenStore.open(tmp_path / "t")
 
 
-def test_stores_of_version_0_1_open() -> None:
-    kept = Path(__file__).parents[2] / "kept" / "0.1.0-letters" / "tokens"
-    for name in ("train", "valid"):
-        store = TokenStore.open(kept / name)
-        assert len(store) > 0 and len(store[0][0]) > 0
-
-
 def files(folder: Path, name: str = "a") -> Corpus:
     (folder / f"{name}.en").write_text("\n".join(SRC), encoding="utf-8")
     (folder / f"{name}.de").write_text("\n".join(TGT), encoding="utf-8")

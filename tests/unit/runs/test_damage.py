@@ -506,7 +506,12 @@ def test_an_imported_folder_with_malformed_files(
 
 def test_an_empty_text_store_is_damaged(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.zeros(0, np.uint16))
-    facts = {"format": 1, "documents": 1, "bytes": 3, "checksum": zlib.crc32((tmp_path / "ids.npy").read_bytes())}
+    facts = {
+        "format": 1,
+        "documents": 1,
+        "bytes": 3,
+        "checksums": {"ids": zlib.crc32((tmp_path / "ids.npy").read_bytes())},
+    }
     (tmp_path / "store.json").write_text(json.dumps(facts))
     with pytest.raises(RunFolderError, match=r"is damaged: its arrays do not fit"):
         TextStore.open(tmp_path)
